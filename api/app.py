@@ -1,5 +1,6 @@
 """The HTTP application: FastAPI for all routes except inference, which the hot path serves before FastAPI's routing."""
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,10 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from api import errors, health
+from api.client_address import ClientAddresses
 from api.customer import hotpath, models
 from api.deps import Deps
+from api.request_rates import InvalidRequestRate, ListingRate
+from core.body_deadline import BodyDeadline
 from core.errors import Conflict, InvalidRequest, NotFound, PenstockError, PermissionDenied
 from core.ids import uuid7
+from gateway.parsing.budget import BodyBudget
 
 _ERROR_BY_STATUS: dict[int, type[PenstockError]] = {404: NotFound, 403: PermissionDenied, 409: Conflict}
 
@@ -51,8 +56,20 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         redoc_url=None,
         openapi_url="/openapi.json",
     )
+    settings, addresses = deps.settings, ClientAddresses(deps.settings.trusted_proxies)
     app.hot = hotpath.HotPath(
-        deps.keys, deps.rates, deps.parser, deps.director, deps.open_requests, deps.telemetry
+        deps.keys,
+        deps.rates,
+        deps.parser,
+        deps.director,
+        deps.open_requests,
+        deps.telemetry,
+        InvalidRequestRate(settings.invalid_per_address_per_min, addresses, time.monotonic),
+        BodyBudget(settings.request_memory_mb * 2**19),
+    )
+    app.add_middleware(BodyDeadline)
+    app.add_middleware(
+        ListingRate, per_min=settings.listings_per_min, addresses=addresses, now=time.monotonic
     )
     app.include_router(health.router(deps.checks))
     app.include_router(models.router(deps.models, deps.keys, deps.scheduler, deps.prices))

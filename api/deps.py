@@ -97,6 +97,7 @@ class Deps:
             self.whole,
             time.monotonic,
             activity=EngineActivity(self.scheduler.snapshot),
+            max_answer_bytes=settings.request_memory_mb * 2**19,
         )
         self.telemetry.track_open_requests(lambda: len(self.open_requests))
         self.director = self._director(settings)

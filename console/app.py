@@ -39,6 +39,7 @@ from console.pages import (
 from console.pages import request as request_page
 from console.plain import STATIC, asset_version, message_page, sign_in_page
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES, Viewer
+from core.body_deadline import BodyDeadline
 from core.errors import NotFound, PenstockError, PermissionDenied, RateLimited
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ def create_app(console: Console) -> FastAPI:
     nicegui_app.config.quasar_config["loadingBar"] = {"skipHijack": True}
     access = AccessRules([(page.path.split("/{")[0], page.roles) for page in PAGES])
     app.add_middleware(AccessMiddleware, sessions=console.sessions, access=access)
+    app.add_middleware(BodyDeadline)
     return app
 
 

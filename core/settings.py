@@ -96,6 +96,15 @@ class Settings(BaseSettings):
     """Share of requests whose trace is exported, 0 to 1; traces with an error always are."""
     queue_deadline_s: float = 30.0
     """Longest time that a request waits for a replica."""
+    listings_per_min: int = Field(default=600, ge=0)
+    """Requests per minute of a credential, in each API process, on all routes beside inference; 0 = no limit."""
+    invalid_per_address_per_min: int = Field(default=300, ge=0)
+    """Invalid requests per minute of a client address in each API process, above which the keys that sent them are
+    refused; 0 = no limit."""
+    trusted_proxies: str = ""
+    """Addresses and networks, separated by commas, of proxies whose X-Forwarded-For names the client."""
+    request_memory_mb: int = Field(default=512, ge=64)
+    """MiB of requests in each API process: half for large bodies, half for answers that are not streamed."""
     default_requests_per_min: int = Field(default=3_000, ge=0)
     """Requests per minute of a new organisation; 0 in one of these settings = no such limit."""
     default_input_tokens_per_min: int = Field(default=2_000_000, ge=0)

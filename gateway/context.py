@@ -119,8 +119,8 @@ class Answer:
     """The engine's output in the current attempt, and what of it was sent to the client."""
 
     __slots__ = (
-        "checkpointed_tokens", "codec", "committed", "first_content_at", "last_read_at", "merger", "reading_since",
-        "stream", "timeout", "writing_since",
+        "checkpointed_tokens", "codec", "committed", "first_content_at", "held_bytes", "last_read_at", "merger",
+        "reading_since", "stream", "timeout", "writing_since",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -132,6 +132,8 @@ class Answer:
         """Whether content was sent to the client, or is about to be. No further attempt is made then."""
         self.merger: AnswerMerger | None = None
         """The answer so far of a request that is not streamed; None for a stream."""
+        self.held_bytes = 0
+        """Bytes of an answer in one piece, while it arrives or is sent; a merged one is counted by its merger, too."""
         self.first_content_at = 0.0
         self.reading_since = 0.0
         """When the engine last sent data, while more data is awaited; 0 = no read is pending."""
@@ -197,6 +199,12 @@ class RequestContext(Generic[GrantT]):
             return usage
         cached = min(placement.hit_tokens, usage.input)
         return msgspec.structs.replace(usage, cached_input=cached) if cached > 0 else usage
+
+    @property
+    def answer_bytes(self) -> int:
+        """Bytes kept of an answer that is not streamed."""
+        answer = self.answer
+        return answer.held_bytes + (answer.merger.size if answer.merger is not None else 0)
 
     @property
     def rate_headers(self) -> Headers:

@@ -7,6 +7,7 @@ of engines and clients, and sends keep-alive comments to waiting streams. One ti
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from uuid import UUID
 
 import msgspec
@@ -25,6 +26,9 @@ KEEP_ALIVE_AFTER_S = 5.0
 """Seconds from receipt to a stream's headers and first comment; before that a 429 or 503 status is still possible."""
 KEEP_ALIVE_EVERY_S = 5.0
 """Seconds between two comments to a waiting stream."""
+
+MAX_ANSWERS_BYTES = 256 * 1024 * 1024
+"""Bytes kept of all answers that are not streamed, where no setting says otherwise."""
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +51,14 @@ class OpenRequests:
         now: Callable[[], float],
         timeouts: StreamTimeouts | None = None,
         activity: EngineActivity | None = None,
+        max_answer_bytes: int = MAX_ANSWERS_BYTES,
     ) -> None:
-        """`now` returns monotonic seconds. Without `activity` nothing is known of the engines' counters."""
+        """`now` returns monotonic seconds. Without `activity` nothing is known of the engines' counters.
+
+        `max_answer_bytes`: of all answers that are not streamed.
+        """
+        self._max_answer_bytes = max_answer_bytes
+        self._answer_bytes = 0
         self._meter = meter
         self._scheduler = scheduler
         self._whole = whole
@@ -76,6 +86,11 @@ class OpenRequests:
 
     def __iter__(self) -> Iterator[AnyContext]:
         return iter(list(self._open.values()))
+
+    @property
+    def full(self) -> bool:
+        """Whether the answers that are not streamed took more than half of their memory at the last tick."""
+        return self._answer_bytes * 2 > self._max_answer_bytes
 
     def add(self, context: AnyContext) -> None:
         """Register a request that begins."""
@@ -111,6 +126,7 @@ class OpenRequests:
         """Serve every open request once: checkpoint, timeouts, keep-alive comment."""
         now = self._now()
         self._activity.observe(now)
+        self._bound_answers()
         for context in list(self._open.values()):
             if isinstance(context.answer.codec, WholeAnswer) and context.outcome is None:
                 self._whole.advance(context, context.answer.codec, now)
@@ -118,6 +134,25 @@ class OpenRequests:
             self._enforce_timeouts(context, now)
             if context.request.prepared.stream and not context.answer.committed:
                 self._keep_alive(context, now)
+
+    def _bound_answers(self) -> None:
+        """Count the memory of answers that are not streamed, and end the largest ones while it exceeds its bound.
+
+        An answer that is still generated ends as failed, free of charge; one that its client reads slowly is cut.
+        """
+        held = [(size, context) for context in self._open.values() if (size := context.answer_bytes)]
+        total = sum(size for size, _ in held)
+        if total > self._max_answer_bytes:
+            for size, context in sorted(held, key=itemgetter(0), reverse=True):
+                log.warning("answers take %d bytes: the one of %s ends", total, context.request.id)
+                if context.outcome is None:
+                    context.give_up_attempt()
+                else:
+                    context.abort(AbortReason.SLOW_CLIENT)
+                total -= size
+                if total <= self._max_answer_bytes:
+                    break
+        self._answer_bytes = total
 
     def _checkpoint(self, context: AnyContext) -> None:
         if context.open_record is None or context.outcome is not None:

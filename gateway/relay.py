@@ -121,6 +121,7 @@ class Relay:
 
         def take(data: bytes) -> bool:
             body.extend(data)
+            answer.held_bytes = len(body)
             return len(body) <= MAX_ANSWER_BYTES
 
         try:
@@ -262,6 +263,7 @@ class Relay:
         else:
             raise RuntimeError("only an answer that is not streamed is sent in one piece")
         body, headers = answers.whole_answer(document, record, truncated=codec.truncated)
+        context.answer.held_bytes = len(body)
         await request.reply.respond(body, context.rate_headers + headers)
 
 

@@ -15,7 +15,15 @@ from uuid import UUID
 from api import errors
 from api.customer.body import Receive, read_body
 from api.customer.protocol import EXTENSION, ClientConnection
-from core.errors import AuthenticationFailed, InvalidRequest, PenstockError
+from api.request_rates import InvalidRequestRate
+from core.errors import (
+    AuthenticationFailed,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    PermissionDenied,
+    Unavailable,
+)
 from core.ids import uuid7
 from gateway.context import AbortReason
 from gateway.director import Director
@@ -33,8 +41,19 @@ Send = Callable[[Message], Awaitable[None]]
 
 ERROR_TIMEOUT_S = 5.0
 """Seconds to send the error that a request ended with."""
+PIECE_BYTES = 256 * 1024
+"""Bytes of a whole answer that are given to the connection at a time."""
+READ_TIMEOUT_S = 30.0
+"""Seconds for a client to read a piece of a whole answer."""
 ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
+_INVALID = (InvalidRequest, NotFound, PermissionDenied)
+"""Errors of a request that is wrong in itself."""
 _NO_EXTENSIONS: dict[str, Any] = {}
+_ANSWERS_BUSY = Unavailable(
+    "Too many large answers are being collected or read; ask for a stream, or try again in a second.",
+    code="answers_busy",
+    retry_after_s=1.0,
+)
 _JSON = (b"content-type", b"application/json")
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -126,7 +145,23 @@ class HttpReply:
                 "headers": [_JSON, length, *self._request_id_header, *headers],
             }
         )
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        if len(body) <= PIECE_BYTES:
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        pieces = memoryview(body)
+        for at in range(0, len(body), PIECE_BYTES):
+            await self._send_piece(bytes(pieces[at : at + PIECE_BYTES]), more=True)
+        await self._send_piece(b"", more=False)  # returns when the client has read the last piece
+
+    async def _send_piece(self, piece: bytes, *, more: bool) -> None:
+        """Send a part of a whole answer. Raises ClientDisconnected when the client does not read for READ_TIMEOUT_S."""
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+        except TimeoutError:
+            if self._connection is not None:
+                self._connection.abort()
+            raise ClientDisconnected("the client does not read its answer") from None
 
     async def fail(self, error: PenstockError) -> None:
         """Send an error: as a response before headers were sent, as an event afterwards.
@@ -162,11 +197,14 @@ class HotPath:
         director: Director[Any],
         open_requests: OpenRequests,
         telemetry: Telemetry,
+        invalid: InvalidRequestRate,
+        budget: BodyBudget,
     ) -> None:
         self._keys = keys
         self._rates = rates
         self._parser = parser
-        self._budget = BodyBudget()
+        self._invalid = invalid
+        self._budget = budget
         self._director = director
         self._open_requests = open_requests
         self._telemetry = telemetry
@@ -184,6 +222,10 @@ class HotPath:
             self._telemetry.count_refusal(error.code)
             await reply.fail(error)
             return
+        if self._open_requests.full and not prepared.stream:
+            self._telemetry.count_refusal(_ANSWERS_BUSY.code)
+            await reply.fail(_ANSWERS_BUSY)
+            return
         watch: asyncio.Task[None] | None = None
         if connection is None:
             watch = asyncio.create_task(self._watch_disconnect(receive, request_id))
@@ -194,6 +236,8 @@ class HotPath:
         except ClientDisconnected:
             pass  # the director has settled the request; there is no connection to answer on
         except PenstockError as error:
+            if isinstance(error, _INVALID):
+                self._invalid.count(scope, principal.key_id)
             await reply.fail(error)
         except Exception:
             log.exception("request %s failed with an unexpected error", request_id)
@@ -215,10 +259,12 @@ class HotPath:
         raw, length = _key_and_length(scope["headers"])
         principal = self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw)
         self._rates.check(principal)
+        self._invalid.check(scope, principal.key_id)
         try:
             prepared = await self._read_and_parse(principal, ROUTES[scope["path"]], receive, length)
         except InvalidRequest:
             self._rates.charge_invalid(principal)
+            self._invalid.count(scope, principal.key_id)
             raise
         # Check the key again: it may have been revoked while the body arrived, before the request was registered.
         return self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw), prepared
@@ -235,7 +281,8 @@ class HotPath:
             def reserve() -> None:
                 reservation.enter_context(self._budget.reserve(principal, length or limit))
 
-            return await self._parser.parse(principal, endpoint, await read_body(receive, limit, reserve))
+            body = await read_body(receive, limit, reserve)
+            return await self._parser.parse(principal, endpoint, body, partial(self._rates.check, principal))
 
     def _on_disconnect(self, request_id: UUID) -> None:
         """Abort the request: its client has disconnected."""

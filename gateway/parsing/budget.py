@@ -20,18 +20,22 @@ The most expensive bodies take 6.5 us per KiB (nested arrays in an ignored field
 this size takes at most 1.7 ms; text takes 0.5 us per KiB.
 """
 MAX_BYTES = 64 * MAX_BODY_BYTES
-"""Bytes of all large bodies at a time."""
-MAX_TENANT_BYTES = MAX_BYTES // 4
-"""Bytes of one tenant's large bodies at a time."""
-MAX_KEY_BYTES = MAX_BYTES // 8
-"""Bytes of one key's large bodies at a time."""
+"""Bytes of all large bodies at a time, where no setting says otherwise."""
+TENANT_SHARE = 4
+"""A tenant's large bodies take at most this share of all: a quarter."""
+KEY_SHARE = 8
+"""A key's large bodies take at most this share of all: an eighth."""
 
 
 class BodyBudget:
     """Reservations of large bodies that arrive or are parsed. One per process."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        """`max_bytes`: of all large bodies at a time. A single body of any size is always accepted."""
         self.total = 0
+        self._max_bytes = max_bytes
+        self._max_tenant_bytes = max(max_bytes // TENANT_SHARE, MAX_BODY_BYTES)
+        self._max_key_bytes = max(max_bytes // KEY_SHARE, MAX_BODY_BYTES)
         self._owners: Counter[UUID] = Counter()
 
     @contextmanager
@@ -41,14 +45,17 @@ class BodyBudget:
         Raises Refused (429) when the key or its tenant has used its share, and Unavailable when all is used.
         """
         key, tenant = principal.key_id, principal.tenant_id
-        if self._owners[key] + size > MAX_KEY_BYTES or self._owners[tenant] + size > MAX_TENANT_BYTES:
+        if (
+            self._owners[key] + size > self._max_key_bytes
+            or self._owners[tenant] + size > self._max_tenant_bytes
+        ):
             raise Refused(
                 "Too many large bodies of this key or organisation are being received; send fewer at a time.",
                 status=429,
                 code="too_many_large_bodies",
                 retry_after_s=1.0,
             )
-        if self.total + size > MAX_BYTES:
+        if self.total + size > self._max_bytes:
             raise Unavailable(
                 "Too many large bodies are being received; try again in a second.",
                 code="too_many_large_bodies",

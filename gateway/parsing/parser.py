@@ -1,8 +1,10 @@
 """Parses bodies: small ones in the event loop, large ones in the pool of processes."""
 
+from collections.abc import Callable
+
 from gateway.limits import MAX_PROMPTS, body_limit
 from gateway.parsing.budget import INLINE_BYTES
-from gateway.parsing.pool import ParserPool
+from gateway.parsing.pool import ParserPool, no_check
 from gateway.parsing.worker import PARSERS
 from gateway.ports import Models
 from gateway.schemas.common import PreparedRequest
@@ -24,11 +26,18 @@ class BodyParser:
         context_len = self._models.largest_context(principal.allowed_models)
         return body_limit(context_len, MAX_PROMPTS if endpoint == TEXT else 1)
 
-    async def parse(self, principal: Principal, endpoint: bytes, body: bytes) -> PreparedRequest:
-        """Return the prepared request. Raises InvalidRequest, a subclass of it, or Unavailable."""
+    async def parse(
+        self, principal: Principal, endpoint: bytes, body: bytes, admit: Callable[[], None] = no_check
+    ) -> PreparedRequest:
+        """Return the prepared request. Raises InvalidRequest, a subclass of it, or Unavailable.
+
+        `admit` is called when the body's turn has come and may raise a PenstockError: of many bodies that arrived
+        together, the first invalid ones may have used up the key's rate.
+        """
         if len(body) <= INLINE_BYTES:
+            admit()
             return PARSERS[endpoint](body)
-        return await self.pool.parse(principal.key_id, endpoint, body)
+        return await self.pool.parse(principal.key_id, endpoint, body, admit)
 
     async def start(self) -> None:
         """Start nothing yet: the processes start when the first large body arrives."""

@@ -11,12 +11,12 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import msgspec
 
-from core.errors import InvalidRequest, Unavailable
+from core.errors import InvalidRequest, PenstockError, Unavailable
 from gateway.parsing.worker import decode_reply, frame
 from gateway.schemas.common import PreparedRequest
 
@@ -34,10 +34,15 @@ _READ_BUFFER = 2**20
 log = logging.getLogger(__name__)
 
 
-class _Job:
-    __slots__ = ("body", "endpoint", "result")
+def no_check() -> None:
+    """Admit a body without a further check."""
 
-    def __init__(self, endpoint: bytes, body: bytes) -> None:
+
+class _Job:
+    __slots__ = ("admit", "body", "endpoint", "result")
+
+    def __init__(self, endpoint: bytes, body: bytes, admit: Callable[[], None]) -> None:
+        self.admit = admit
         self.endpoint = endpoint
         self.body = body
         self.result: asyncio.Future[PreparedRequest] = asyncio.get_running_loop().create_future()
@@ -60,13 +65,15 @@ class ParserPool:
         self.parsed = 0
         """Bodies that a worker has answered."""
 
-    async def parse(self, key_id: UUID, endpoint: bytes, body: bytes) -> PreparedRequest:
-        """Parse one body of a key; `endpoint`: see `PARSERS`.
+    async def parse(
+        self, key_id: UUID, endpoint: bytes, body: bytes, admit: Callable[[], None] = no_check
+    ) -> PreparedRequest:
+        """Parse one body of a key; `endpoint`: see `PARSERS`. `admit` is called when its turn has come.
 
-        Raises what the parser raises, InvalidRequest when the worker dies or does not finish in time, and Unavailable
-        when no worker is free in time or none can be started.
+        Raises what `admit` and the parser raise, InvalidRequest when the worker dies or does not finish in time, and
+        Unavailable when no worker is free in time or none can be started.
         """
-        job = _Job(endpoint, body)
+        job = _Job(endpoint, body, admit)
         self._waiting.setdefault(key_id, deque()).append(job)
         self._start_jobs()
         try:
@@ -120,10 +127,11 @@ class ParserPool:
     async def _run(self, key_id: UUID, job: _Job) -> None:
         """Parse one body in a worker, then start the next."""
         try:
+            job.admit()
             found = await self._parse(job)
             if not job.result.done():
                 job.result.set_result(found)
-        except (InvalidRequest, Unavailable) as error:
+        except PenstockError as error:
             if not job.result.done():
                 job.result.set_exception(error)
         except BaseException:

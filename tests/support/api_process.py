@@ -21,7 +21,7 @@ from admin import models as admin_models
 from api.app import create_app
 from api.customer.protocol import HeadLimitProtocol
 from api.deps import Deps
-from api.serve import bind
+from api.serve import _admin_routers, bind
 from core.db import Database
 from core.settings import Settings
 from sim.engine.__main__ import build, parse_arguments
@@ -165,7 +165,7 @@ async def api_process(
             **settings,
         )
         deps = Deps(made, CollectorRegistry())
-        url = await stack.enter_async_context(serving(create_app(deps)))
+        url = await stack.enter_async_context(serving(create_app(deps, _admin_routers(deps))))
         await until(lambda: len(deps.scheduler.snapshot().replicas) == engines, what="replicas known")
         session = await stack.enter_async_context(aiohttp.ClientSession())
         api = Api(url, deps, database, organisation, running, session)

@@ -23,7 +23,7 @@ from core.ids import uuid7
 from gateway.admission import Admission
 from gateway.director import Director
 from gateway.estimate import Estimator
-from gateway.open_requests import OpenRequests
+from gateway.open_requests import MAX_ANSWERS_BYTES, OpenRequests
 from gateway.ports import Headers
 from gateway.prefix import TextBlockHasher
 from gateway.relay import Relay
@@ -370,6 +370,7 @@ class Gateway:
     def __init__(
         self, engines: FakeEngines, *, model: FakeModel | None = None, covered: int = 4096,
         now: Callable[[], float] | None = None, telemetry: Telemetry | None = None, meter: FakeMeter | None = None,
+        max_answer_bytes: int = MAX_ANSWERS_BYTES,
     ) -> None:  # fmt: skip
         loop_time = now or asyncio.get_running_loop().time
         self.engines = engines
@@ -382,7 +383,12 @@ class Gateway:
         self.whole = WholeAnswers(self.scheduler, lambda: self.snapshot, self.prompts)
         activity = EngineActivity(lambda: self.snapshot)
         self.open_requests = OpenRequests(
-            self.meter, self.scheduler, self.whole, loop_time, activity=activity
+            self.meter,
+            self.scheduler,
+            self.whole,
+            loop_time,
+            activity=activity,
+            max_answer_bytes=max_answer_bytes,
         )
         telemetry, estimator = telemetry or Telemetry(CollectorRegistry()), Estimator()
         admission: Admission[FakeGrant] = Admission(

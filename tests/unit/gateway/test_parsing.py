@@ -17,7 +17,7 @@ from core.errors import InvalidRequest, Refused, RequestTooLarge, Unavailable, U
 from core.ids import uuid7
 from gateway.limits import MAX_BODY_BYTES, body_limit
 from gateway.parsing import pool as pool_module
-from gateway.parsing.budget import INLINE_BYTES, MAX_BYTES, MAX_KEY_BYTES, MAX_TENANT_BYTES, BodyBudget
+from gateway.parsing.budget import INLINE_BYTES, KEY_SHARE, MAX_BYTES, TENANT_SHARE, BodyBudget
 from gateway.parsing.parser import CHAT, TEXT, BodyParser
 from gateway.parsing.pool import ParserPool
 from gateway.parsing.worker import PARSERS, answer, decode_reply, frame, serve
@@ -235,12 +235,12 @@ def test_the_budget_gives_keys_tenants_and_the_process_their_shares() -> None:
     budget, body = BodyBudget(), MAX_BODY_BYTES
     one = principal()
     with ExitStack() as stack:
-        for _ in range(MAX_KEY_BYTES // body):
+        for _ in range(MAX_BYTES // KEY_SHARE // body):
             stack.enter_context(budget.reserve(one, body))
         with pytest.raises(Refused) as error, budget.reserve(one, body):
             pass
         assert error.value.status == 429
-        while budget.total < MAX_TENANT_BYTES:
+        while budget.total < MAX_BYTES // TENANT_SHARE:
             stack.enter_context(budget.reserve(principal(key_id=uuid7(), tenant_id=one.tenant_id), body))
         with (
             pytest.raises(Refused),
