@@ -28,6 +28,7 @@ from gateway.ports import Engines, EngineStream, Holds, Scheduler
 from gateway.records import longest_answer, longest_fits, usage_record
 from gateway.sse import StreamCodec
 from gateway.time_budget import whole_attempt_s
+from gateway.usage import UsageTracker
 from gateway.whole import WholeAnswer, WholeAnswers
 from scheduler.wire import Placement
 
@@ -79,6 +80,8 @@ class Relay:
             relayed=prepared.stream,
             extras=prepared.extras,
         )
+        if prepared.choices_per_prompt < prepared.choices:
+            codec.tracker = UsageTracker(prepared.choices, prepared.choices_per_prompt)
         answer.merger = None if prepared.stream else AnswerMerger(prepared.endpoint, prepared.extras)
         answer.stream = stream = await self._open(context, placement, HEADERS_TIMEOUT_S)
         try:

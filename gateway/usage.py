@@ -42,6 +42,7 @@ class UsageTracker:
         "_by_choice",
         "_cached",
         "_choices",
+        "_choices_per_prompt",
         "_input",
         "_output",
         "_reasoning",
@@ -50,8 +51,10 @@ class UsageTracker:
         "reported",
     )
 
-    def __init__(self, choices: int) -> None:
+    def __init__(self, choices: int, choices_per_prompt: int = 0) -> None:
+        """`choices_per_prompt`: 0 = there is one prompt."""
         self._choices = choices
+        self._choices_per_prompt = choices_per_prompt or choices
         self._by_choice: dict[int, tuple[int, int]] = {}
         self._input = 0
         self._output = 0
@@ -73,7 +76,16 @@ class UsageTracker:
         before_input, before_output = self._by_choice.get(choice, (0, 0))
         self._by_choice[choice] = (max(before_input, usage.prompt_tokens), max(before_output, output))
         self._output = max(self._output, sum(part[1] for part in self._by_choice.values()))
-        self._input = max(self._input, usage.prompt_tokens)
+        if usage.prompt_tokens > before_input:
+            self._input = max(self._input, self._prompts_started())
+
+    def _prompts_started(self) -> int:
+        """Tokens of the prompts of which a choice has been reported."""
+        prompts: dict[int, int] = {}
+        for choice, (tokens, _) in self._by_choice.items():
+            prompt = choice // self._choices_per_prompt
+            prompts[prompt] = max(prompts.get(prompt, 0), tokens)
+        return sum(prompts.values())
 
     def advance(self, output: int) -> None:
         """Take the output tokens of a chunk of a single choice that repeats everything else of the chunk before."""

@@ -30,6 +30,7 @@ from gateway.limits import body_limit
 from gateway.ports import ClientDisconnected
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
+from gateway.schemas.completions import parse_completion
 from tests.support.gateway_fakes import (
     DONE,
     FakeEngines,
@@ -360,6 +361,30 @@ async def test_client_gone_aborts_and_bills_what_was_counted(stream: bool) -> No
     [record] = gateway.meter.settled
     assert (record.outcome, record.usage) == (Outcome.CLIENT_CANCELLED, TokenUsage(5, 0, 2))
     assert gateway.engines.streams[0].aborted == 1
+    gateway.assert_resolved()
+
+
+@pytest.mark.promise(6)
+async def test_each_prompt_that_was_begun_is_billed() -> None:
+    """A text completion of three prompts with two choices each, whose client leaves when two prompts have begun."""
+    script = [
+        chunk("a", tokens=1, index=index, prompt=prompt, dialect="text")
+        for index, prompt in ((0, 7), (1, 7), (4, 20), (5, 20), (4, 20))
+    ]
+    gateway = Gateway(FakeEngines([*script, asyncio.Event()]))
+    body = {"model": "tiny", "prompt": ["x", "y", "z"], "n": 2, "stream": True}
+    request_id = uuid7()
+    task = asyncio.create_task(
+        gateway.director.handle(
+            request_id, principal(), parse_completion(json.dumps(body).encode()), FakeReply()
+        )
+    )
+    await until(lambda: gateway.engines.streams and not gateway.engines.streams[0].script)
+    gateway.open_requests.abort_request(request_id, AbortReason.CLIENT_DISCONNECTED)
+    with pytest.raises(Unavailable):
+        await task
+    [record] = gateway.meter.settled
+    assert record.usage == TokenUsage(27, 0, 4)
     gateway.assert_resolved()
 
 

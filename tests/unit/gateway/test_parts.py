@@ -54,7 +54,9 @@ async def test_timer_checkpoints_comments_and_gives_up_on_silence() -> None:
     gateway.engines.scripts.append(answer(["x"]))
     silent.set()
     await task
-    assert len(gateway.meter.checkpoints) == 1
+    assert [point.usage.input for point in gateway.meter.checkpoints] == [5, 0], (
+        "the second attempt begins at 0"
+    )
     gateway.assert_resolved()
 
 
