@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser test simulate-money model-sql bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-scheduler bench-fairness bench-engine chaos load lock lock-engine clean
+.PHONY: help env up check unit docs engine browser test simulate-money model-sql bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine chaos load lock lock-engine clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -91,6 +91,9 @@ bench-fairness: env ## what fairness costs: our queue beside plain VTC, for docs
 
 bench-billing: env ## settlement, bytes per row, month reports, invoice run; full size: ARGS="--rows 100000000"
 	$(BIN)/python -m bench.billing $(ARGS)
+
+bench-books: env ## work that must not grow with history, at 10,000 organisations; ARGS="--rows 10000000 100000000 --publish"
+	$(BIN)/python -m bench.books $(ARGS)
 
 bench-scheduler: env ## one scheduling decision: CPU time over replicas, cached blocks and prompt length; bytes per block
 	$(BIN)/python -m bench.scheduler $(ARGS)

@@ -1,4 +1,8 @@
-"""Jobs on Stripe. An advisory lock runs one at a time on the whole platform; without a Stripe key they do nothing."""
+"""Jobs on Stripe. An advisory lock runs one at a time on the whole platform; without a Stripe key they do nothing.
+
+The comparison with Stripe only reads. It has a lock of its own, so that webhooks, invoices and refunds do not wait for
+it.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -26,7 +30,10 @@ from jobs import outbox
 
 log = logging.getLogger(__name__)
 
-_LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('penstock_stripe'))"
+_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext(:name))")
+_CHANGES = "penstock_stripe"
+_COMPARISON = "penstock_stripe_compare"
+"""Names of the two locks: of the jobs that change something here or in Stripe, and of the comparison."""
 _TOPICS = (
     "stripe.push_invoice",
     "stripe.push_credit_note",
@@ -46,12 +53,14 @@ async def _exclusively(
     settings: Settings,
     work: Callable[[StripeGateway], Awaitable[int]],
     open_: OpenGateway = open_gateway,
+    *,
+    lock_name: str = _CHANGES,
 ) -> int:
-    """Run `work` and return its count; 0 when another Stripe job runs, or without a key."""
+    """Run `work` and return its count; 0 when another Stripe job of `lock_name` runs, or without a key."""
     if not settings.stripe_api_key.get_secret_value():
         return 0
     async with database.system() as lock:
-        if not (await lock.execute(text(_LOCK))).scalar_one():
+        if not await lock.scalar(_LOCK, {"name": lock_name}):
             return 0
         async with database.system() as connection:
             await connection.execute(
@@ -131,17 +140,22 @@ async def follow_overdue(database: Database, settings: Settings) -> int:
 
 
 async def compare(database: Database, settings: Settings) -> int:
-    """Compare invoiced open months with Stripe; returns how many differ."""
+    """Compare what changed of invoiced open months with Stripe; returns how many differ.
+
+    A difference is looked at twice, because events are applied meanwhile.
+    """
 
     async def work(gateway: StripeGateway) -> int:
         async with database.read() as connection:
             months = await stripe_reconciliation.months_to_compare(connection)
         differ = 0
         for month in months:
-            found = await stripe_reconciliation.compare_month(database, gateway, month)
+            found = await stripe_reconciliation.compare_month(database, gateway, month, only_changed=True)
+            if not found.ok:
+                found = await stripe_reconciliation.compare_month(database, gateway, month, only_changed=True)
             if not found.ok:
                 differ += 1
                 log.warning("%s differs from Stripe: %s", month, "; ".join(found.problems[:3]))
         return differ
 
-    return await _exclusively(database, settings, work)
+    return await _exclusively(database, settings, work, lock_name=_COMPARISON)

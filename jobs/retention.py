@@ -1,10 +1,15 @@
 """Deletes old records of completed work. The ledger, usage, notices and the audit log are never pruned."""
 
+from datetime import timedelta
+
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 BATCH = 10_000
 """Rows that one statement deletes at most, which keeps the transaction short; a backlog takes several days."""
+HOLDS_KEPT = timedelta(days=35)
+"""How long the holds of a month are kept after its end. The close looks at holds of the last 48 h, the reconciliation
+of engines at those of a week."""
 _STATEMENTS = (
     "DELETE FROM outbox WHERE id IN (SELECT id FROM outbox WHERE done_at < now() - interval '30 days' LIMIT :batch)",
     # Stripe lists 30 days of events. One that is delivered later is applied again, which changes nothing.
@@ -14,12 +19,23 @@ _STATEMENTS = (
     "DELETE FROM stripe_reconciliations WHERE id IN (SELECT o.id FROM stripe_reconciliations o "
     "WHERE o.at < now() - interval '30 days' AND EXISTS (SELECT 1 FROM stripe_reconciliations n "
     "WHERE n.month = o.month AND n.at > o.at) LIMIT :batch)",
+    # A closed month is not compared any more.
+    "DELETE FROM stripe_compared WHERE (month, kind, object_id) IN (SELECT c.month, c.kind, c.object_id "
+    "FROM stripe_compared c JOIN billing_periods p ON p.month = c.month AND p.status = 'closed' LIMIT :batch)",
 )
 
 
 async def prune(connection: AsyncConnection) -> int:
     """Delete the rows that are old enough, at most BATCH per table; returns the number of rows."""
-    deleted = 0
+    deleted = await _prune_holds(connection)
     for statement in _STATEMENTS:
         deleted += (await connection.execute(text(statement), {"batch": BATCH})).rowcount
     return deleted
+
+
+async def _prune_holds(connection: AsyncConnection) -> int:
+    """Drop the oldest month of holds whose time is over, if it has no open hold; returns how many months and rows."""
+    pruned = await connection.execute(
+        text("SELECT penstock_prune_holds(:kept, :batch)"), {"kept": HOLDS_KEPT, "batch": BATCH}
+    )
+    return int(pruned.scalar_one())

@@ -11,7 +11,7 @@ from billing.close import periods
 from billing.economics import engine_reconciliation as reconciliation
 from billing.exports import schedule as exports_schedule
 from billing.invoicing import correction_booking
-from billing.ledger import credits, transfers
+from billing.ledger import checkpoints, credits, transfers
 from billing.metering import reaper
 from billing.notifications import alerts, delivery
 from billing.statements import issue, signing, sla_credits
@@ -46,6 +46,16 @@ async def seal(database: Database, settings: Settings) -> int:
         total += sealed
         if sealed < transfers.SEAL_BATCH:
             return total
+
+
+async def verify_ledger(database: Database, settings: Settings) -> int:
+    """Move the ledger's checkpoint over new links of the chain, and compare past days of usage with their rollup."""
+    return await checkpoints.advance(database) + await rollups.verify_days(database)
+
+
+async def verify_ledger_again(database: Database, settings: Settings) -> int:
+    """Recompute the part of the hash chain that was recomputed longest ago."""
+    return await checkpoints.verify_slice(database)
 
 
 async def reap(database: Database, settings: Settings) -> int:
@@ -174,6 +184,8 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
         Job("penstock.reap", reap_every_s(settings), reap),
         Job("penstock.roll_up", 60.0, roll_up),
+        Job("penstock.verify_ledger", 60.0, verify_ledger),
+        Job("penstock.verify_ledger_again", 300.0, verify_ledger_again),
         Job("penstock.share_gpu", 300.0, share_gpu),
         Job("penstock.share_gpu_again", 24 * 3600.0, share_gpu_again),
         Job("penstock.reconcile", 60.0, reconcile),

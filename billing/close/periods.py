@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.close import checks
 from billing.invoicing.run import InvoiceRun, Progress, finished_at, make_invoices
+from billing.ledger import checkpoints
 from billing.ledger.check_result import Check, CheckResult
 from billing.ledger.months import bounds, final_at, month_name, month_of, next_month
 from billing.usage import rollups
@@ -50,13 +51,13 @@ async def list_periods(connection: AsyncConnection) -> list[Period]:
     row = (
         await connection.execute(
             text(
-                "SELECT clock_timestamp() AS now, (SELECT min(effective_at) FROM ledger_transfers) AS first, "
+                "SELECT clock_timestamp() AS now, (SELECT min(month) FROM penstock_ledger_sums()) AS first, "
                 "(SELECT min(month) FROM billing_periods) AS known"
             )
         )
     ).one()
     last = month_of(row.now)
-    month = min(one for one in (last, row.known, None if row.first is None else month_of(row.first)) if one)
+    month = min(one for one in (last, row.known, row.first) if one)
     periods = []
     while month <= last:
         periods.append(await get_period(connection, month))
@@ -105,9 +106,22 @@ async def _stored_checklist(connection: AsyncConnection, month: date) -> Checkli
 
 
 async def _run_checks(database: Database, month: date, to_run: tuple[Check, ...]) -> Checklist:
-    """Run each check in a read-only transaction of its own, so that a long one does not keep a snapshot for all."""
-    found = []
+    """Run each check in a read-only transaction of its own, so that a long one does not keep a snapshot for all.
+
+    The ledger's checkpoint is moved first. An expensive check does not run after a cheap one that failed; it has not
+    passed then.
+    """
+    await checkpoints.advance(database)
+    found: list[CheckResult] = []
     for check in to_run:
+        failed = [
+            one.name
+            for known, one in zip(to_run, found, strict=False)
+            if not one.ok and known in checks.CHEAP_CHECKS
+        ]
+        if failed and check in checks.EXPENSIVE_CHECKS:
+            found.append(CheckResult(check.__name__, False, f"not run while {', '.join(failed)} failed"))
+            continue
         async with database.read() as connection:
             found.append(await check(connection, month))
     return Checklist(month_name(month), all(one.ok for one in found), tuple(found))

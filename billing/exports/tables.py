@@ -5,7 +5,6 @@ from sqlalchemy import (
     Column,
     DateTime,
     ForeignKey,
-    Index,
     Integer,
     Table,
     Text,
@@ -15,7 +14,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from billing.ledger.tables import ledger_transfers
 from core.columns import clock_instant, count, instant, string, tenant
 from core.db import metadata
 
@@ -68,9 +66,3 @@ export_failures = Table(
     instant("next_at"),
 )
 """Periods that could not be written, and the instant of their next attempt."""
-
-Index(
-    "ix_ledger_transfers_rare",
-    ledger_transfers.c.effective_at,
-    postgresql_where=text("kind = ANY (ARRAY['adjustment'::text, 'commit'::text, 'uncollectible'::text])"),
-)

@@ -34,13 +34,6 @@ LEDGER_CHECKS = {
             AND t.effective_at >= a.month::timestamp AT TIME ZONE 'UTC'
             AND t.effective_at < (a.month + interval '1 month') AT TIME ZONE 'UTC'
         WHERE a.dropped_at IS NOT NULL GROUP BY a.month, a.cost HAVING a.cost <> coalesce(sum(t.amount), 0)""",
-    "held money differs from the open holds": """
-        SELECT b.tenant_id, b.held, b.open_holds, h.amount, h.holds FROM billing_accounts b
-        LEFT JOIN (SELECT tenant_id, sum(amount) AS amount, count(*) AS holds FROM holds
-            WHERE state = 'open' GROUP BY tenant_id) h ON h.tenant_id = b.tenant_id
-        WHERE b.held <> coalesce(h.amount, 0) OR b.open_holds <> coalesce(h.holds, 0)""",
-    "a settled request's hold is still open": """
-        SELECT h.request_id FROM holds h JOIN usage u ON u.request_id = h.request_id WHERE h.state = 'open'""",
     "transfers are sealed or waiting more than once": """
         WITH c AS (SELECT transfers FROM ledger_seals WHERE transfers IS NOT NULL
             UNION ALL SELECT int8multirange(int8range(transfer_id, transfer_id, '[]')) FROM ledger_seals
@@ -58,7 +51,74 @@ LEDGER_CHECKS = {
             UNION ALL SELECT transfers FROM ledger_unsealed) c)
         SELECT t.id FROM ledger_transfers t, covered c WHERE NOT c.ids @> t.id""",
 }
-"""Queries on transfers, accounts, usage, holds and seals, by the violation that they find."""
+"""Queries on transfers, accounts, usage and seals, by the violation that they find. They read the whole ledger."""
+
+HOLD_CHECKS = {
+    "held money differs from the open holds": """
+        SELECT b.tenant_id, b.held, b.open_holds, h.amount, h.holds FROM billing_accounts b
+        LEFT JOIN (SELECT tenant_id, sum(amount) AS amount, count(*) AS holds FROM holds
+            WHERE state = 'open' GROUP BY tenant_id) h ON h.tenant_id = b.tenant_id
+        WHERE b.held <> coalesce(h.amount, 0) OR b.open_holds <> coalesce(h.holds, 0)""",
+    "a settled request's hold is still open": """
+        SELECT h.request_id FROM holds h JOIN usage u ON u.request_id = h.request_id WHERE h.state = 'open'""",
+}
+"""Queries on accounts and open holds, by the violation that they find."""
+
+FRESH_CHECKS = {
+    "a checkpoint differs from the chain": """
+        SELECT c.seq FROM ledger_checkpoints c LEFT JOIN ledger_seals s ON s.seq = c.seq
+        WHERE s.hash IS DISTINCT FROM c.hash""",
+    "what a checkpoint covers did not verify again": """
+        SELECT seq, problem FROM ledger_checkpoints WHERE problem IS NOT NULL""",
+    "trial balance does not close": """
+        SELECT sum(debit) AS debit, sum(credit) AS credit FROM penstock_ledger_sums()
+        HAVING sum(debit) <> sum(credit)""",
+    "a transfer touches another tenant's account": """
+        SELECT t.id FROM ledger_fresh t
+        JOIN ledger_accounts d ON d.id = t.debit_account JOIN ledger_accounts c ON c.id = t.credit_account
+        WHERE d.tenant_id <> t.tenant_id OR c.tenant_id <> t.tenant_id""",
+    "an account differs from the ledger": """
+        SELECT b.tenant_id, b.balance, b.owed, s.balance AS ledger_balance, s.owed AS ledger_owed
+        FROM billing_accounts b LEFT JOIN (
+            SELECT a.tenant_id, coalesce(sum(m.credit - m.debit) FILTER (WHERE a.code = 'credit'), 0) AS balance,
+                coalesce(sum(m.debit - m.credit) FILTER (WHERE a.code = 'receivable'), 0) AS owed
+            FROM penstock_ledger_sums() m JOIN ledger_accounts a ON a.id = m.account
+            WHERE a.code IN ('credit', 'receivable')
+            GROUP BY a.tenant_id) s ON s.tenant_id = b.tenant_id
+        WHERE b.balance <> coalesce(s.balance, 0) OR b.owed <> coalesce(s.owed, 0)""",
+    "usage and its transfers differ": """
+        SELECT DISTINCT f.source_id AS request_id FROM ledger_fresh f WHERE f.kind IN ('usage', 'uncollectible')
+            AND penstock_usage_differs(f.source_id)""",
+    "transfers are sealed or waiting more than once": """
+        WITH covered AS (SELECT (SELECT coalesce(max(seq), 0) FROM ledger_checkpoints) AS seq),
+        c AS MATERIALIZED (SELECT coalesce(s.transfers, int8multirange(int8range(s.transfer_id, s.transfer_id, '[]')))
+                AS transfers FROM ledger_seals s, covered WHERE s.seq > covered.seq - 1000
+            UNION ALL SELECT transfers FROM ledger_unsealed)
+        SELECT entries, transfers FROM (
+            SELECT (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM c, unnest(c.transfers) r) AS entries,
+                (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM unnest((SELECT range_agg(transfers) FROM c)) r)
+                    AS transfers) n WHERE entries <> transfers""",
+    "a transfer is neither sealed nor waiting": """
+        SELECT t.id FROM ledger_transfers t
+        WHERE t.id > (SELECT coalesce(max(last_id), 0) FROM ledger_checkpoints)
+        EXCEPT SELECT f.id FROM ledger_fresh f""",
+}
+"""Queries on what no checkpoint covers and on the sums of what one covers; they read no transfer that one covers."""
+
+CHECKPOINT_CHECKS = {
+    "monthly sums differ from the transfers": """
+        SELECT month, account, kind, sum(debit) AS debit, sum(credit) AS credit FROM (
+            SELECT month, account, kind, debit, credit FROM penstock_ledger_sums()
+            UNION ALL
+            SELECT (date_trunc('month', effective_at, 'UTC') AT TIME ZONE 'UTC')::date, debit_account, kind, -amount, 0
+            FROM ledger_transfers
+            UNION ALL
+            SELECT (date_trunc('month', effective_at, 'UTC') AT TIME ZONE 'UTC')::date, credit_account, kind, 0, -amount
+            FROM ledger_transfers) s
+        GROUP BY month, account, kind HAVING sum(debit) <> 0 OR sum(credit) <> 0""",
+    "a checkpoint differs from the chain": FRESH_CHECKS["a checkpoint differs from the chain"],
+}
+"""Queries that compare checkpoints and monthly sums with the whole ledger."""
 
 BOOK_CHECKS = {
     "credit lots hold less than the balance": """
@@ -101,8 +161,9 @@ BOOK_CHECKS = {
             OR t.kind = 'credit_note_refund' AND NOT EXISTS (SELECT 1 FROM credit_notes n WHERE n.id = t.source_id))
         GROUP BY t.tenant_id HAVING sum(CASE WHEN d.code = 'invoiced' THEN t.amount ELSE -t.amount END) < 0""",
     "more disputed money was settled than disputed": """
-        SELECT tenant_id, debit - credit AS disputed FROM ledger_balances
-        WHERE code = 'disputed' AND debit < credit""",
+        SELECT a.tenant_id, sum(s.debit - s.credit) AS disputed FROM penstock_ledger_sums() s
+        JOIN ledger_accounts a ON a.id = s.account WHERE a.code = 'disputed'
+        GROUP BY a.tenant_id HAVING sum(s.debit) < sum(s.credit)""",
     "a price book has a gap that nobody asked for": """
         SELECT v.id, v.book, upper(v.effective) AS ends FROM price_versions v
         WHERE v.withdrawn_at IS NULL AND v.contract_id IS NULL AND v.ended_by IS NULL

@@ -73,6 +73,7 @@ ledger_transfers = Table(
     UniqueConstraint("source_id", "kind"),
     Index("ix_ledger_transfers_tenant_id_at", "tenant_id", "at"),
     Index("ix_ledger_transfers_effective_at", "effective_at", postgresql_using="brin"),
+    Index("ix_ledger_transfers_rare", "kind", "effective_at", postgresql_where=text("kind <> 'usage'::text")),
 )
 """Append-only double entry: a transfer debits one account and credits another by the same amount."""
 
@@ -94,6 +95,30 @@ ledger_seals = Table(
     UniqueConstraint("transfer_id"),
 )
 """The hash chain over the transfers; a link covers a set of them, the earliest links one each."""
+
+ledger_checkpoints = Table(
+    "ledger_checkpoints",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("hash", LargeBinary, nullable=False),
+    count("transfers"),
+    count("last_id"),
+    clock_instant("verified_at"),
+    Column("problem", Text),
+)
+"""Links up to which the chain is verified: the transfers and the largest id that they cover. The newest moves on; what
+is behind one is verified again in turns, and `problem` says what was found."""
+
+ledger_months = Table(
+    "ledger_months",
+    metadata,
+    Column("month", Date, primary_key=True),
+    Column("account", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", Text, primary_key=True),
+    pico("debit"),
+    pico("credit"),
+)
+"""Debits and credits by month, account and kind of the transfers that the newest checkpoint covers."""
 
 billing_periods = Table(
     "billing_periods",

@@ -1,7 +1,8 @@
 """Compares Stripe with our books for a month: invoices, payments, credit notes, cash, refunds, the meter.
 
-A job calls Stripe outside of any transaction and stores the result. The close of a month reads the newest result and
-requires that nothing of the month changed since that comparison began.
+A job calls Stripe outside of any transaction and stores the result. It asks Stripe only for objects that changed since
+they were found equal (stripe_compared.py). The close of a month reads the newest result and requires that nothing of
+the month changed since that comparison began.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from billing.ledger import months
 from billing.ledger.check_result import CheckResult
 from billing.payments.invoices import INVOICE_KEY
 from billing.payments.push_invoices import LINE_KEY, invoice_items
+from billing.payments.stripe_compared import Compared
 from billing.payments.stripe_gateway import StripeGateway
 from billing.payments.stripe_types import Invoice
 from core.db import Database
@@ -69,6 +71,7 @@ class _Books(msgspec.Struct):
     tokens: list[Row[Any]]
     meter_id: str | None
     problems: list[str]
+    compared: Compared
 
 
 def unix_bounds(month: date) -> tuple[int, int]:
@@ -77,10 +80,15 @@ def unix_bounds(month: date) -> tuple[int, int]:
     return int(start.timestamp()), int(end.timestamp())
 
 
-async def compare_month(database: Database, gateway: StripeGateway, month: date) -> Reconciliation:
-    """Compare `month` (its first day) with Stripe and store the result. Raises Unavailable without an answer."""
+async def compare_month(
+    database: Database, gateway: StripeGateway, month: date, *, only_changed: bool = False
+) -> Reconciliation:
+    """Compare `month` (its first day) with Stripe and store the result. Raises Unavailable without an answer.
+
+    With `only_changed`, objects that were found equal and have not changed count with the figures of then.
+    """
     async with database.read() as connection:
-        ours = await _read(connection, month)
+        ours = await _read(connection, month, only_changed=only_changed)
     problems = ours.problems
     invoiced, paid = await _invoices(gateway, ours, problems)
     movements = await _cash(gateway, ours, month, problems)
@@ -99,6 +107,7 @@ async def compare_month(database: Database, gateway: StripeGateway, month: date)
             problems=problems[:MAX_PROBLEMS],
         )
         await _store(connection, found)
+        await ours.compared.store(connection, month)
     return found
 
 
@@ -121,6 +130,7 @@ async def _store(connection: AsyncConnection, found: Reconciliation) -> None:
 _INVOICES = """
     SELECT i.id::text AS id, i.tenant_id, i.status, i.number, i.total_cents, i.stripe_invoice_id,
         extract(epoch FROM i.created_at)::bigint AS created,
+        (SELECT max(e.received_at) FROM stripe_events e WHERE e.object_id = i.stripe_invoice_id) AS changed_at,
         (SELECT coalesce(sum(p.cents), 0) FROM stripe_payments p WHERE p.invoice_id = i.id)::bigint AS paid,
         (SELECT coalesce(sum(r.cents), 0) FROM stripe_refunds r JOIN stripe_payments p USING (payment_intent)
             WHERE p.invoice_id = i.id AND r.status = 'succeeded')::bigint AS refunded,
@@ -160,8 +170,8 @@ _PROBLEM_QUERIES = {
     "the ledger's cash is not what Stripe moved": """
         SELECT format('ledger %s, Stripe %s, on its way %s, past Stripe %s (cents)', l.cents, s.cents, w.cents,
             o.cents + g.cents)
-        FROM (SELECT coalesce(sum(debit - credit), 0) / 10000000000 AS cents FROM ledger_balances
-                WHERE code = 'cash') l,
+        FROM (SELECT coalesce(sum(m.debit - m.credit), 0) / 10000000000 AS cents FROM penstock_ledger_sums() m
+                JOIN ledger_accounts a ON a.id = m.account WHERE a.code = 'cash') l,
             (SELECT coalesce(sum(cents - fee_cents), 0) AS cents FROM stripe_cash) s,
             (SELECT coalesce(sum(r.cents), 0) AS cents FROM stripe_refunds r WHERE NOT EXISTS (
                 SELECT 1 FROM stripe_cash m WHERE m.object_id = r.refund_id) AND r.status <> 'failed') w,
@@ -176,7 +186,7 @@ _PROBLEM_QUERIES = {
 
 
 @platform_wide("a month's books are those of every organisation")
-async def _read(connection: AsyncConnection, month: date) -> _Books:
+async def _read(connection: AsyncConnection, month: date, *, only_changed: bool = False) -> _Books:
     start, end = unix_bounds(month)
     began = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     invoices = (await connection.execute(text(_INVOICES), {"month": month})).all()
@@ -197,8 +207,16 @@ async def _read(connection: AsyncConnection, month: date) -> _Books:
         wanted = {"month": month, "start": start, "end": end}
         params = {name: value for name, value in wanted.items() if f":{name}" in statement}
         problems += [f"{meaning}: {row[0]}" for row in await connection.execute(text(statement), params)]
+    compared = await Compared.load(connection, month, began, only_changed=only_changed)
     return _Books(
-        began, list(invoices), lines, {row.txn_id: row for row in cash}, list(tokens), meter_id, problems
+        began,
+        list(invoices),
+        lines,
+        {row.txn_id: row for row in cash},
+        list(tokens),
+        meter_id,
+        problems,
+        compared,
     )
 
 
@@ -225,28 +243,54 @@ async def _invoices(gateway: StripeGateway, ours: _Books, problems: list[str]) -
         if row.stripe_invoice_id is None:
             problems.append(f"invoice {row.number} is not in Stripe")
             return
-        found = await gateway.invoice(row.stripe_invoice_id)
-        sums[0] += found.total_cents
-        sums[1] += found.paid_cents
-        facts: dict[str, tuple[Any, Any]] = {
-            "status": (_status(row, found), found.status),
-            "total": (row.total_cents, found.total_cents),
-            "paid": (row.paid, found.paid_cents),
-            "credited": (row.credited, found.credited_cents),
-            "id": (row.id, found.metadata.get(INVOICE_KEY)),
-        }
-        sent = await gateway.invoice_lines(row.stripe_invoice_id)
-        have = {line.metadata.get(LINE_KEY, line.id): line.cents for line in sent}
         lines = ours.lines.get(row.id, {})
-        items = invoice_items((identity, cents, "") for identity, cents in lines.items())
-        facts["lines"] = ({item.key: item.cents for item in items}, have)
-        for name, (mine, theirs) in facts.items():
-            if mine != theirs:
-                detail = "differ" if name == "lines" else f"{mine} here, {theirs} in Stripe"
-                problems.append(f"invoice {row.number}: {name} {detail}")
+        mine = [
+            row.status,
+            row.total_cents,
+            row.paid,
+            row.refunded,
+            row.credited,
+            row.stripe_invoice_id,
+            lines,
+        ]
+        known = ours.compared.figures("invoice", row.id, mine, row.changed_at)
+        if known is None:
+            found = await gateway.invoice(row.stripe_invoice_id)
+            known = (found.total_cents, found.paid_cents)
+            differences = await _invoice_differences(gateway, row, found, lines)
+            problems.extend(differences)
+            if differences:
+                ours.compared.different("invoice", row.id)
+            else:
+                ours.compared.equal("invoice", row.id, mine, known)
+        sums[0] += known[0]
+        sums[1] += known[1]
 
     await _for_each(ours.invoices, check)
     return sums[0], sums[1]
+
+
+async def _invoice_differences(
+    gateway: StripeGateway, row: Row[Any], found: Invoice, lines: dict[str, int]
+) -> list[str]:
+    """How our invoice differs from Stripe's, whose lines are fetched."""
+    facts: dict[str, tuple[Any, Any]] = {
+        "status": (_status(row, found), found.status),
+        "total": (row.total_cents, found.total_cents),
+        "paid": (row.paid, found.paid_cents),
+        "credited": (row.credited, found.credited_cents),
+        "id": (row.id, found.metadata.get(INVOICE_KEY)),
+    }
+    sent = await gateway.invoice_lines(row.stripe_invoice_id)
+    have = {line.metadata.get(LINE_KEY, line.id): line.cents for line in sent}
+    items = invoice_items((identity, cents, "") for identity, cents in lines.items())
+    facts["lines"] = ({item.key: item.cents for item in items}, have)
+    differences = []
+    for name, (mine, theirs) in facts.items():
+        if mine != theirs:
+            detail = "differ" if name == "lines" else f"{mine} here, {theirs} in Stripe"
+            differences.append(f"invoice {row.number}: {name} {detail}")
+    return differences
 
 
 def _status(ours: Row[Any], theirs: Invoice) -> str:
@@ -258,21 +302,34 @@ def _status(ours: Row[Any], theirs: Invoice) -> str:
 
 
 async def _cash(gateway: StripeGateway, ours: _Books, month: date, problems: list[str]) -> int:
-    """Compare the month's balance transactions with stripe_cash; returns the number of Stripe's."""
+    """Compare the month's balance transactions with stripe_cash; returns the number of Stripe's.
+
+    Stripe dates a transaction when it makes it: the list of a month is final soon after the month's end.
+    """
+    mine = sorted(tuple(row) for row in ours.cash.values())
+    known = ours.compared.figures("cash", "", mine, months.final_at(month))
+    if known is not None:
+        return known[0]
+    differences = []
     theirs = {move.id: move for move in await gateway.balance_transactions(*unix_bounds(month))}
     for identity, move in theirs.items():
         row = ours.cash.get(identity)
         if row is None and move.type not in NON_CUSTOMER_TYPES:
-            problems.append(
+            differences.append(
                 f"Stripe moved {move.cents} cents ({identity}, {move.source}) and we did not book it"
             )
         elif row is not None and (row.cents, row.fee_cents) != (move.cents, move.fee_cents):
-            problems.append(
+            differences.append(
                 f"{identity}: {row.cents} less {row.fee_cents} here, {move.cents} less {move.fee_cents}"
             )
     for identity, row in ours.cash.items():
         if identity not in theirs:
-            problems.append(f"we booked {identity} of {row.object_id}, which Stripe does not list")
+            differences.append(f"we booked {identity} of {row.object_id}, which Stripe does not list")
+    problems.extend(differences)
+    if differences:
+        ours.compared.different("cash", "")
+    else:
+        ours.compared.equal("cash", "", mine, [len(theirs)])
     return len(theirs)
 
 
@@ -282,12 +339,19 @@ async def _meter(gateway: StripeGateway, ours: _Books, month: date, problems: li
     total = [0]
 
     async def check(row: Row[Any]) -> None:
-        theirs = 0
+        mine, theirs, who = [row.tokens, row.customer_id, ours.meter_id], 0, str(row.tenant_id)
+        known = ours.compared.figures("meter", who, mine)
+        if known is not None:
+            total[0] += known[0]
+            return
         if row.customer_id is not None and ours.meter_id is not None:
             sums = await gateway.meter_event_summaries(ours.meter_id, row.customer_id, start, end)
             theirs = sum(one.tokens for one in sums)
         total[0] += theirs
-        if theirs != row.tokens:
+        if theirs == row.tokens:
+            ours.compared.equal("meter", who, mine, [theirs])
+        else:
+            ours.compared.different("meter", who)
             problems.append(f"tokens of {row.tenant_id}: {row.tokens} here, {theirs} in the meter")
 
     await _for_each(ours.tokens, check)

@@ -1,12 +1,14 @@
 """Tables of payments, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Date,
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     SmallInteger,
     Table,
     Text,
@@ -14,7 +16,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from core.columns import clock_instant, count, instant, pico, string, tenant, uid
 from core.db import metadata
@@ -186,6 +188,7 @@ stripe_events = Table(
     Column("error", Text),
     Index("ix_stripe_events_open", "next_at", postgresql_where=text("applied_at IS NULL")),
     Index("ix_stripe_events_received_at", "received_at"),
+    Index("ix_stripe_events_object_id", "object_id"),
 )
 """Stripe's events, each once; rows that are not applied are the queue."""
 
@@ -213,6 +216,7 @@ stripe_meter_events = Table(
     instant("tried_at", nullable=True),
     instant("sent_at", nullable=True),
     Index("ix_stripe_meter_events_tenant_id", "tenant_id", "hour"),
+    Index("ix_stripe_meter_events_hour", "hour", postgresql_using="brin"),
     Index("ix_stripe_meter_events_open", "created_at", postgresql_where=text("state = 'pending'")),
 )
 """Events of the billing meter: one row per tenant, hour and change of the hour's tokens."""
@@ -239,3 +243,16 @@ stripe_reconciliations = Table(
     Index("ix_stripe_reconciliations_month_at", "month", "at"),
 )
 """Results of comparisons of a month with Stripe."""
+
+stripe_compared = Table(
+    "stripe_compared",
+    metadata,
+    Column("month", Date, primary_key=True),
+    Column("kind", Text, primary_key=True),
+    Column("object_id", Text, primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("figures", ARRAY(BigInteger), nullable=False),
+    instant("compared_at"),
+)
+"""What was found equal to Stripe: an invoice, the cash movements of the month, or a customer's tokens, with the SHA-256
+of our facts and Stripe's figures. It is compared again when our facts or Stripe's object have changed since."""

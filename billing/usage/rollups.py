@@ -24,6 +24,11 @@ _INCOMPLETE_PAST_DAYS = (
     "SELECT day FROM usage_day_state WHERE NOT whole "
     "AND day < date_trunc('day', clock_timestamp(), 'UTC') ORDER BY day"
 )
+_UNVERIFIED_DAYS = (
+    "SELECT day FROM usage_day_state WHERE whole AND NOT verified AND day >= clock_timestamp() - interval '62 days' "
+    "AND day < clock_timestamp() - interval '3 days' ORDER BY day"
+)
+"""Days that no late usage can enter any more (a day and the late window of 48 h), of the months that may be open."""
 
 
 async def roll_up(database: Database) -> int:
@@ -45,6 +50,21 @@ async def roll_up(database: Database) -> int:
     async with database.system() as connection:
         await connection.execute(text(_DELETE_DUPLICATE_MARKS))
     return len(hours)
+
+
+async def verify_days(database: Database) -> int:
+    """Compare the rows of past days with their rollup, each day once, and remember those that are equal; returns the
+    number of days that are.
+
+    The close reads the rows of the other days of its month (billing/close/checks.py `drift`).
+    """
+    async with database.system() as connection:
+        days = (await connection.execute(text(_UNVERIFIED_DAYS))).scalars().all()
+    equal = 0
+    for day in days:
+        async with database.system() as connection:
+            equal += bool(await connection.scalar(text("SELECT penstock_verify_day(:day)"), {"day": day}))
+    return equal
 
 
 async def make_partitions(connection: AsyncConnection, months_ahead: int = 2) -> int:

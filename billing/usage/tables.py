@@ -75,9 +75,11 @@ usage_day_state = Table(
     Column("day", DateTime(timezone=True), primary_key=True),
     Column("whole", Boolean, nullable=False),
     Column("shared_by", LargeBinary),
+    Column("verified", Boolean, nullable=False, server_default=text("false")),
     Index("ix_usage_day_state_due", "day", postgresql_where=text("NOT whole")),
 )
-"""Whether a day's sums equal its hours (`whole`), and the digest of its host costs; no row: no hour is rolled up."""
+"""Whether a day's sums equal its hours (`whole`), the digest of its host costs, and whether its hours were found equal
+to its rows since they were summed (`verified`); no row: no hour is rolled up."""
 
 usage_archives = Table(
     "usage_archives",

@@ -46,7 +46,7 @@ BEGIN
     END IF;
     SELECT count(*), sha256(convert_to(string_agg(penstock_sealed_text(t), E'\n' ORDER BY t.id), 'UTF8'))
     INTO v_count, v_digest
-    FROM unnest(v_ids) r JOIN ledger_transfers t ON t.id >= lower(r) AND t.id < upper(r);
+    FROM penstock_transfers(v_ids) t;
     SELECT seq, hash INTO v_seq, v_hash FROM ledger_seals ORDER BY seq DESC LIMIT 1;
     v_seq := coalesce(v_seq, 0) + 1;
     INSERT INTO ledger_seals (seq, transfers, hash) VALUES (v_seq, v_ids,

@@ -41,6 +41,62 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Take the ACCESS EXCLUSIVE lock on a table; false when it was not free in any of 20 attempts. An attempt waits 100 ms at
+-- most, because everything that comes later waits behind it.
+CREATE OR REPLACE FUNCTION penstock_lock_briefly(p_table text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_timeout text := current_setting('lock_timeout');
+BEGIN
+    FOR attempt IN 1..20 LOOP
+        BEGIN
+            PERFORM set_config('lock_timeout', '100ms', true);
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', p_table);
+            PERFORM set_config('lock_timeout', v_timeout, true);
+            RETURN true;
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM pg_sleep(0.2);
+        END;
+    END LOOP;
+    RETURN false;
+END $$;
+
+-- Drop the partitions of holds whose month ended more than p_keep ago and that have no open hold, and delete up to p_limit
+-- closed holds of that age from the default partition; returns how many partitions and rows. A settlement without a
+-- hold row takes free money, as after a hold that expired. It runs as the owner, since only an owner may drop.
+CREATE OR REPLACE FUNCTION penstock_prune_holds(p_keep interval, p_limit integer) RETURNS integer
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_before timestamptz := now() - p_keep;
+    v_name text;
+    v_open boolean;
+    v_pruned integer;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('penstock_partitions'));
+    WITH old AS (
+        SELECT request_id FROM holds_default WHERE state <> 'open' AND closed_at < v_before LIMIT p_limit)
+    DELETE FROM holds_default h USING old WHERE h.request_id = old.request_id;
+    GET DIAGNOSTICS v_pruned = ROW_COUNT;
+    FOR v_name IN
+        SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE i.inhparent = 'holds'::regclass AND c.relname ~ '^holds_[0-9]{4}_[0-9]{2}$'
+            AND (to_date(right(c.relname, 7), 'YYYY_MM') + interval '1 month') AT TIME ZONE 'UTC' < v_before
+        ORDER BY c.relname
+    LOOP
+        EXECUTE format('SELECT EXISTS (SELECT 1 FROM %I WHERE state = ''open'')', v_name) INTO v_open;
+        CONTINUE WHEN v_open;
+        EXIT WHEN NOT penstock_lock_briefly('holds');
+        EXECUTE format('SELECT EXISTS (SELECT 1 FROM %I WHERE state = ''open'')', v_name) INTO v_open;
+        CONTINUE WHEN v_open;
+        EXECUTE format('ALTER TABLE holds DETACH PARTITION %I', v_name);
+        EXECUTE format('DROP TABLE %I', v_name);
+        v_pruned := v_pruned + 1;
+        EXIT;
+    END LOOP;
+    RETURN v_pruned;
+END $$;
+REVOKE ALL ON FUNCTION penstock_prune_holds FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION penstock_prune_holds TO penstock_system;
+
 -- The smallest UUIDv7 of an instant: 48 bits of Unix milliseconds, then zeros.
 CREATE OR REPLACE FUNCTION penstock_uuid_floor(p_at timestamptz) RETURNS uuid LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT (lpad(to_hex((extract(epoch FROM p_at) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid

@@ -1,5 +1,7 @@
--- Drop the partition of an archived month; returns null, or why it was not dropped. Its rows that ended in another
--- month move to the default partition first. The caller has verified the archive's file.
+-- Drop the partition of an archived month; returns null, or why it was not dropped. The caller has verified the archive's
+-- file. Its rows that ended in another month move to the default partition. They are looked for before the lock on
+-- usage_rows is taken; under it, only those that were settled since then are. Such a row is dated to its settlement,
+-- at most 48 h back, and the BRIN index on ended_at finds it without a scan.
 CREATE OR REPLACE FUNCTION penstock_drop_usage(p_month date) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
@@ -9,6 +11,7 @@ DECLARE
     v_archive usage_archives;
     v_rows bigint;
     v_cost numeric;
+    v_began timestamptz := clock_timestamp() - interval '49 hours';
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('penstock_partitions'));
     SELECT * INTO v_archive FROM usage_archives WHERE month = p_month FOR UPDATE;
@@ -39,9 +42,17 @@ BEGIN
     IF v_cost <> v_archive.cost THEN
         RETURN format('the ledger booked %s picodollars of usage in it, the archive holds %s', v_cost, v_archive.cost);
     END IF;
-    EXECUTE format('ALTER TABLE usage_rows DETACH PARTITION %I', v_name);
-    EXECUTE format('INSERT INTO usage_rows SELECT * FROM %I WHERE ended_at < %L OR ended_at >= %L',
+    CREATE TEMPORARY TABLE strays (LIKE usage_rows) ON COMMIT DROP;
+    EXECUTE format('INSERT INTO pg_temp.strays SELECT * FROM %I WHERE ended_at < %L OR ended_at >= %L',
         v_name, v_start, v_end);
+    CREATE UNIQUE INDEX ON pg_temp.strays (request_id);
+    IF NOT penstock_lock_briefly('usage_rows') THEN
+        RETURN 'other transactions read usage now: try again';
+    END IF;
+    EXECUTE format('ALTER TABLE usage_rows DETACH PARTITION %I', v_name);
+    EXECUTE format('INSERT INTO pg_temp.strays SELECT * FROM %I WHERE ended_at >= greatest(%L, %L::timestamptz) '
+        'ON CONFLICT DO NOTHING', v_name, v_end, v_began);
+    INSERT INTO usage_rows SELECT * FROM pg_temp.strays;
     EXECUTE format('DROP TABLE %I', v_name);
     UPDATE usage_archives SET dropped_at = clock_timestamp() WHERE month = p_month;
     RETURN NULL;

@@ -48,7 +48,8 @@ BEGIN
         reasoning_tokens, unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us)
     SELECT p_hour, f.* FROM penstock_fold_usage(p_hour, p_hour + interval '1 hour') f;
     INSERT INTO usage_day_state (day, whole) VALUES (date_trunc('day', p_hour, 'UTC'), false)
-        ON CONFLICT (day) DO UPDATE SET whole = false WHERE usage_day_state.whole;
+        ON CONFLICT (day) DO UPDATE SET whole = false, verified = false
+        WHERE usage_day_state.whole OR usage_day_state.verified;
 END $$;
 
 -- Recompute a day from its hours. Reports read hours that became dirty since then from the rows. Clearing shared_by
@@ -69,5 +70,5 @@ BEGIN
     GROUP BY h.tenant_id, h.project_id, h.key_id, h.model, h.tier, h.region, h.price_version, h.list_price_version,
         h.simulated;
     INSERT INTO usage_day_state (day, whole) VALUES (p_day, true)
-        ON CONFLICT (day) DO UPDATE SET whole = true, shared_by = NULL;
+        ON CONFLICT (day) DO UPDATE SET whole = true, verified = false, shared_by = NULL;
 END $$;

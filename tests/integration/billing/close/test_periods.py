@@ -130,6 +130,7 @@ async def test_the_present_month_is_not_over(platform: Platform) -> None:
         "rollups_current",
         "drift",
     ]
+    assert "not run while month_over, rollups_current failed" in str(refused.value)
     assert await platform.rows("SELECT 1 FROM billing_periods") == []
 
 
