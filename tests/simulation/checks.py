@@ -103,6 +103,9 @@ def _wrong_row(platform: Platform, request: Request, row: UsageRow) -> str:
     process = request.process
     billed = TokenUsage(row.input, row.cached_input, row.output, row.reasoning)
     generated = request.generated
+    if _power_was_lost(request) and request.opened is not None:
+        # The open line of the second attempt may be lost; then the first one's counts are billed.
+        generated = generated + request.opened.earlier_usage
     if row.output > generated.output or row.input > generated.input:
         return f"billed {billed}, generated {generated}"
     outcome = Outcome(row.outcome)

@@ -10,7 +10,7 @@ from unittest import mock
 from uuid import UUID
 
 from billing.metering import adoption, hold_queue, holds, meter, settle_calls, settlement, spool
-from billing.metering.records import Checkpoint, Outcome, UsageRecord
+from billing.metering.records import Checkpoint, OpenRecord, Outcome, UsageRecord
 from core.tokens import NO_TOKENS
 from tests.simulation import platform as simulated
 from tests.simulation import sql_model
@@ -154,6 +154,18 @@ def _no_checkpoint(original: Any, self: adoption.AdoptedSpool, request_id: UUID)
     return original(self, request_id)  # type: ignore[no-any-return]
 
 
+def _keep_earlier_counts(original: Any, self: adoption.AdoptedSpool, frame: Any) -> None:
+    """Bill a second attempt the last checkpoint of the first."""
+    record = frame.record
+    if not isinstance(record, OpenRecord) or record.earlier_attempts == 0:
+        original(self, frame)
+    else:
+        known = self._requests.get(record.request_id)
+        kept = known.checkpoint if known is not None else -1
+        original(self, frame)
+        self._requests[record.request_id].checkpoint = kept
+
+
 async def _adopt_without_waiting(original: Any, self: meter.Meter, adopted: adoption.AdoptedSpool) -> bool:
     """Take an adopted file for settled once its requests are queued, and remove it."""
     for request_id in adopted:
@@ -245,6 +257,9 @@ MUTANTS: dict[str, Change] = {
     "holds of abandoned requests kept": _wrap(hold_queue.HoldQueue, "_deliver", _keep_abandoned),
     "one settled request ends all renewals": _wrap(holds.HoldManager, "stop_renewing", _void_settled),
     "one checkpoint in three written": _wrap(spool.Spool, "append", _slow_checkpoint),
+    "adoption that keeps the counts of an earlier attempt": _wrap(
+        adoption.AdoptedSpool, "_index", _keep_earlier_counts
+    ),
     "adopted files removed before they are settled": _wrap(
         meter.Meter, "_settle_adopted", _adopt_without_waiting
     ),

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from billing.metering.records import Checkpoint, HoldGranted, HoldRequest, OpenRecord, Outcome, UsageRecord
 from core.errors import PenstockError
 from core.tokens import NO_TOKENS, TokenUsage
@@ -28,6 +30,8 @@ class Plan:
     cached_tokens: int
     max_tokens: int
     whole: bool
+    fails_first: bool
+    """Whether the first engine fails after the prompt, and another answers."""
     prefill_s: float
     steps: list[tuple[float, int]]
     """Seconds until the engine's next event, and its tokens."""
@@ -45,6 +49,8 @@ class Request:
     process: "ApiProcess"
     hold: HoldGranted | None = None
     open_tried: bool = False
+    opened: OpenRecord | None = None
+    """The open line of the present attempt."""
     opened_at: float | None = None
     """When the open line had been written: the request is admitted."""
     limit: int = 0
@@ -89,6 +95,7 @@ def draw_plan(world: World, tenant: UUID, at: float) -> Plan:
         cached_tokens=random.choice((0, 0, prompt // 2, prompt)),
         max_tokens=random.choice((0, total, 400)),
         whole=random.random() < 0.1,
+        fails_first=random.random() < 0.3,
         prefill_s=random.choice((0.001, 0.05, 1.2)) * random.uniform(0.5, 1.5),
         steps=steps,
         ends=Outcome.ENGINE_FAILED if fails < 0.07 else Outcome.COMPLETED if total else Outcome.ZERO_OUTPUT,
@@ -98,9 +105,8 @@ def draw_plan(world: World, tenant: UUID, at: float) -> Plan:
 
 async def serve(request: Request) -> None:
     """Take a request through hold, open line, answer and settlement, as `gateway.director.Director` does."""
-    process = request.process
+    process, plan = request.process, request.plan
     holds, meter = process.holds, process.meter
-    opened: OpenRecord | None = None
     outcome: Outcome | None = None
     try:
         if not meter.ready:
@@ -110,8 +116,10 @@ async def serve(request: Request) -> None:
         record = _open_record(request, hold)
         request.open_tried = True
         meter.open(record)
-        opened, request.opened_at, request.limit = record, process.world.now, hold.output_tokens
+        request.opened, request.opened_at, request.limit = record, process.world.now, hold.output_tokens
         process.running[request.id] = request
+        if plan.fails_first:
+            await _fail_first(request, record)
         outcome = await _answer(request, whole=hold.whole)
     except asyncio.CancelledError:
         outcome = Outcome.INTERRUPTED if process.stopping else Outcome.CLIENT_CANCELLED
@@ -121,12 +129,25 @@ async def serve(request: Request) -> None:
         process.running.pop(request.id, None)
         if process.dead or process.world.over:
             pass
-        elif opened is not None:
-            request.record = _usage_record(opened, request, outcome or Outcome.ENGINE_FAILED)
+        elif request.opened is not None:
+            request.record = _usage_record(request.opened, request, outcome or Outcome.ENGINE_FAILED)
             meter.settle(request.record)
             request.settled_at = process.world.now
         elif request.hold is not None:
             holds.void(request.id)
+
+
+async def _fail_first(request: Request, record: OpenRecord) -> None:
+    """Let the first engine process the prompt and fail, and write the open line of the second attempt."""
+    plan = request.plan
+    await asyncio.sleep(plan.prefill_s)
+    request.generated = request.counted = TokenUsage(plan.prompt_tokens, plan.cached_tokens)
+    await asyncio.sleep(1.5 * plan.prefill_s)
+    second = replace(
+        record, replica_id="h/1", boot_id="b2", earlier_attempts=1, earlier_usage=request.counted
+    )
+    request.process.meter.open(second)
+    request.opened, request.generated, request.counted = second, NO_TOKENS, NO_TOKENS
 
 
 async def _answer(request: Request, *, whole: bool) -> Outcome:
