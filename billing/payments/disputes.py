@@ -68,6 +68,11 @@ async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: s
     if dispute.status == "won":
         for number in range(len(await _attempts(connection, lot_ids, source))):
             await lots.reverse_clawback(connection, lot_ids=lot_ids, source=_attempt_source(source, number))
+        if lost is not None and (rest := withdrawn - clawed) > 0:  # won on appeal: the loss is none any more
+            back = derived_uuid(source, "appeal")
+            await transfers.book(
+                connection, "dispute_lost", tenant_id, "disputed", "dispute_losses", rest, back
+            )
     elif dispute.status == "lost" and lost is None and (rest := withdrawn - returned - clawed) > 0:
         await transfers.book(
             connection, "dispute_lost", tenant_id, "dispute_losses", "disputed", rest, source

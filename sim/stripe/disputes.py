@@ -34,15 +34,19 @@ def open_dispute(
 ) -> Obj:
     """Open a dispute on a charge and withdraw its amount and the fee, unless it is only an inquiry.
 
-    Raises StripeError: 400 for a charge that did not succeed or is disputed already, or for an amount above it,
-    404 for an unknown charge.
+    A charge can be disputed again when no dispute of it is open, up to the amount that is not withdrawn.
+
+    Raises StripeError: 400 for a charge that did not succeed or has an open dispute, or for an amount above what is
+    left of it, 404 for an unknown charge.
     """
     charge = sim.find("charge", charge_id, "charge")
-    if charge["status"] != "succeeded" or charge["disputed"]:
-        raise state(f"Charge {charge_id} did not succeed or is disputed already.", "charge_not_disputable")
-    amount = charge["amount"] if amount is None else amount
-    if not 0 < amount <= charge["amount"]:
-        raise invalid("amount must be at most the charge's", param="amount")
+    earlier = [each for each in sim.store.all("dispute") if each["charge"] == charge_id]
+    if charge["status"] != "succeeded" or any(each["status"] not in _CLOSED for each in earlier):
+        raise state(f"Charge {charge_id} did not succeed or has an open dispute.", "charge_not_disputable")
+    left = charge["amount"] - sum(each["amount"] for each in earlier if each["status"] == "lost")
+    amount = left if amount is None else amount
+    if not 0 < amount <= left:
+        raise invalid("amount must be at most what is left of the charge", param="amount")
     if reason not in _REASONS:
         raise invalid(f"Invalid reason: must be one of {', '.join(_REASONS)}", param="reason")
     due = sim.now() + _ANSWER_DAYS * 86_400
@@ -82,12 +86,13 @@ def _move(sim: Sim, dispute: Obj, amount: int, fee: int) -> None:
 
 
 def settle(sim: Sim, id: str, *, won: bool) -> Obj:
-    """Close a dispute and return it; when `won`, the amount is returned, but not the fee.
+    """Close a dispute and return it; when `won`, the amount is returned, but not the fee. A lost one can be won on
+    appeal.
 
     Raises StripeError: 400 when it is closed already, 404 for an unknown id.
     """
     found = sim.find("dispute", id)
-    if found["status"] in _CLOSED:
+    if found["status"] in _CLOSED and not (won and found["status"] == "lost"):
         raise state("This dispute is already closed.", "dispute_already_closed")
     before = {"status": found["status"]}
     inquiry = found["status"].startswith("warning")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from uuid import UUID
 
 import asyncpg
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
+from billing.ledger import credits
 from billing.ledger.accounts import set_credit_limit
 from billing.ledger.verification import VerificationResult, verify
 from billing.metering.holds import HoldManager
@@ -20,6 +22,7 @@ from billing.metering.settlement import PendingSettlement, Settlement
 from core.clock import SystemClock
 from core.db import Database, connect_system
 from core.errors import InsufficientCredit
+from core.ids import uuid7
 from core.money import usd_to_pico
 from core.tokens import TokenUsage
 from tests.integration.billing.support import (
@@ -157,6 +160,37 @@ async def test_a_hold_too_small_charges_what_is_available(
     assert kinds["uncollectible"] == usd_to_pico("0.002")
     after = await account(database, customer)
     assert (after.balance, after.held) == (usd_to_pico("0.001"), other.amount)
+    await all_sound(database)
+
+
+@pytest.mark.promise(3)
+@pytest.mark.parametrize("bought", ["0", "1"])
+async def test_a_lot_that_expires_between_admission_and_settlement_pays_what_was_held(
+    database: Database, manager: HoldManager, hot: asyncpg.Connection, bought: str
+) -> None:
+    await price(database, reasoning="10")
+    customer = await make_customer(database, bought)
+    async with database.system() as connection:
+        lot = uuid7()
+        await credits.add_lot(
+            connection, lot_id=lot, tenant_id=customer.tenant_id, amount=usd_to_pico("0.01"), kind="promotional",
+            reason="welcome", created_by="test", expires_at=datetime(2100, 1, 1, tzinfo=UTC),
+        )  # fmt: skip
+    granted = await manager.place(customer.hold(input_tokens=0, output_tokens=400))
+    async with database.engine.begin() as connection:  # as the owner: no role may change an expiry
+        await connection.execute(
+            text("UPDATE credit_grants SET expires_at = clock_timestamp() WHERE id = :id"), {"id": lot}
+        )
+    await credits.expire_all(database)
+    # Held is 0.004: without other credit, that much of the lot outlives it.
+    left = usd_to_pico(bought) or granted.amount
+    assert (await account(database, customer)).balance == left
+    await settle(hot, customer.ended(granted, TokenUsage(output=300)))
+    await credits.expire_all(database)
+    kinds = [t.kind for t in await transfers(database, customer)]
+    assert "uncollectible" not in kinds
+    after = await account(database, customer)
+    assert (after.balance, after.held) == (left - usd_to_pico("0.003") if int(bought) else 0, 0)
     await all_sound(database)
 
 

@@ -68,6 +68,7 @@ async def note_parts(database: Database) -> tuple[str, int, int]:
     return row.pays, row.balance_cents, row.refund_cents
 
 
+@pytest.mark.promise(14)
 @pytest.mark.parametrize(
     ("paid", "refund", "parts", "left"),
     [

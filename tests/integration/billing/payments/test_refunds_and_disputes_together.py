@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+import pytest
 from sqlalchemy import text
 
 from billing.payments import refund_requests
@@ -165,3 +166,71 @@ async def hold(database: Database, tenant_id: UUID, cents: int) -> None:
             text("UPDATE billing_accounts SET held = :held WHERE tenant_id = :tenant"),
             {"held": cents * 10**10, "tenant": tenant_id},
         )
+
+
+async def test_a_second_chargeback_after_a_won_dispute_takes_the_credit_again(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await buy(database, gateway, fake_stripe, tenant_id)
+        decide(fake_stripe, dispute(fake_stripe, intent), "winning")
+        await drain(database, gateway)
+        assert await credit(database, tenant_id) == 2500
+        await spend(database, tenant_id, 700)
+        second = dispute(fake_stripe, intent)
+        await drain(database, gateway)
+        assert await credit(database, tenant_id) == 0
+        await equals_stripe(database, gateway)
+        decide(fake_stripe, second, "losing")
+        await drain(database, gateway)
+        found = await books(database)
+        assert (found.get("disputed", 0), found["dispute_losses"]) == (0, 700)
+        await equals_stripe(database, gateway)
+        assert (await one(database, "SELECT count(*) AS n FROM stripe_disputes")).n == 2
+
+
+@pytest.mark.parametrize("ending", ["winning", "losing"])
+async def test_a_second_chargeback_of_the_rest_after_a_lost_one_takes_only_the_rest(
+    database: Database, fake_stripe: FakeStripe, ending: str
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await buy(database, gateway, fake_stripe, tenant_id)
+        charge = fake_stripe.client().v1.payment_intents.retrieve(intent).latest_charge
+        first = str(fake_stripe.control("POST", f"/charges/{charge}/dispute", amount=1000)["id"])
+        decide(fake_stripe, first, "losing")
+        await drain(database, gateway)
+        assert await credit(database, tenant_id) == 1500
+        await spend(database, tenant_id, 400)
+        second = dispute(fake_stripe, intent)
+        await drain(database, gateway)
+        assert await credit(database, tenant_id) == 0
+        decide(fake_stripe, second, ending)
+        await drain(database, gateway)
+        found = await books(database)
+        won = ending == "winning"
+        assert (found.get("disputed", 0), found.get("dispute_losses", 0)) == (0, 0 if won else 400)
+        assert await credit(database, tenant_id) == (1100 if won else 0)
+        await equals_stripe(database, gateway)
+
+
+async def test_a_lost_dispute_that_is_won_on_appeal_gives_back_credit_and_loss(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await buy(database, gateway, fake_stripe, tenant_id)
+        await spend(database, tenant_id, 700)
+        dispute_id = dispute(fake_stripe, intent)
+        await drain(database, gateway)
+        decide(fake_stripe, dispute_id, "losing")
+        await drain(database, gateway)
+        assert (await books(database))["dispute_losses"] == 700
+        fake_stripe.control("POST", f"/disputes/{dispute_id}/settle", outcome="won")
+        for _ in range(2):
+            await drain(database, gateway)
+        found = await books(database)
+        assert (found.get("disputed", 0), found.get("dispute_losses", 0)) == (0, 0)
+        assert await credit(database, tenant_id) == 1800
+        await equals_stripe(database, gateway)
