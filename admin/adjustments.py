@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from admin.actor import Actor, require
+from admin.approval_limit import person_of
 from admin.audit import record
 from admin.transactions import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, adjustments, approvals, months
@@ -52,8 +53,10 @@ async def request_adjustment(
 ) -> AdjustmentRequest:
     """Adjust a customer's account by `amount_usd` US dollars (above 0 credits the customer, "-5" charges 5 dollars).
 
-    An absolute amount up to `limit_usd` (Settings.approval_limit_usd) is booked at once; above it an approval is
-    created. `corrects` is the corrected month, YYYY-MM. Raises InvalidRequest, NotFound, PermissionDenied.
+    It is booked at once while the absolute amounts that the person moved alone for the customer stay within `limit_usd`
+    (Settings.approval_limit_usd); else an approval is created. `corrects` is the corrected month, YYYY-MM.
+
+    Raises InvalidRequest, NotFound, PermissionDenied.
     """
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
@@ -66,15 +69,20 @@ async def request_adjustment(
         "reason": reason,
         "corrects": None if month is None else f"{month:%Y-%m}",
     }
-    waits = abs(amount) > usd_to_pico(limit_usd)
     async with write_system(database) as connection:
         await accounts.get_account(connection, tenant_id)
-        if waits:
-            shown_id = await approvals.request(
-                connection, kind=KIND, facts=facts, by=actor.label, tenant_id=tenant_id
-            )
-        else:
-            shown_id = adjustment_id
+        waiting = await approvals.admit(
+            connection,
+            kind=KIND,
+            by=await person_of(connection, actor),
+            tenant_id=tenant_id,
+            amount=abs(amount),
+            facts=facts,
+            limit_usd=limit_usd,
+            source_id=adjustment_id,
+        )
+        shown_id = adjustment_id if waiting is None else waiting.id
+        if waiting is None:
             await adjustments.adjust(
                 connection,
                 adjustment_id=adjustment_id,
@@ -87,14 +95,14 @@ async def request_adjustment(
         await record(
             connection,
             actor,
-            "adjustment.request" if waits else "adjustment.book",
+            "adjustment.request" if waiting else "adjustment.book",
             tenant_id=tenant_id,
-            object_kind="approval" if waits else "adjustment",
+            object_kind="approval" if waiting else "adjustment",
             object_id=shown_id,
             reason=reason,
             after=facts,
         )
-    return _request_view(shown_id, tenant_id, facts, actor.label, "waiting" if waits else "booked", None)
+    return _request_view(shown_id, tenant_id, facts, actor.label, "waiting" if waiting else "booked", None)
 
 
 async def decide_adjustment(
@@ -106,7 +114,8 @@ async def decide_adjustment(
     """
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
-        approval = await approvals.decide(connection, approval_id, by=actor.label, approve=approve)
+        by = await person_of(connection, actor)
+        approval = await approvals.decide(connection, approval_id, by=by, approve=approve)
         if approval.kind != KIND or approval.tenant_id is None:
             raise Conflict(f"this is a request for a {approval.kind}, not for an adjustment")
         facts = approval.facts
@@ -143,12 +152,6 @@ async def list_requests(
     async with read(database, actor, PLATFORM_ROLES) as connection:
         waiting = await approvals.list_open(connection, kind=KIND, tenant_id=tenant_id)
     return [_pending_view(approval) for approval in waiting]
-
-
-async def list_approvals(database: Database, actor: Actor, *, kind: str | None = None) -> list[Approval]:
-    """Pending approvals of `kind`, or of every kind."""
-    async with read(database, actor, PLATFORM_ROLES) as connection:
-        return await approvals.list_open(connection, kind=kind)
 
 
 async def list_adjustments(

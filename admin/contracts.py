@@ -5,10 +5,12 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
+from admin.approval_limit import Acting, Facts, under_limit
 from admin.audit import record
-from admin.transactions import read_scoped, write_system
+from admin.transactions import read_scoped
 from billing.ledger import accounts
 from billing.pricing import contracts
 from billing.pricing.contracts import DEFAULT_PAYMENT_DAYS, Contract
@@ -17,6 +19,10 @@ from core.db import Database
 from core.errors import InvalidRequest
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
+
+CONTRACT_ADD = "contract.add"
+CONTRACT_END = "contract.end"
+"""Kinds of acts under the approval limit. A contract has no bound: its terms hold for all use while it lasts."""
 
 
 class ContractView(msgspec.Struct, frozen=True):
@@ -55,72 +61,122 @@ async def add_contract(
 ) -> ContractView:
     """Add a contract from `effective_from` (None = now). Its discount is applied to the customer's prices at once.
 
-    `commit_monthly_usd` is what a month costs at least (postpaid); `sla` a rule of billing/pricing/sla_terms.py. Raises
-    InvalidRequest, NotFound, Conflict when it overlaps another contract.
+    `commit_monthly_usd` is what a month costs at least (postpaid); `sla` a rule of billing/pricing/sla_terms.py. Waits
+    for a second person. Raises InvalidRequest, NotFound, WaitsForApproval, Conflict when it overlaps another contract.
     """
     require(actor, *PLATFORM_ROLES)
-    reason = clean_reason(reason)
     check_currency(currency)
-    commit = (
-        None if commit_monthly_usd is None else accounts.parse_usd(commit_monthly_usd, "commit_monthly_usd")
+    facts = {
+        "effective_from": None if effective_from is None else effective_from.isoformat(),
+        "effective_to": None if effective_to is None else effective_to.isoformat(),
+        "discount_bps": discount_bps,
+        "commit_monthly_usd": commit_monthly_usd,
+        "payment_days": payment_days,
+        "automatic_payment": automatic_payment,
+        "sla": sla,
+        "reason": clean_reason(reason),
+    }
+    return await under_limit(
+        database,
+        actor,
+        apply_contract,
+        kind=CONTRACT_ADD,
+        tenant_id=tenant_id,
+        amount=None,
+        facts=facts,
     )
-    async with write_system(database) as connection:
-        account = await accounts.get_account(connection, tenant_id)
-        if commit is not None and account.mode == "prepaid":
-            raise InvalidRequest(
-                "a committed spend takes a postpaid organisation: what prepaid ones lack to it would never be charged",
-                param="commit_monthly_usd",
-            )
-        contract = await contracts.add_contract(
-            connection,
-            tenant_id=tenant_id,
-            effective_from=effective_from,
-            effective_to=effective_to,
-            discount_bps=discount_bps,
-            commit_monthly=commit,
-            payment_days=payment_days,
-            automatic_payment=automatic_payment,
-            sla=sla,
-            reason=reason,
-            created_by=actor.label,
+
+
+async def apply_contract(
+    connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
+) -> ContractView:
+    """Carry out `add_contract`."""
+    assert tenant_id is not None  # noqa: S101 - requests of this kind always name it
+    committed = facts["commit_monthly_usd"]
+    commit = None if committed is None else accounts.parse_usd(committed, "commit_monthly_usd")
+    account = await accounts.get_account(connection, tenant_id)
+    if commit is not None and account.mode == "prepaid":
+        raise InvalidRequest(
+            "a committed spend takes a postpaid organisation: what prepaid ones lack to it would never be charged",
+            param="commit_monthly_usd",
         )
-        view = _view(contract)
-        await record(
-            connection,
-            actor,
-            "contract.add",
-            tenant_id=tenant_id,
-            object_kind="contract",
-            object_id=contract.id,
-            reason=reason,
-            after=view,
-        )
+    contract = await contracts.add_contract(
+        connection,
+        tenant_id=tenant_id,
+        effective_from=_instant(facts["effective_from"]),
+        effective_to=_instant(facts["effective_to"]),
+        discount_bps=facts["discount_bps"],
+        commit_monthly=commit,
+        payment_days=facts["payment_days"],
+        automatic_payment=facts["automatic_payment"],
+        sla=facts["sla"],
+        reason=facts["reason"],
+        created_by=acting.requested_by,
+    )
+    view = _view(contract)
+    await record(
+        connection,
+        acting.actor,
+        CONTRACT_ADD,
+        tenant_id=tenant_id,
+        object_kind="contract",
+        object_id=contract.id,
+        reason=facts["reason"],
+        after=view,
+    )
     return view
 
 
 async def end_contract(
-    database: Database, actor: Actor, *, contract_id: UUID, at: datetime | None = None, reason: str
+    database: Database,
+    actor: Actor,
+    *,
+    contract_id: UUID,
+    at: datetime | None = None,
+    reason: str,
 ) -> ContractView:
     """End a contract and its derived prices at `at` (None = now). A contract that has not begun is withdrawn.
 
-    Raises NotFound, InvalidRequest, Conflict.
+    Waits for a second person. Raises NotFound, InvalidRequest, Conflict, WaitsForApproval.
     """
     require(actor, *PLATFORM_ROLES)
-    reason = clean_reason(reason)
-    async with write_system(database) as connection:
-        before = await contracts.get_contract(connection, contract_id)
-        after = await contracts.end_contract(connection, contract_id, at=at, by=actor.label)
-        await record(
-            connection,
-            actor,
-            "contract.end",
-            tenant_id=after.tenant_id,
-            object_kind="contract",
-            object_id=contract_id,
-            reason=reason,
-            before=_view(before),
-            after=_view(after),
-        )
+    facts = {
+        "contract_id": str(contract_id),
+        "at": None if at is None else at.isoformat(),
+        "reason": clean_reason(reason),
+    }
+    return await under_limit(
+        database,
+        actor,
+        apply_contract_end,
+        kind=CONTRACT_END,
+        tenant_id=None,
+        amount=None,
+        facts=facts,
+    )
+
+
+async def apply_contract_end(
+    connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
+) -> ContractView:
+    """Carry out `end_contract`; the contract names its organisation."""
+    del tenant_id
+    contract_id = UUID(facts["contract_id"])
+    before = await contracts.get_contract(connection, contract_id)
+    after = await contracts.end_contract(
+        connection, contract_id, at=_instant(facts["at"]), by=acting.requested_by
+    )
+    await record(
+        connection,
+        acting.actor,
+        CONTRACT_END,
+        tenant_id=after.tenant_id,
+        object_kind="contract",
+        object_id=contract_id,
+        reason=facts["reason"],
+        before=_view(before),
+        after=_view(after),
+    )
     return _view(after)
 
 
@@ -130,6 +186,10 @@ async def list_contracts(
     """Contracts, past and future. A tenant role sees its own."""
     async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return [_view(contract) for contract in await contracts.list_contracts(connection, scope)]
+
+
+def _instant(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
 
 
 def _view(contract: Contract) -> ContractView:

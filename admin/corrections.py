@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from admin.actor import Actor, require
+from admin.approval_limit import person_of
 from admin.audit import record
 from admin.transactions import page_size, read, write_system
 from billing.invoicing import correction_booking, correction_lines, corrections, rerate
@@ -38,7 +39,8 @@ async def request_correction(
     parsed = rerate.parse_spec(spec)
     await rollups.roll_up(database)
     async with write_system(database) as connection:
-        asked = await corrections.request_correction(connection, month, parsed, reason=reason, by=actor.label)
+        by = await person_of(connection, actor)
+        asked = await corrections.request_correction(connection, month, parsed, reason=reason, by=by)
         await record(
             connection,
             actor,
@@ -59,7 +61,8 @@ async def request_reversal(
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:
-        asked = await corrections.request_reversal(connection, correction_id, reason=reason, by=actor.label)
+        by = await person_of(connection, actor)
+        asked = await corrections.request_reversal(connection, correction_id, reason=reason, by=by)
         await record(
             connection,
             actor,
@@ -83,9 +86,8 @@ async def decide_correction(
     require(actor, *PLATFORM_ROLES)
     cleaned = None if reason is None else clean_reason(reason)
     async with write_system(database) as connection:
-        decided = await corrections.decide_correction(
-            connection, correction_id, by=actor.label, approve=approve
-        )
+        by = await person_of(connection, actor)
+        decided = await corrections.decide_correction(connection, correction_id, by=by, approve=approve)
         await record(
             connection,
             actor,

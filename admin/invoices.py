@@ -2,21 +2,29 @@
 
 from collections.abc import Callable
 from datetime import date
+from decimal import Decimal
 from uuid import UUID
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from admin.actor import Actor, require
+from admin.approval_limit import Acting, Facts, under_limit
 from admin.audit import record
 from admin.transactions import page_size, read, read_scoped, write_system
 from billing.close.periods import check_and_make_invoices
 from billing.invoicing import status_changes, views
 from billing.invoicing.run import InvoiceRun
 from billing.invoicing.views import InvoiceDetail, InvoiceView, TracePage
+from billing.ledger.approvals import DEFAULT_LIMIT_USD
 from billing.ledger.months import month_name
 from core.db import Database
 from core.errors import InvalidRequest
+from core.money import pico_to_usd, usd_to_pico
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES, READERS
 
+WRITE_OFF = "invoice.write_off"
+"""The kind of write-offs under the approval limit."""
 STATUSES = ("draft", "open", "paid", "void", "uncollectible", "settled")
 
 
@@ -83,35 +91,68 @@ async def trace_line(
 
 async def void_invoice(database: Database, actor: Actor, *, ref: str, reason: str) -> InvoiceView:
     """Void an open invoice; the next invoice carries its amount. Raises NotFound, Conflict."""
-    return await _void_or_write_off(database, actor, ref, reason, write_off=False)
-
-
-async def write_off_invoice(database: Database, actor: Actor, *, ref: str, reason: str) -> InvoiceView:
-    """Write off the open amount of an invoice. Raises NotFound, Conflict."""
-    return await _void_or_write_off(database, actor, ref, reason, write_off=True)
-
-
-async def _void_or_write_off(
-    database: Database, actor: Actor, ref: str, reason: str, *, write_off: bool
-) -> InvoiceView:
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:
         before = (await views.find_invoice(connection, ref)).invoice
-        if write_off:
-            await status_changes.write_off_invoice(connection, before.id)
-        else:
-            await status_changes.void_invoice(connection, before.id)
-        after = (await views.find_invoice(connection, str(before.id))).invoice
-        await record(
-            connection,
-            actor,
-            "invoice.write_off" if write_off else "invoice.void",
-            tenant_id=before.tenant_id,
-            object_kind="invoice",
-            object_id=before.id,
-            reason=reason,
-            before={"number": before.number, "status": before.status, "total_usd": before.total_usd},
-            after={"status": after.status, "carried_usd": after.carried_usd},
-        )
+        await status_changes.void_invoice(connection, before.id)
+        return await _read_and_record(connection, actor, "invoice.void", before, reason)
+
+
+async def write_off_invoice(
+    database: Database, actor: Actor, *, ref: str, reason: str, limit_usd: Decimal = DEFAULT_LIMIT_USD
+) -> InvoiceView:
+    """Write off the open amount of an invoice; above `limit_usd` (Settings.approval_limit_usd) it waits for a second
+    person.
+
+    Raises NotFound, Conflict, WaitsForApproval.
+    """
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        invoice = (await views.find_invoice(connection, ref)).invoice
+    open_pico = usd_to_pico(invoice.open_usd)
+    facts = {
+        "invoice_id": str(invoice.id),
+        "number": invoice.number,
+        "amount_usd": pico_to_usd(open_pico),
+        "reason": clean_reason(reason),
+    }
+    return await under_limit(
+        database,
+        actor,
+        apply_write_off,
+        kind=WRITE_OFF,
+        tenant_id=invoice.tenant_id,
+        amount=open_pico,
+        facts=facts,
+        limit_usd=limit_usd,
+    )
+
+
+async def apply_write_off(
+    connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
+) -> InvoiceView:
+    """Carry out `write_off_invoice`."""
+    del tenant_id
+    before = (await views.find_invoice(connection, facts["invoice_id"])).invoice
+    await status_changes.write_off_invoice(connection, before.id)
+    return await _read_and_record(connection, acting.actor, WRITE_OFF, before, facts["reason"])
+
+
+async def _read_and_record(
+    connection: AsyncConnection, actor: Actor, action: str, before: InvoiceView, reason: str
+) -> InvoiceView:
+    """Read the invoice again after its change, and log both states."""
+    after = (await views.find_invoice(connection, str(before.id))).invoice
+    await record(
+        connection,
+        actor,
+        action,
+        tenant_id=before.tenant_id,
+        object_kind="invoice",
+        object_id=before.id,
+        reason=reason,
+        before={"number": before.number, "status": before.status, "total_usd": before.total_usd},
+        after={"status": after.status, "carried_usd": after.carried_usd},
+    )
     return after

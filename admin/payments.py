@@ -8,9 +8,9 @@ from decimal import Decimal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
+from admin.approval_limit import person_of
 from admin.audit import record
 from admin.transactions import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, approvals
@@ -161,9 +161,10 @@ async def refund(
 ) -> RequestedRefund:
     """Take bought credit back and pay it back to the card; None = all that is left of the purchase. A job sends it.
 
-    Up to `limit_usd` (Settings.approval_limit_usd) in all refunds of the purchase together it is booked at once, above
-    it waits for another person. Raises InvalidRequest, NotFound, Conflict: less is left, requests hold it, or the
-    payment is disputed.
+    It is booked at once while all refunds of the purchase together, and what the person moved alone for the customer,
+    stay within `limit_usd` (Settings.approval_limit_usd); else it waits for another person.
+
+    Raises InvalidRequest, NotFound, Conflict: less is left, requests hold it, or the payment is disputed.
     """
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
@@ -174,18 +175,29 @@ async def refund(
             raise InvalidRequest("amount_usd must be whole cents", param="amount_usd")
     refund_id = refund_id or uuid7()
     async with write_system(database) as connection:
+        by = await person_of(connection, actor)
+        await approvals.lock(connection, by, tenant_id)
         wanted, in_all = await refund_requests.refundable(
             connection, refund_id=refund_id, tenant_id=tenant_id, payment_intent=payment_intent, cents=cents
         )
-        waits = in_all * PICO_PER_CENT > usd_to_pico(limit_usd)
-        if waits:
-            asked = await approvals.list_open(connection, kind=REFUND, tenant_id=tenant_id)
-            for one in asked:
-                if one.facts["refund_id"] == str(refund_id):
-                    return _pending_view(one)
-            made = await _ask_for_approval(
-                connection, actor, tenant_id, refund_id, payment_intent, wanted, reason
-            )
+        facts = {
+            "refund_id": str(refund_id),
+            "payment_intent": payment_intent,
+            "amount_usd": pico_to_usd(wanted * PICO_PER_CENT),
+            "reason": reason,
+        }
+        waiting = await approvals.admit(
+            connection,
+            kind=REFUND,
+            by=by,
+            tenant_id=tenant_id,
+            amount=wanted * PICO_PER_CENT,
+            facts=facts,
+            limit_usd=limit_usd - Decimal(in_all - wanted) / 100,
+            source_id=refund_id,
+        )
+        if waiting is not None:
+            made = _pending_view(waiting)
         else:
             made = await refund_requests.request_refund(
                 connection,
@@ -199,36 +211,14 @@ async def refund(
         await record(
             connection,
             actor,
-            "payment.refund.request" if waits else "payment.refund",
+            "payment.refund.request" if waiting else "payment.refund",
             tenant_id=tenant_id,
-            object_kind="approval" if waits else "payment",
-            object_id=made.id if waits else payment_intent,
+            object_kind="approval" if waiting else "payment",
+            object_id=made.id if waiting else payment_intent,
             reason=reason,
             after=made,
         )
     return made
-
-
-async def _ask_for_approval(
-    connection: AsyncConnection,
-    actor: Actor,
-    tenant_id: UUID,
-    refund_id: UUID,
-    payment_intent: str,
-    cents: int,
-    reason: str,
-) -> RequestedRefund:
-    amount_usd = pico_to_usd(cents * PICO_PER_CENT)
-    facts = {
-        "refund_id": str(refund_id),
-        "payment_intent": payment_intent,
-        "amount_usd": amount_usd,
-        "reason": reason,
-    }
-    approval_id = await approvals.request(
-        connection, kind=REFUND, facts=facts, by=actor.label, tenant_id=tenant_id
-    )
-    return RequestedRefund(approval_id, tenant_id, amount_usd, payment_intent, "waiting")
 
 
 async def decide_refund(
@@ -240,7 +230,8 @@ async def decide_refund(
     """
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
-        approval = await approvals.decide(connection, approval_id, by=actor.label, approve=approve)
+        by = await person_of(connection, actor)
+        approval = await approvals.decide(connection, approval_id, by=by, approve=approve)
         if approval.kind != REFUND or approval.tenant_id is None:
             raise Conflict(f"this is a request for a {approval.kind}, not for a refund")
         facts = approval.facts

@@ -2,15 +2,21 @@
 
 from collections.abc import Callable
 from datetime import date
+from typing import Any
 from uuid import UUID
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from admin.actor import Actor, require
+from admin.approval_limit import Acting, Facts, person_of, under_limit, waits
 from admin.audit import record
 from admin.transactions import read, write_system
 from billing.close import periods
 from billing.close.periods import Checklist, Period
-from billing.ledger.months import month_name
+from billing.ledger import approvals
+from billing.ledger.months import month_name, parse_month
 from core.db import Database
+from core.ids import derived_uuid
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
 
@@ -27,48 +33,121 @@ async def check_period(database: Database, actor: Actor, *, month: date) -> Chec
     return await periods.checklist(database, month)
 
 
+PERIOD_CLOSE = "period.close"
+PARKED_WRITE_OFF = "parked_record.write_off"
+"""Kinds of acts under the approval limit, without a bound: a month's books, and a record without a cost."""
+
+Progress = Callable[[int, int], None]
+
+
 async def close_period(
     database: Database,
     actor: Actor,
     *,
     month: date,
     reason: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Checklist:
-    """Make the month's invoices and close it. Raises Conflict that names every failed check."""
+    """Make the month's invoices and close it. Waits for a second person; a closed month stays as it is.
+
+    Raises Conflict that names every failed check, WaitsForApproval.
+    """
     require(actor, *PLATFORM_ROLES)
-    cleaned = None if reason is None else clean_reason(reason)
+    facts = {"month": month_name(month), "reason": None if reason is None else clean_reason(reason)}
     async with read(database, actor, PLATFORM_ROLES) as connection:
         before = await periods.get_period(connection, month)
-    closed = await periods.close_month(database, month, by=actor.label, progress=progress)
+    if before.status != "closed":
+        await periods.require_closable(database, month)
+    async with write_system(database) as connection:
+        waiting = None
+        if before.status != "closed":
+            waiting = await approvals.admit(
+                connection,
+                kind=PERIOD_CLOSE,
+                by=await person_of(connection, actor),
+                tenant_id=None,
+                amount=None,
+                facts=facts,
+                source_id=derived_uuid(PERIOD_CLOSE, month),
+            )
+        if waiting is not None:
+            await record(
+                connection,
+                actor,
+                f"{PERIOD_CLOSE}.request",
+                tenant_id=None,
+                object_kind="approval",
+                object_id=waiting.id,
+                reason=facts["reason"],
+                after=facts,
+            )
+    if waiting is not None:
+        raise waits(waiting)
+    return await apply_close(database, Acting(actor, actor.label), facts, progress=progress)
+
+
+async def apply_close(
+    database: Database, acting: Acting, facts: dict[str, Any], *, progress: Progress | None = None
+) -> Checklist:
+    """Carry out `close_period`: in transactions of its own, and idempotent."""
+    month = parse_month(facts["month"], "month")
+    async with database.read() as connection:
+        before = await periods.get_period(connection, month)
+    by = acting.requested_by if acting.approved_by is None else f"{acting.requested_by}, {acting.approved_by}"
+    closed = await periods.close_month(database, month, by=by, progress=progress)
     if before.status != "closed":
         async with write_system(database) as connection:
             await record(
                 connection,
-                actor,
-                "period.close",
+                acting.actor,
+                PERIOD_CLOSE,
                 tenant_id=None,
                 object_kind="period",
                 object_id=month_name(month),
-                reason=cleaned,
+                reason=facts["reason"],
                 before=before,
                 after=closed,
             )
     return closed
 
 
-async def write_off_parked(database: Database, actor: Actor, *, request_id: UUID, reason: str) -> None:
-    """Write off a record that could not be billed. Raises NotFound, Conflict."""
+async def write_off_parked(
+    database: Database,
+    actor: Actor,
+    *,
+    request_id: UUID,
+    reason: str,
+) -> None:
+    """Write off a record that could not be billed. Waits for a second person.
+
+    Raises NotFound, Conflict, WaitsForApproval.
+    """
     require(actor, *PLATFORM_ROLES)
-    reason = clean_reason(reason)
-    async with write_system(database) as connection:
-        await periods.write_off_parked(connection, request_id, reason=reason, by=actor.label)
-        await record(
-            connection,
-            actor,
-            "parked_record.write_off",
-            tenant_id=None,
-            object_kind="request",
-            object_id=request_id,
-            reason=reason,
-        )
+    await under_limit(
+        database,
+        actor,
+        apply_parked_write_off,
+        kind=PARKED_WRITE_OFF,
+        tenant_id=None,
+        amount=None,
+        facts={"request_id": str(request_id), "reason": clean_reason(reason)},
+        source_id=request_id,
+    )
+
+
+async def apply_parked_write_off(
+    connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
+) -> None:
+    """Carry out `write_off_parked`."""
+    del tenant_id
+    request_id = UUID(facts["request_id"])
+    await periods.write_off_parked(connection, request_id, reason=facts["reason"], by=acting.requested_by)
+    await record(
+        connection,
+        acting.actor,
+        PARKED_WRITE_OFF,
+        tenant_id=None,
+        object_kind="request",
+        object_id=request_id,
+        reason=facts["reason"],
+    )

@@ -21,6 +21,7 @@ STATUS_BY_ERROR: dict[type[PenstockError], tuple[int, str]] = {
     errors.NotFound: (404, "invalid_request_error"),
     errors.ModelNotFound: (404, "invalid_request_error"),
     errors.Conflict: (409, "conflict_error"),
+    errors.WaitsForApproval: (202, "approval_required"),
     errors.PaymentRequired: (402, "insufficient_quota"),
     errors.InsufficientCredit: (402, "insufficient_quota"),
     errors.BudgetExceeded: (402, "insufficient_quota"),
@@ -60,13 +61,15 @@ def status_of(error: PenstockError) -> tuple[int, str]:
 
 
 def to_document(error: PenstockError) -> dict[str, Any]:
-    """Return OpenAI's error object."""
+    """Return OpenAI's error object; for an act that waits, which is no failure, what it waits for."""
+    if isinstance(error, errors.WaitsForApproval):
+        return {"status": "waiting", **error.details, "message": error.message}
     return error_body(error, status_of(error)[1])
 
 
 def to_response(error: PenstockError) -> tuple[int, bytes, Headers]:
     """Return status, body and headers of an error's response, without the headers that every response has."""
-    status, kind = status_of(error)
+    status, _ = status_of(error)
     headers: Headers = []
     retry_after_s = error.retry_after_s
     if retry_after_s is None and status in (429, 503):
@@ -85,7 +88,7 @@ def to_response(error: PenstockError) -> tuple[int, bytes, Headers]:
         headers.append((b"connection", b"close"))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    return status, msgspec.json.encode(error_body(error, kind)), headers
+    return status, msgspec.json.encode(to_document(error)), headers
 
 
 def body_too_large(limit: int) -> errors.RequestTooLarge:

@@ -20,7 +20,7 @@ from rich.table import Table
 from admin.actor import Actor
 from cli.server_errors import database_url, redis_url, server_errors
 from core.db import Database
-from core.errors import PenstockError, Unavailable
+from core.errors import PenstockError, Unavailable, WaitsForApproval
 from core.redis import connect
 
 T = TypeVar("T")
@@ -34,8 +34,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 DEFAULT_DATA_DIR = ".penstock"
 
 
-def run(coro_fn: Callable[[], Awaitable[T]]) -> T:
-    """Run `coro_fn` and return its result. A domain error or an unreachable server exits with code 2."""
+def run(coro_fn: Callable[[], Awaitable[T]], *, as_json: bool = False) -> T:
+    """Run `coro_fn` and return its result. A domain error or an unreachable server exits with code 2.
+
+    An act that waits for another person is no error: its approval is printed (as JSON with `as_json`), and the exit
+    code is 0.
+    """
 
     async def call() -> T:
         return await coro_fn()
@@ -43,8 +47,20 @@ def run(coro_fn: Callable[[], Awaitable[T]]) -> T:
     try:
         with server_errors():
             return asyncio.run(call())
+    except WaitsForApproval as waiting:
+        _print_waiting(waiting, as_json)
     except PenstockError as error:
         exit_with_error(error.message)
+
+
+def _print_waiting(waiting: WaitsForApproval, as_json: bool) -> NoReturn:
+    """Print what an act waits for, and exit."""
+    if as_json:
+        print(json.dumps({"status": "waiting", **waiting.details, "message": waiting.message}, indent=2))
+    else:
+        approval_id = waiting.details["approval_id"]
+        print(f"{waiting.message}; approve it with `penstock approvals approve {approval_id}`")
+    raise typer.Exit(0)
 
 
 def exit_with_error(message: str) -> NoReturn:

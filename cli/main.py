@@ -24,7 +24,7 @@ _COMMANDS = (
 )
 _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "prices", "credits", "usage", "models", "pools", "engine",
-    "audit", "contracts", "adjustments", "ledger", "alerts", "statements", "sla", "exports", "invoices",
+    "audit", "contracts", "adjustments", "approvals", "ledger", "alerts", "statements", "sla", "exports", "invoices",
     "periods", "corrections", "economics", "reconcile", "payments", "sim",
 )  # fmt: skip
 

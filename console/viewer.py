@@ -9,7 +9,7 @@ from nicegui import ui
 
 from admin.actor import Actor
 from console.sessions import Session, SessionStore
-from core.errors import PenstockError
+from core.errors import PenstockError, WaitsForApproval
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,8 @@ class Viewer:
                 await handler(*args)
             except SignedOut:
                 ui.navigate.to("/sign-in")
+            except WaitsForApproval as waiting:
+                toast_info(f"{waiting.message[:1].upper()}{waiting.message[1:]}.")
             except PenstockError as error:
                 toast_error(error.message)
             except Exception:
@@ -120,6 +122,19 @@ class Viewer:
 def toast_ok(message: str) -> None:
     """Show a confirmation for 4 s."""
     ui.notify(message, position="bottom-right", classes="toast-ok", timeout=4000, attrs={"role": "status"})
+
+
+def toast_info(message: str) -> None:
+    """Show what happened instead of the act, until dismissed, at most 10 s."""
+    ui.notify(
+        message,
+        position="bottom-right",
+        classes="toast-ok",
+        timeout=10_000,
+        multi_line=True,
+        close_button="Dismiss",
+        attrs={"role": "status"},
+    )
 
 
 def toast_error(message: str) -> None:

@@ -9,6 +9,7 @@ PenstockError
 │   └── TenantSuspended     the organisation is suspended
 ├── NotFound                no such object, or not visible to the caller
 │   └── ModelNotFound       no such model; names the list's address and near matches
+├── WaitsForApproval        nothing is wrong: the act is stored until another person approves it
 ├── Conflict                the object's state forbids it (duplicate name, overlapping price)
 ├── PaymentRequired         the balance or a budget does not cover the request
 │   ├── InsufficientCredit  prepaid balance less open holds is too small
@@ -100,6 +101,12 @@ class Conflict(PenstockError):
     """The state of the object forbids the act."""
 
     code = "conflict"
+
+
+class WaitsForApproval(PenstockError):
+    """The act is above the approval limit: its request is stored, and another person must approve it."""
+
+    code = "waits_for_approval"
 
 
 class PaymentRequired(PenstockError):

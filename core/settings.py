@@ -118,7 +118,8 @@ class Settings(BaseSettings):
     hold_ttl_s: float = 60.0
     """Time after which a hold that is not renewed expires."""
     approval_limit_usd: Decimal = Field(default=Decimal(100), ge=0)
-    """Manual adjustments of more than this, credits or debits, need a second person's approval."""
+    """US dollars that one person may grant, adjust, refund, write off or lend an organisation alone within 30 days;
+    more needs a second person's approval, and so do prices, contracts and the close of a month."""
     log_level: str = "INFO"
     """Level name of the logging module."""
 

@@ -108,6 +108,16 @@ memberships = Table(
 )
 """The one role of a user, in one organisation or on the platform (tenant null)."""
 
+shell_users = Table(
+    "shell_users",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("user_id", Uuid, ForeignKey("users.id"), nullable=False),
+    instant("mapped_at", now=True),
+    Index(None, "user_id"),
+)
+"""The person of the platform behind each user of a host's shell."""
+
 admin_tokens = Table(
     "admin_tokens",
     metadata,

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from admin import billing as admin_billing
 from admin.actor import Actor
-from api.admin.deps import AdminDeps, Limit, Reason, ReasonBody, RequestBody, ResponseModel
+from api.admin.deps import WAITS, AdminDeps, Limit, Reason, ReasonBody, RequestBody, ResponseModel
 
 Usd = Annotated[str, Field(pattern=r"^[0-9]{1,15}(\.[0-9]{1,12})?$", max_length=30, examples=["10.00"])]
 PerMtok = Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?$", examples=["0.50"])]
@@ -93,6 +93,7 @@ class AccountOut(ResponseModel):
     available_usd: str | None
     open_requests: int
     owed_usd: str
+    invoiced_usd: str
     credit_limit_usd: str | None
     budget_usd: str | None
     spent_this_month_usd: str
@@ -157,7 +158,7 @@ class BudgetUpdate(RequestBody):
 
 
 class CreditLimitUpdate(RequestBody):
-    """The largest amount that a postpaid organisation may owe; null = no limit."""
+    """The largest amount that a postpaid organisation may owe, unpaid invoices included; null = no limit."""
 
     credit_limit_usd: Usd | None
     reason: Reason
@@ -186,17 +187,17 @@ def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return PriceList(data=[PriceOut.model_validate(row) for row in rows])
 
-    @routes.post("/prices", status_code=201, summary="Set or schedule a price")
+    @routes.post("/prices", status_code=201, responses=WAITS, summary="Set or schedule a price")
     async def set_price(actor: Annotated[Actor, auth], body: PriceCreate) -> PriceOut:
         price = await admin_billing.set_price(deps.database, actor, **body.model_dump())
         return PriceOut.model_validate(price)
 
-    @routes.post("/prices/end", summary="End a price book")
+    @routes.post("/prices/end", responses=WAITS, summary="End a price book")
     async def end_price(actor: Annotated[Actor, auth], body: PriceEnd) -> PriceList:
         rows = await admin_billing.end_price(deps.database, actor, **body.model_dump())
         return PriceList(data=[PriceOut.model_validate(row) for row in rows])
 
-    @routes.post("/prices/{version}/withdraw", summary="Withdraw a scheduled price")
+    @routes.post("/prices/{version}/withdraw", responses=WAITS, summary="Withdraw a scheduled price")
     async def withdraw_price(
         actor: Annotated[Actor, auth],
         version: Annotated[int, Path(ge=1, lt=2**63)],
@@ -225,10 +226,19 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
         rows = await admin_billing.list_grants(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return GrantList(data=[GrantOut.model_validate(row) for row in rows])
 
-    @routes.post("/tenants/{tenant_id}/credits", status_code=201, summary="Grant credit")
+    @routes.post(
+        "/tenants/{tenant_id}/credits",
+        status_code=201,
+        responses=WAITS,
+        summary="Grant credit; above the approval limit it waits for a second person",
+    )
     async def grant_credit(actor: Annotated[Actor, auth], tenant_id: UUID, body: CreditGrant) -> AccountOut:
         account = await admin_billing.grant_credit(
-            deps.database, actor, tenant_id=tenant_id, **body.model_dump()
+            deps.database,
+            actor,
+            tenant_id=tenant_id,
+            limit_usd=deps.settings.approval_limit_usd,
+            **body.model_dump(),
         )
         return AccountOut.model_validate(account)
 
@@ -248,11 +258,20 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return AccountOut.model_validate(account)
 
-    @routes.put("/tenants/{tenant_id}/credit-limit", summary="Set what a postpaid organisation may owe")
+    @routes.put(
+        "/tenants/{tenant_id}/credit-limit",
+        responses=WAITS,
+        summary="Set what a postpaid organisation may owe; a raise above the approval limit waits",
+    )
     async def set_credit_limit(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: CreditLimitUpdate
     ) -> AccountOut:
         account = await admin_billing.set_credit_limit(
-            deps.database, actor, tenant_id=tenant_id, usd=body.credit_limit_usd, reason=body.reason
+            deps.database,
+            actor,
+            tenant_id=tenant_id,
+            usd=body.credit_limit_usd,
+            reason=body.reason,
+            limit_usd=deps.settings.approval_limit_usd,
         )
         return AccountOut.model_validate(account)

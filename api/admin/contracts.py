@@ -1,4 +1,4 @@
-"""Admin API: contracts, manual adjustments, and approvals by a second person."""
+"""Admin API: contracts and manual adjustments."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -11,7 +11,7 @@ from admin import adjustments as admin_adjustments
 from admin import contracts as admin_contracts
 from admin.actor import Actor
 from api.admin.billing import Usd
-from api.admin.deps import AdminDeps, Decision, Limit, Reason, RequestBody, ResponseModel
+from api.admin.deps import WAITS, AdminDeps, Decision, Limit, Reason, RequestBody, ResponseModel
 
 Month = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}$", examples=["2026-11"])]
 
@@ -125,23 +125,6 @@ class AdjustmentRequestList(BaseModel):
     data: list[AdjustmentRequestOut]
 
 
-class ApprovalOut(ResponseModel):
-    """A pending approval."""
-
-    id: UUID
-    kind: str
-    tenant_id: UUID | None
-    facts: dict[str, Any]
-    requested_by: str
-    requested_at: datetime
-
-
-class ApprovalList(BaseModel):
-    """Pending approvals, oldest first."""
-
-    data: list[ApprovalOut]
-
-
 def router(deps: AdminDeps) -> APIRouter:
     """Routes of contracts and adjustments."""
     routes = deps.router("billing")
@@ -158,7 +141,9 @@ def _contract_routes(routes: APIRouter, deps: AdminDeps) -> None:
         rows = await admin_contracts.list_contracts(deps.database, actor, tenant_id=tenant_id)
         return ContractList(data=[ContractOut.model_validate(row) for row in rows])
 
-    @routes.post("/tenants/{tenant_id}/contracts", status_code=201, summary="Create a contract")
+    @routes.post(
+        "/tenants/{tenant_id}/contracts", status_code=201, responses=WAITS, summary="Create a contract"
+    )
     async def add_contract(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: ContractCreate
     ) -> ContractOut:
@@ -167,7 +152,7 @@ def _contract_routes(routes: APIRouter, deps: AdminDeps) -> None:
         contract = await admin_contracts.add_contract(deps.database, actor, tenant_id=tenant_id, **facts)
         return ContractOut.model_validate(contract)
 
-    @routes.post("/contracts/{contract_id}/end", summary="End a contract and its prices")
+    @routes.post("/contracts/{contract_id}/end", responses=WAITS, summary="End a contract and its prices")
     async def end_contract(
         actor: Annotated[Actor, auth], contract_id: UUID, body: ContractEnd
     ) -> ContractOut:
@@ -226,10 +211,3 @@ def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:
             deps.database, actor, approval_id=approval_id, approve=body.approve, reason=body.reason
         )
         return AdjustmentRequestOut.model_validate(decided)
-
-    @routes.get("/approvals", summary="List pending approvals")
-    async def list_approvals(
-        actor: Annotated[Actor, auth], kind: Annotated[str | None, Query(max_length=100)] = None
-    ) -> ApprovalList:
-        rows = await admin_adjustments.list_approvals(deps.database, actor, kind=kind)
-        return ApprovalList(data=[ApprovalOut.model_validate(row) for row in rows])

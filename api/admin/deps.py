@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -64,6 +64,24 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorOut, "description": text} for status, text in _ERROR_DESCRIPTIONS.items()
 }
 """The argument `responses` of routers."""
+
+
+class WaitingOut(BaseModel):
+    """An act above the approval limit. It takes effect when another person approves it."""
+
+    status: Literal["waiting"]
+    approval_id: UUID
+    kind: str
+    message: str
+
+
+WAITS: dict[int | str, dict[str, Any]] = {
+    202: {
+        "model": WaitingOut,
+        "description": "Stored: another person must approve it. Nothing is changed yet.",
+    }
+}
+"""The argument `responses` of routes whose act is under the approval limit."""
 
 
 class SizeLimitedRoute(APIRoute):

@@ -12,6 +12,7 @@ from admin import invoices as admin_invoices
 from admin import periods as admin_periods
 from admin.actor import Actor
 from api.admin.deps import (
+    WAITS,
     AdminDeps,
     After,
     Decision,
@@ -312,11 +313,19 @@ def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
         done = await admin_invoices.void_invoice(deps.database, actor, ref=ref, reason=body.reason)
         return InvoiceOut.model_validate(done)
 
-    @routes.post("/invoices/{ref}/write-off", summary="Write off the open amount of an invoice")
+    @routes.post(
+        "/invoices/{ref}/write-off", responses=WAITS, summary="Write off the open amount of an invoice"
+    )
     async def write_off_invoice(
         actor: Annotated[Actor, auth], ref: InvoiceRef, body: ReasonBody
     ) -> InvoiceOut:
-        done = await admin_invoices.write_off_invoice(deps.database, actor, ref=ref, reason=body.reason)
+        done = await admin_invoices.write_off_invoice(
+            deps.database,
+            actor,
+            ref=ref,
+            reason=body.reason,
+            limit_usd=deps.settings.approval_limit_usd,
+        )
         return InvoiceOut.model_validate(done)
 
 
@@ -333,7 +342,9 @@ def _period_routes(routes: APIRouter, deps: AdminDeps) -> None:
         found = await admin_periods.check_period(deps.database, actor, month=parse_month(month))
         return ChecklistOut.model_validate(found)
 
-    @routes.post("/periods/{month}/close", summary="Create the invoices of a month and close it")
+    @routes.post(
+        "/periods/{month}/close", responses=WAITS, summary="Create the invoices of a month and close it"
+    )
     async def close_period(
         actor: Annotated[Actor, auth], month: MonthPath, body: OptionalReasonBody
     ) -> ChecklistOut:
@@ -345,6 +356,7 @@ def _period_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.post(
         "/parked-records/{request_id}/write-off",
         status_code=204,
+        responses=WAITS,
         summary="Write off a usage record that could not be billed",
     )
     async def write_off_parked(actor: Annotated[Actor, auth], request_id: UUID, body: ReasonBody) -> None:

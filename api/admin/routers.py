@@ -4,6 +4,7 @@ from fastapi import APIRouter, Depends
 
 from api.admin import (
     alerts,
+    approvals,
     audit,
     billing,
     contracts,
@@ -30,6 +31,7 @@ _MODULES = (
     billing,
     exports,
     contracts,
+    approvals,
     ledger,
     invoices,
     economics,

@@ -155,6 +155,16 @@ async def make_due_invoices(database: Database) -> int:
     return (await check_and_make_invoices(database, month)).made
 
 
+async def require_closable(database: Database, month: date) -> None:
+    """Raise InvalidRequest for a future month, and Conflict that names the failed checks that come before invoices."""
+    async with database.read() as connection:
+        now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    if month > month_of(now):
+        raise InvalidRequest(f"{month_name(month)} has not begun", param="month")
+    await rollups.roll_up(database)
+    _require_ok(await _run_checks(database, month, checks.CHECKS))
+
+
 async def close_month(
     database: Database, month: date, *, by: str, progress: Progress | None = None
 ) -> Checklist:
@@ -165,13 +175,9 @@ async def close_month(
     """
     async with database.read() as connection:
         frozen = await _stored_checklist(connection, month)
-        now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     if frozen is not None:
         return frozen
-    if month > month_of(now):
-        raise InvalidRequest(f"{month_name(month)} has not begun", param="month")
-    await rollups.roll_up(database)
-    _require_ok(await _run_checks(database, month, checks.CHECKS))
+    await require_closable(database, month)
     await make_invoices(database, month, progress=progress)
     final = await _run_checks(database, month, (*checks.CHECKS, *checks.FINAL_CHECKS))
     _require_ok(final)

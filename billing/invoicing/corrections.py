@@ -29,6 +29,7 @@ from billing.invoicing.rerate import (
 )
 from billing.invoicing.sources import billed_commitments, usage_groups
 from billing.ledger import approvals
+from billing.ledger.approvals import Person
 from billing.ledger.months import bounds, month_name
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
@@ -109,7 +110,7 @@ async def dry_run(connection: AsyncConnection, month: date, spec: CorrectionSpec
 
 @platform_wide("a correction may reach every organisation")
 async def request_correction(
-    connection: AsyncConnection, month: date, spec: CorrectionSpec, *, reason: str, by: str
+    connection: AsyncConnection, month: date, spec: CorrectionSpec, *, reason: str, by: Person
 ) -> Correction:
     """Store the difference that `spec` makes and request an approval. `by` names the person.
 
@@ -128,7 +129,7 @@ async def request_correction(
 
 
 async def request_reversal(
-    connection: AsyncConnection, correction_id: UUID, *, reason: str, by: str
+    connection: AsyncConnection, correction_id: UUID, *, reason: str, by: Person
 ) -> Correction:
     """Store the reversal of a correction and request an approval.
 
@@ -157,7 +158,7 @@ async def request_reversal(
 
 
 async def decide_correction(
-    connection: AsyncConnection, correction_id: UUID, *, by: str, approve: bool
+    connection: AsyncConnection, correction_id: UUID, *, by: Person, approve: bool
 ) -> Correction:
     """Approve or reject a correction. `correction_booking.apply_correction` books an approved one.
 
@@ -180,7 +181,7 @@ async def decide_correction(
         text(
             "UPDATE corrections SET status = :status, decided_by = :by, decided_at = clock_timestamp() WHERE id = :id"
         ),
-        {"status": "applying" if approve else "rejected", "by": by, "id": correction_id},
+        {"status": "applying" if approve else "rejected", "by": by.label, "id": correction_id},
     )
     return await get_correction(connection, correction_id)
 
@@ -294,7 +295,7 @@ async def _store(
     *,
     spec: dict[str, Any],
     reason: str,
-    by: str,
+    by: Person,
     reverses: UUID | None,
 ) -> Correction:
     correction_id = uuid7()
@@ -316,7 +317,7 @@ async def _store(
             "reverses": reverses,
             "approval": approval_id,
             "delta": delta,
-            "by": by,
+            "by": by.label,
         },
     )
     await connection.execute(

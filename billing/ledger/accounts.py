@@ -21,7 +21,8 @@ MAX_AMOUNT = 10**12 * 10**12
 
 
 _SELECT = (
-    "SELECT tenant_id, mode, balance, held, open_holds, owed, credit_limit, budget, penstock_spent(b) AS spent, "
+    "SELECT tenant_id, mode, balance, held, open_holds, owed, invoiced, credit_limit, budget, "
+    "penstock_spent(b) AS spent, "
     "least(penstock_funds(b), budget - penstock_spent(b)) - held AS available FROM billing_accounts b"
 )
 
@@ -41,6 +42,8 @@ class AccountView(msgspec.Struct, frozen=True):
     open_requests: int
     owed_usd: str
     """Postpaid usage that is not invoiced yet; below 0 when the customer is in credit."""
+    invoiced_usd: str
+    """Invoices that are not paid yet."""
     credit_limit_usd: str | None
     budget_usd: str | None
     """Budget per UTC month; None = none."""
@@ -93,6 +96,7 @@ def _view(row: Row[Any]) -> AccountView:
         available_usd=None if row.available is None else pico_to_usd(max(int(row.available), 0)),
         open_requests=row.open_holds,
         owed_usd=pico_to_usd(int(row.owed)),
+        invoiced_usd=pico_to_usd(int(row.invoiced)),
         credit_limit_usd=_usd_or_none(row.credit_limit),
         budget_usd=_usd_or_none(row.budget),
         spent_this_month_usd=pico_to_usd(int(row.spent)),
@@ -161,7 +165,7 @@ async def set_budget(connection: AsyncConnection, tenant_id: UUID, usd: str | No
 
 
 async def set_credit_limit(connection: AsyncConnection, tenant_id: UUID, usd: str | None) -> AccountView:
-    """Limit in dollars what a postpaid tenant may owe, None for no limit.
+    """Limit in dollars what a postpaid tenant may owe, unpaid invoices included; None for no limit.
 
     Raises InvalidRequest, Conflict for a prepaid account, NotFound.
     """

@@ -15,6 +15,10 @@ LEDGER_CHECKS = {
         SELECT b.tenant_id, b.owed, coalesce(l.debit - l.credit, 0) AS ledger FROM billing_accounts b
         LEFT JOIN ledger_balances l ON l.tenant_id = b.tenant_id AND l.code = 'receivable'
         WHERE b.owed <> coalesce(l.debit - l.credit, 0)""",
+    "unpaid invoices differ from the ledger": """
+        SELECT b.tenant_id, b.invoiced, coalesce(l.debit - l.credit, 0) AS ledger FROM billing_accounts b
+        LEFT JOIN ledger_balances l ON l.tenant_id = b.tenant_id AND l.code = 'invoiced'
+        WHERE b.invoiced <> coalesce(l.debit - l.credit, 0)""",
     "usage and its transfers differ": """
         SELECT coalesce(u.request_id, t.source_id) AS request_id, u.cost, t.amount
         FROM usage u FULL JOIN (

@@ -32,6 +32,7 @@ billing_accounts = Table(
     string("mode"),
     pico("balance", zero=True),
     pico("owed", zero=True),
+    pico("invoiced", zero=True),
     pico("held", zero=True),
     Column("open_holds", Integer, nullable=False, server_default=text("0")),
     pico("budget", nullable=True),
@@ -46,7 +47,7 @@ billing_accounts = Table(
     instant("created_at", now=True),
     CheckConstraint("balance >= 0", name="balance"),
 )
-"""One row per tenant, locked by every booking: prepaid `balance`, postpaid `owed`, money held."""
+"""One row per tenant, locked by every booking: prepaid `balance`, postpaid `owed` and `invoiced`, money held."""
 
 ledger_accounts = Table(
     "ledger_accounts",
@@ -194,9 +195,27 @@ approvals = Table(
     Column("decided_by", Text),
     instant("decided_at", nullable=True),
     Column("decision", Text),
+    string("requested_by_id"),
+    Column("decided_by_id", Text),
+    pico("amount", nullable=True),
+    uid("source_id"),
     Index("ix_approvals_open", "requested_at", postgresql_where=text("decision IS NULL")),
+    Index(
+        "ix_approvals_within_limit",
+        "requested_by_id",
+        "tenant_id",
+        "requested_at",
+        postgresql_where=text("decision = 'within_limit'"),
+    ),
+    Index(
+        "uq_approvals_source",
+        "source_id",
+        "kind",
+        unique=True,
+        postgresql_where=text("decision IS DISTINCT FROM 'rejected'"),
+    ),
 )
-"""Requests of one person that another person must approve."""
+"""Acts of one person under the approval limit, and requests that another person must approve."""
 
 adjustments = Table(
     "adjustments",

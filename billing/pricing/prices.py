@@ -84,6 +84,18 @@ def check_currency(currency: str) -> None:
         )
 
 
+async def was_priced(connection: AsyncConnection, model: str, tier: str) -> bool:
+    """Whether a list price of the model and tier was in force or is scheduled."""
+    found = await connection.scalar(
+        text(
+            "SELECT EXISTS (SELECT 1 FROM price_versions WHERE model = :model AND tier = :tier "
+            "AND tenant_id IS NULL AND withdrawn_at IS NULL)"
+        ),
+        {"model": model, "tier": tier},
+    )
+    return bool(found)
+
+
 async def set_price(
     connection: AsyncConnection,
     *,

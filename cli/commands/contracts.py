@@ -64,7 +64,7 @@ def add(
             )
             emit(contract, as_json)
 
-    run(act)
+    run(act, as_json=as_json)
 
 
 @app.command("list", epilog="Example: penstock contracts list --tenant acme-robotics")
@@ -106,7 +106,7 @@ def end(
             )
             emit(ended, as_json)
 
-    run(act)
+    run(act, as_json=as_json)
 
 
 def _object(text: str | None) -> dict[str, Any] | None:

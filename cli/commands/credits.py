@@ -9,6 +9,7 @@ from billing.ledger.credits import LotKind
 from billing.usage.period import parse_instant
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import Reason, TenantRef, tenant_id_of
+from core.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Credit, budgets and balances of organisations.")
 
@@ -73,10 +74,11 @@ def grant(
                 kind=cast(LotKind, kind),
                 expires_at=None if expires is None else parse_instant(expires, "--expires"),
                 priority=priority,
+                limit_usd=Settings().approval_limit_usd,
             )
             emit(account, as_json)
 
-    run(act)
+    run(act, as_json=as_json)
 
 
 @app.command(epilog="Example: penstock credits lots acme-robotics --spent --json")
@@ -122,11 +124,16 @@ def limit(
         async with open_db(data_dir) as database:
             tenant_id = await tenant_id_of(database, actor(), tenant)
             account = await admin_billing.set_credit_limit(
-                database, actor(), tenant_id=tenant_id, usd=_usd_or_none(usd), reason=reason
+                database,
+                actor(),
+                tenant_id=tenant_id,
+                usd=_usd_or_none(usd),
+                reason=reason,
+                limit_usd=Settings().approval_limit_usd,
             )
             emit(account, as_json)
 
-    run(act)
+    run(act, as_json=as_json)
 
 
 def _usd_or_none(text: str) -> str | None:

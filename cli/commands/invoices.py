@@ -12,6 +12,7 @@ from admin import invoices as admin_invoices
 from billing.ledger.months import parse_month
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import Reason, parse_id, tenant_id_of
+from core.settings import Settings
 
 app = typer.Typer(
     no_args_is_help=True, help="Invoices: make a month's, list and show them, trace, void, write off."
@@ -141,7 +142,9 @@ def write_off(invoice: InvoiceRef, reason: Reason, data_dir: DataDir = None, as_
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            done = await admin_invoices.write_off_invoice(database, actor(), ref=invoice, reason=reason)
+            done = await admin_invoices.write_off_invoice(
+                database, actor(), ref=invoice, reason=reason, limit_usd=Settings().approval_limit_usd
+            )
             emit(done, as_json)
 
-    run(act)
+    run(act, as_json=as_json)

@@ -54,7 +54,7 @@ def close(
                 )
             emit(closed if as_json else closed.checks, as_json)
 
-    run(act)
+    run(act, as_json=as_json)
 
 
 @app.command(

@@ -81,7 +81,7 @@ def set_(
             )
             emit(price, as_json)
 
-    run(act)
+    run(act, as_json=as_json)
 
 
 @app.command(epilog="Example: penstock prices history llama-3.3-70b --tenant acme-robotics")
@@ -129,7 +129,7 @@ def end(
             )
             emit(rows, as_json)
 
-    run(act)
+    run(act, as_json=as_json)
 
 
 @app.command(epilog='Example: penstock prices withdraw 12 --reason "typing error"')
@@ -148,7 +148,7 @@ def withdraw(
             price = await admin_billing.withdraw_price(database, actor(), version=version, reason=reason)
             emit(price, as_json)
 
-    run(act)
+    run(act, as_json=as_json)
 
 
 @app.command(epilog="Example: penstock prices unpriced --json")

@@ -6,8 +6,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from admin import shell_users as admin_shell_users
 from admin import users as admin_users
-from cli.context import AsJson, DataDir, actor, emit, pepper, run
+from admin.logins import authenticate_token
+from cli.context import AsJson, DataDir, actor, emit, open_db, pepper, run
 from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of, user_of
 from tenants.roles import ALL_ROLES
 
@@ -164,9 +166,56 @@ def revoke_token(
     run(act)
 
 
+@app.command("claim-shell", epilog="Example: penstock users claim-shell < my-token")
+def claim_shell(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Map this shell user to the person whose token of the admin REST is asked for, or read from standard input."""
+    secret = _read_secret("token")
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            person = await authenticate_token(database, secret, pepper=pepper(data_dir))
+            emit(await admin_shell_users.claim(database, person, name=actor().id), as_json)
+
+    run(act)
+
+
+@app.command("release-shell", epilog="Example: penstock users release-shell < my-token")
+def release_shell(
+    name: Annotated[str | None, typer.Option(help="Another shell user than this one.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the person of a shell user. Takes a token as `claim-shell`: the person's own or a platform admin's."""
+    secret = _read_secret("token")
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            person = await authenticate_token(database, secret, pepper=pepper(data_dir))
+            released = name or actor().id
+            await admin_shell_users.release(database, person, name=released)
+            emit({"released": released}, as_json)
+
+    run(act)
+
+
+@app.command("shells", epilog="Example: penstock users shells")
+def shells(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List shell users and the people behind them."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            emit(await admin_shell_users.list_all(database, actor()), as_json)
+
+    run(act)
+
+
 def _read_password() -> str:
     """Read a password without an argument, which the shell history would keep."""
+    return _read_secret("password", confirm=True)
+
+
+def _read_secret(what: str, *, confirm: bool = False) -> str:
     if sys.stdin.isatty():
-        typed: str = typer.prompt("password", hide_input=True, confirmation_prompt=True)
+        typed: str = typer.prompt(what, hide_input=True, confirmation_prompt=confirm)
         return typed
     return sys.stdin.read(4096).rstrip("\r\n")

@@ -8,6 +8,7 @@ from nicegui.elements.dialog import Dialog
 
 from console.components.base import Text, box, copy_button
 from console.viewer import Viewer
+from core.errors import WaitsForApproval
 
 
 @contextmanager
@@ -86,7 +87,7 @@ def form_dialog(
     """A form in a dialog that opens at once; fields created inside belong to it.
 
     `save` runs through `viewer.act` and returns whether the dialog may close. When it raises, the error is shown and
-    the form stays open.
+    the form stays open, unless the act waits for an approval.
     """
     with _frame(title, wide=wide) as dialog:
         if sub:
@@ -99,6 +100,9 @@ def form_dialog(
             try:
                 if await save():
                     dialog.close()
+            except WaitsForApproval:
+                dialog.close()
+                raise
             finally:
                 button.enable()
 

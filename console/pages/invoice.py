@@ -86,7 +86,13 @@ def _acts(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
             danger=True,
         )
         if reason is not None:
-            await admin_invoices.write_off_invoice(console.database, viewer.actor, ref=ref, reason=reason)
+            await admin_invoices.write_off_invoice(
+                console.database,
+                viewer.actor,
+                ref=ref,
+                reason=reason,
+                limit_usd=console.settings.approval_limit_usd,
+            )
             reload_with("The invoice is written off.")
 
     secondary("Void", viewer.act(void), icon="block")

@@ -1,11 +1,10 @@
-"""Pending approvals of adjustments, refunds and corrections. Another person than the requester decides."""
+"""Acts above the approval limit that wait. Another person than the requester decides."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from uuid import UUID
 
-from admin import adjustments as admin_adjustments
-from admin import payments as admin_payments
+from admin import decisions
 from billing.invoicing.corrections import APPROVAL_KIND as CORRECTION
 from billing.ledger.approvals import Approval
 from console.components.base import card, notice
@@ -19,6 +18,19 @@ from console.viewer import Viewer
 OWN_REQUEST = "You asked for this: another person has to decide it."
 ShowCorrection = Callable[[Console, Viewer, UUID, dict[UUID, str]], Awaitable[None]]
 """Opens the dialog of a correction, which contains the decision."""
+_NAMES = {
+    "credit.grant": "Credit grant",
+    "credit_limit.set": "Credit limit",
+    "price.set": "Price",
+    "price.end": "End of a price",
+    "price.withdraw": "Withdrawal of a price",
+    "contract.add": "Contract",
+    "contract.end": "End of a contract",
+    "invoice.write_off": "Write-off",
+    "parked_record.write_off": "Write-off of a record",
+    "period.close": "Close of a month",
+}
+"""Acts other than adjustments, refunds and corrections, by kind."""
 _COLUMNS = (
     Column("what", "What"),
     Column("tenant", "Tenant"),
@@ -38,7 +50,7 @@ async def approvals_panel(
     console: Console, viewer: Viewer, tenants: dict[UUID, str], show: ShowCorrection
 ) -> None:
     """Draw the pending approvals with their actions; `show` opens a correction."""
-    waiting = await admin_adjustments.list_approvals(console.database, viewer.actor)
+    waiting = await decisions.list_approvals(console.database, viewer.actor)
     by_id = {str(one.id): one for one in waiting}
 
     async def act(name: str, row: str) -> None:
@@ -48,7 +60,7 @@ async def approvals_panel(
         else:
             await _decide(console, viewer, one, approve=name == "approve")
 
-    if any(one.requested_by == viewer.actor.label for one in waiting):
+    if any(one.requested_by_id == viewer.actor.id for one in waiting):
         notice(
             "info", "Your own requests wait for another person", "Nobody decides what he asked for himself."
         )
@@ -64,37 +76,68 @@ async def approvals_panel(
 
 
 async def _decide(console: Console, viewer: Viewer, one: Approval, *, approve: bool) -> None:
-    """Confirm, then approve or reject an adjustment or a refund."""
-    amount = money(one.facts["amount_usd"]).text
-    effects = {
-        "adjustment": f"{amount} is booked at once, dated now. It cannot be taken back; "
-        "a mistake takes another adjustment.",
-        "refund": f"{amount} goes back to the payer's card, and the credit is taken. It cannot be called back.",
-    }
+    """Confirm, then approve or reject an act."""
     reason = await confirm(
         viewer,
-        f"{'Approve' if approve else 'Reject'} this {words(one.kind)}?",
-        effects.get(one.kind, "It is done at once.")
-        if approve
-        else "Nothing is booked. It may be asked again.",
+        f"{'Approve' if approve else 'Reject'}: {_name(one).lower()}?",
+        _effect(one) if approve else "Nothing is changed. It may be requested again.",
         "Approve" if approve else "Reject",
         danger=not approve,
     )
     if reason is None:
         return
-    decide = admin_payments.decide_refund if one.kind == "refund" else admin_adjustments.decide_adjustment
-    await decide(console.database, viewer.actor, approval_id=one.id, approve=approve, reason=reason)
-    reload_with(f"The {words(one.kind)} is {'booked' if approve else 'rejected'}.")
+    await decisions.decide(console.database, viewer.actor, approval_id=one.id, approve=approve, reason=reason)
+    reload_with(f"{_name(one)}: {'approved and done' if approve else 'rejected'}.")
+
+
+def _name(one: Approval) -> str:
+    return _NAMES.get(one.kind, words(one.kind).capitalize())
+
+
+def _effect(one: Approval) -> str:
+    """What an approval does, as text."""
+    amount = money(one.facts.get("amount_usd")).text
+    effects = {
+        "adjustment": f"{amount} is booked at once, dated now. It cannot be taken back; "
+        "a mistake takes another adjustment.",
+        "refund": f"{amount} goes back to the payer's card, and the credit is taken. It cannot be called back.",
+        "credit.grant": f"{amount} of credit can be spent at once.",
+        "invoice.write_off": "What is open of the invoice is given up and booked as uncollectible.",
+        "period.close": "The month is checked again, its invoices are made, and it is frozen for good.",
+    }
+    return effects.get(one.kind, "It is done at once, for requests admitted from then on.")
+
+
+def _details(one: Approval) -> str:
+    """The facts of an act that its amount and reason do not show."""
+    facts = one.facts
+    found = []
+    if "model" in facts:
+        found.append(f"{facts['model']} ({facts['tier']})")
+    if "input" in facts:
+        found.append(f"${facts['input']} in, ${facts['output']} out per million")
+    if facts.get("discount_bps"):
+        found.append(f"{facts['discount_bps'] / 100:g} % discount")
+    if facts.get("commit_monthly_usd"):
+        found.append(f"{money(facts['commit_monthly_usd']).text} a month committed")
+    if "credit_limit_usd" in facts:
+        limit = facts["credit_limit_usd"]
+        found.append("no limit" if limit is None else f"limit {money(limit).text}")
+    if facts.get("number"):
+        found.append(facts["number"])
+    month = facts.get("corrects") or facts.get("month")
+    if month:
+        found.append(f"month {month}")
+    return ", ".join(found)
 
 
 def _row(one: Approval, viewer: Viewer, tenants: dict[UUID, str], now: datetime) -> Row:
     amount = one.facts.get("amount_usd") or one.facts.get("delta_usd")
-    tenant = tenants.get(one.tenant_id, "–") if one.tenant_id else "several"
-    month = one.facts.get("corrects") or one.facts.get("month")
+    tenant = tenants.get(one.tenant_id, "–") if one.tenant_id else "–" if one.kind in _NAMES else "several"
     asked = moment(one.requested_at, now)
     return {
         "id": str(one.id),
-        "what": cell(words(one.kind).capitalize(), sub=f"corrects {month}" if month else ""),
+        "what": cell(_name(one), sub=_details(one)),
         "tenant": cell(tenant, href=f"/tenants/{one.tenant_id}" if one.tenant_id else "", text=True),
         "amount": cell(money(amount), sub=favour(amount) if amount and one.kind == "adjustment" else ""),
         "reason": cell(one.facts.get("reason") or "–", wrap=True),
@@ -104,9 +147,9 @@ def _row(one: Approval, viewer: Viewer, tenants: dict[UUID, str], now: datetime)
 
 
 def _actions(one: Approval, viewer: Viewer, tenant: str) -> Cell:
-    subject = f"{one.kind} for {tenant}"
+    subject = f"{_name(one).lower()} for {tenant}"
     if one.kind == CORRECTION:
         return actions_cell([("open", "Open", "")], subject)
-    if one.requested_by == viewer.actor.label:
+    if one.requested_by_id == viewer.actor.id:
         return cell(Formatted("yours", OWN_REQUEST), tone="idle")
     return actions_cell([("approve", "Approve", ""), ("reject", "Reject", "bad")], subject)

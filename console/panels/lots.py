@@ -93,7 +93,11 @@ def _losses(lot: Lot) -> str:
 def open_grant_form(
     console: Console, viewer: Viewer, tenant_id: UUID, done: Callable[[], Awaitable[None]]
 ) -> None:
-    """Open the form that grants prepaid credit: amount, kind, expiry, priority and reason."""
+    """Open the form that grants prepaid credit: amount, kind, expiry, priority and reason.
+
+    Above the limit it needs an approval.
+    """
+    limit = console.settings.approval_limit_usd
 
     async def save() -> bool:
         usd, expires, order = "", None, None
@@ -122,12 +126,19 @@ def open_grant_form(
             kind=kind.value,
             expires_at=expires,
             priority=order,
+            limit_usd=limit,
         )
         toast_ok(f"{money(usd).text} of credit granted.")
         await done()
         return True
 
-    with form_dialog("Grant credit", "Grant credit", viewer, save, sub="The credit can be spent at once."):
+    with form_dialog(
+        "Grant credit",
+        "Grant credit",
+        viewer,
+        save,
+        sub=f"Up to {money(str(limit)).text} in 30 days it can be spent at once; more waits for a second person.",
+    ):
         amount = text_input("Amount in US dollars").props("autofocus inputmode=decimal prefix=$")
         with box("div", "fields"):
             kind = ui.select(GRANTED, value="promotional", label="Kind").props("outlined dense")

@@ -76,8 +76,9 @@ class _MoneyPanel:
             "less holds, within budget",
         )
         prepaid = account.mode == "prepaid"
+        unpaid = "" if prepaid else f", and {money(account.invoiced_usd).text} invoiced and unpaid"
         self.balance.set(
-            money(account.balance_usd if prepaid else account.owed_usd), account.mode.capitalize()
+            money(account.balance_usd if prepaid else account.owed_usd), account.mode.capitalize() + unpaid
         )
         self.held.set(money(account.held_usd), f"{account.open_requests} open")
         self.spent.set(money(account.spent_this_month_usd), "since the 1st, UTC")

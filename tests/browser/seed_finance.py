@@ -24,6 +24,7 @@ from tests.browser.seed import ADMIN, FINANCE, ME, PASSWORD, PEPPER, Customer
 from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.payments.support import buy, gateway_to
 from tests.integration.billing.support import Customer as Payer
+from tests.support.approving import SECOND as APPROVER
 from tests.support.stripe_sim import FakeStripe
 from tests.support.virtual_time import VirtualClock
 from workers.engine_counters import CounterReport, record_counters
@@ -154,7 +155,7 @@ async def _changes(database: Database, customers: dict[str, Customer]) -> None:
     tenant_id = customers["Lumen Health"].tenant_id
     for amount, reason in (("1.25", "an outage on Monday"), ("250", "a model that answered nonsense")):
         await admin_adjustments.request_adjustment(
-            database, ME, tenant_id=tenant_id, amount_usd=amount, reason=reason, limit_usd=Decimal(100)
+            database, APPROVER, tenant_id=tenant_id, amount_usd=amount, reason=reason, limit_usd=Decimal(100)
         )
 
 

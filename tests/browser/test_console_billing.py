@@ -33,6 +33,7 @@ from tests.browser.seed_billing import billing_seed
 from tests.browser.seed_finance import MODEL
 from tests.browser.site import Site, running_site
 from tests.support.api_process import serving
+from tests.support.approving import approve_all
 from tests.support.services import Services
 from tests.support.stripe_sim import FakeStripe, running
 
@@ -405,18 +406,28 @@ async def test_a_scheduled_price_is_withdrawn_and_a_contract_price_ends(
     await rows.filter(has_text="1 Jan 2099").filter(has_text="List price").get_by_role("button").click()
     await dialog.get_by_label("Reason").fill("not yet")
     await dialog.get_by_role("button", name="Withdraw").click()
+    await approve_waiting(finance, database)
+    await finance.open("/models")
     await expect(rows.filter(has_text="Scheduled").filter(has_text="List price")).to_have_count(0)
     row = rows.filter(has_text="Lumen Health")
     await row.get_by_role("button", name="End").click()
     await dialog.get_by_label("Reason").fill("the trial is over")
     await dialog.get_by_role("button", name="End price").click()
+    await approve_waiting(finance, database)
+    await finance.open("/models")
     await expect(row).to_have_count(0)
     await page.get_by_text("Show ended prices").click()
     await expect(row).to_contain_text("Ended")
     await expect(page.get_by_role("link", name="Re-rate a past month")).to_be_visible()
 
 
-async def test_finance_makes_and_ends_a_contract(finance: Person, shop: Site) -> None:
+async def approve_waiting(finance: Person, database: Database) -> None:
+    """See that the act waits, and approve it as a second person."""
+    await expect(finance.page.get_by_role("status").filter(has_text="another person").last).to_be_visible()
+    assert len(await approve_all(database)) == 1
+
+
+async def test_finance_makes_and_ends_a_contract(finance: Person, shop: Site, database: Database) -> None:
     tenant_id = shop.customers["Lumen Health"].tenant_id
     await finance.open(f"/tenants/{tenant_id}?tab=money")
     page, dialog = finance.page, finance.page.get_by_role("dialog")
@@ -428,11 +439,15 @@ async def test_finance_makes_and_ends_a_contract(finance: Person, shop: Site) ->
     await dialog.get_by_label("Discount in percent").fill("7.5")
     await dialog.get_by_label("Committed a month").fill("1,000")
     await dialog.get_by_role("button", name="Save contract").click()
+    await approve_waiting(finance, database)
+    await finance.open(f"/tenants/{tenant_id}?tab=money")
     await expect(page.get_by_text("7.5% off list prices")).to_be_visible()
     await expect(page.get_by_text("$1,000.00").first).to_be_visible()
     await page.locator("[aria-label='Contracts'] tbody tr").get_by_role("button", name="End").click()
     await dialog.get_by_label("Reason").fill("they left")
     await dialog.get_by_role("button", name="End contract").click()
+    await approve_waiting(finance, database)
+    await finance.open(f"/tenants/{tenant_id}?tab=money")
     await expect(page.get_by_text("No contract in force")).to_be_visible()
 
 

@@ -14,6 +14,7 @@ from playwright.async_api import Browser, Locator, expect
 
 from admin import adjustments as admin_adjustments
 from admin import audit as admin_audit
+from admin import decisions
 from admin import economics as admin_economics
 from admin import exports as admin_exports
 from admin import ledger as admin_ledger
@@ -28,6 +29,7 @@ from tests.browser.seed import FINANCE, ME
 from tests.browser.seed_finance import BOOT, SECOND, finance_seed, months
 from tests.browser.site import Site, running_site
 from tests.integration.billing.payments.support import gateway_to, send
+from tests.support.approving import SECOND as APPROVER
 from tests.support.services import Services
 from tests.support.stripe_sim import FakeStripe, running
 
@@ -158,9 +160,16 @@ async def test_a_month_is_closed_and_its_invoices_lead_to_requests(
     await page.get_by_role("button", name="Close month").click()
     await expect(page.get_by_role("dialog")).to_contain_text("cannot be opened again")
     await answer(finance, "Close month", "the books agree")
-    await expect(page.get_by_text(f"{month(2)} is closed.")).to_be_visible(timeout=20_000)
-    (entry,) = await admin_audit.list_audit(database, ME, action="period.close")
-    assert (entry.actor_label, entry.object_id, entry.reason) == (FINANCE, month(2), "the books agree")
+    await expect(page.get_by_role("status").filter(has_text="another person")).to_be_visible(timeout=20_000)
+    [waiting] = await decisions.list_approvals(database, ME, kind="period.close")
+    await decisions.decide(database, APPROVER, approval_id=waiting.id, approve=True)
+    found = await admin_audit.list_audit(database, ME, action="period.close")
+    (entry,) = [one for one in found if one.action == "period.close"]
+    assert (entry.actor_label, entry.object_id, entry.reason) == (
+        APPROVER.label,
+        month(2),
+        "the books agree",
+    )
 
     number = await _follow_a_line(finance)
     await _is_its_owners_only(enter, books, number)
@@ -240,7 +249,7 @@ async def test_nobody_decides_what_he_asked_for(finance: Person, enter: Enter, d
     other = rows(finance, "Waits for a second person").filter(has_text="answered nonsense")
     await other.get_by_role("button", name="Approve").click()
     await answer(finance, "Approve", "seen the transcripts")
-    await expect(finance.page.get_by_text("The adjustment is booked.")).to_be_visible()
+    await expect(finance.page.get_by_text("Adjustment: approved and done.")).to_be_visible()
     await expect(other).to_have_count(0)
 
     second = await enter(SECOND)

@@ -27,7 +27,8 @@ BEGIN
     END IF;
     UPDATE billing_accounts SET
         balance = balance + CASE 'credit' WHEN p_credit THEN p_amount WHEN p_debit THEN -p_amount ELSE 0 END,
-        owed = owed + CASE 'receivable' WHEN p_debit THEN p_amount WHEN p_credit THEN -p_amount ELSE 0 END
+        owed = owed + CASE 'receivable' WHEN p_debit THEN p_amount WHEN p_credit THEN -p_amount ELSE 0 END,
+        invoiced = invoiced + CASE 'invoiced' WHEN p_debit THEN p_amount WHEN p_credit THEN -p_amount ELSE 0 END
         WHERE tenant_id = p_tenant;
     RETURN true;
 END $$;

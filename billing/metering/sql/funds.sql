@@ -4,9 +4,9 @@ CREATE OR REPLACE FUNCTION penstock_spent(a billing_accounts) RETURNS numeric LA
         THEN a.spent_month ELSE 0 END
 $$;
 
--- The money that new work may cost, before open holds are subtracted: the balance of a prepaid account, the rest of
--- the credit limit of a postpaid one, null when it has no limit.
+-- The money that new work may cost, before open holds are subtracted: the balance of a prepaid account; of a postpaid
+-- one the credit limit less what it owes, invoiced and unpaid or not invoiced yet; null when it has no limit.
 CREATE OR REPLACE FUNCTION penstock_funds(a billing_accounts) RETURNS numeric LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN a.mode = 'prepaid' THEN a.balance
-        WHEN a.credit_limit IS NOT NULL THEN greatest(a.credit_limit - a.owed, 0) END
+        WHEN a.credit_limit IS NOT NULL THEN greatest(a.credit_limit - a.owed - a.invoiced, 0) END
 $$;

@@ -1,5 +1,6 @@
 """Finance functions by command line and admin REST: the same results and error messages."""
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
@@ -15,12 +16,13 @@ from typer.testing import CliRunner, Result
 from admin.actor import system_actor
 from admin.users import create_admin_token, create_user
 from api import app as api_app
-from api.admin import billing, contracts, ledger
+from api.admin import approvals, billing, contracts, ledger
 from api.admin.deps import AdminDeps
 from cli import context
 from cli.main import app as penstock
 from core.db import Database
 from tests.integration.billing.support import make_customer
+from tests.support.approving import approve_all, approve_shell_requests, map_shell
 
 PEPPER = b"p" * 32
 ADMIN = system_actor("test")
@@ -45,7 +47,12 @@ def shell(pg_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("shell")
-def test_lots_prices_and_contracts_on_the_command_line() -> None:
+def test_lots_prices_and_contracts_on_the_command_line(pg_url: str) -> None:
+    def approved(*words: str) -> None:
+        """Run a command that waits, and approve it."""
+        assert run_json(*words)["status"] == "waiting"
+        asyncio.run(approve_shell_requests(pg_url))
+
     run_json("credits", "grant", "acme", "25", "--expires", "2100-01-01", "--reason", "welcome")
     run_json("credits", "grant", "acme", "5", "--kind", "purchased", "--priority", "1", "--reason", "wire")
     lots = run_json("credits", "lots", "acme")
@@ -54,20 +61,26 @@ def test_lots_prices_and_contracts_on_the_command_line() -> None:
         ("promotional", "25.00"),
     ]
     run_json("prices", "set", "m", "--input", "1", "--output", "2")
-    contract = run_json(
+    approved(
         *("contracts", "add", "acme", "--discount-bps", "1500", "--reason", "deal"),
         *("--sla", '{"metric": "availability", "threshold": "99.9", "credit_percent": 10}'),
     )
+    [contract] = run_json("contracts", "list", "--tenant", "acme")
     assert contract["sla"]["threshold"] == "99.9"
     committed = run("contracts", "add", "acme", "--commit", "10", "--from", "2100-01-01", "--reason", "deal")
     assert (committed.exit_code, "takes a postpaid organisation" in committed.stderr) == (2, True)
     history = run_json("prices", "history", "m", "--tenant", "acme")
     assert [(row["output"], row["status"]) for row in history] == [("2.00", "current"), ("1.70", "current")]
-    later = run_json("prices", "set", "m", "--input", "1", "--output", "3", "--from", "2100-01-01")
-    assert run_json("prices", "withdraw", str(later["id"]), "--reason", "no")["status"] == "withdrawn"
-    assert run_json("contracts", "end", contract["id"], "--reason", "over")["ended_by"] == context.os_user()
-    assert run_json("prices", "end", "m", "--reason", "retired")[0]["ended_by"] == context.os_user()
-    assert run_json("contracts", "list", "--tenant", "acme")[0]["id"] == contract["id"]
+    approved("prices", "set", "m", "--input", "1", "--output", "3", "--from", "2100-01-01")
+    [later] = [
+        row for row in run_json("prices", "list") if row["status"] == "scheduled" and not row["tenant_id"]
+    ]
+    approved("prices", "withdraw", str(later["id"]), "--reason", "no")
+    approved("contracts", "end", contract["id"], "--reason", "over")
+    approved("prices", "end", "m", "--reason", "retired")
+    assert run_json("prices", "list") == []
+    [ended] = run_json("contracts", "list", "--tenant", "acme")
+    assert (ended["id"], ended["ended_by"]) == (contract["id"], context.os_user())
     assert run_json("prices", "unpriced") == []
     for words in (
         ("credits", "grant", "acme", "5", "--expires", "2020-01-01", "--reason", "r"),
@@ -85,13 +98,16 @@ def test_lots_prices_and_contracts_on_the_command_line() -> None:
 
 
 @pytest.mark.usefixtures("shell")
-def test_adjustments_and_books_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adjustments_and_books_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pg_url: str
+) -> None:
     monkeypatch.setenv("PENSTOCK_APPROVAL_LIMIT_USD", "10")
     assert run_json("adjustments", "request", "acme", "10", "--reason", "r")["status"] == "booked"
     assert run_json("adjustments", "request", "acme", "-10.01", "--reason", "r")["status"] == "waiting"
     [waiting] = run_json("adjustments", "list", "--waiting")
     own = run("adjustments", "approve", waiting["id"])
     assert (own.exit_code, own.stdout) == (2, "")
+    asyncio.run(_map_both(pg_url))
     monkeypatch.setattr(context, "os_user", lambda: "somebody-else")
     assert run_json("adjustments", "approve", waiting["id"])["decided_by"] == "somebody-else"
     assert len(run_json("adjustments", "list", "--tenant", "acme")) == 2
@@ -124,6 +140,13 @@ def test_adjustments_and_books_on_the_command_line(tmp_path: Path, monkeypatch: 
         assert (refused.exit_code, refused.stdout) == (2, ""), refused.output
 
 
+async def _map_both(pg_url: str) -> None:
+    database = Database(pg_url)
+    for name in (None, "somebody-else"):
+        await map_shell(database, name)
+    await database.close()
+
+
 @pytest.fixture
 async def client(database: Database) -> AsyncIterator[httpx.AsyncClient]:
     """The finance person's REST client."""
@@ -137,7 +160,7 @@ async def client(database: Database) -> AsyncIterator[httpx.AsyncClient]:
     )
     token = await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=user.id, name="t")
     app = FastAPI()
-    for part in (billing, contracts, ledger):
+    for part in (approvals, billing, contracts, ledger):
         app.include_router(part.router(AdminDeps(database, None, PEPPER)))
     api_app._install_error_handlers(app)
     headers = {"authorization": f"Bearer {token.secret}"}
@@ -156,14 +179,18 @@ async def test_finance_over_rest(database: Database, client: httpx.AsyncClient) 
     assert (lot["kind"], lot["remaining_usd"]) == ("purchased", "20.00")
     assert (await client.post("/prices", json={"model": "m", "input": "1", "output": "2"})).status_code == 201
     rule = {"metric": "ttft", "percentile": 95, "threshold": 800, "credit_percent": 10}
-    made = await client.post(f"{base}/contracts", json={"discount_bps": 1000, "reason": "deal", "sla": rule})
-    assert (made.status_code, made.json()["sla"]) == (201, rule)
+    asked = await client.post(f"{base}/contracts", json={"discount_bps": 1000, "reason": "deal", "sla": rule})
+    assert (asked.status_code, asked.json()["status"]) == (202, "waiting")
+    await approve_all(database)
+    [made] = (await client.get("/contracts")).json()["data"]
+    assert made["sla"] == rule
     prices = (await client.get("/prices", params={"tenant_id": str(customer.tenant_id)})).json()["data"]
-    assert [price["contract_id"] for price in prices] == [None, made.json()["id"]]
-    ended = await client.post(f"/contracts/{made.json()['id']}/end", json={"reason": "over"})
-    assert ended.json()["effective_to"] is not None
-    assert len((await client.get("/contracts")).json()["data"]) == 1
-    assert (await client.post("/prices/end", json={"model": "m", "reason": "r"})).status_code == 200
+    assert [price["contract_id"] for price in prices] == [None, made["id"]]
+    assert (await client.post(f"/contracts/{made['id']}/end", json={"reason": "over"})).status_code == 202
+    assert (await client.post("/prices/end", json={"model": "m", "reason": "r"})).status_code == 202
+    await approve_all(database)
+    [ended] = (await client.get("/contracts")).json()["data"]
+    assert ended["effective_to"] is not None
     assert (await client.get("/prices/unpriced")).json() == {"data": []}
 
     small = await client.post(f"{base}/adjustments", json={"amount_usd": "1", "reason": "r"})

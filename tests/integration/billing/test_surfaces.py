@@ -1,5 +1,6 @@
 """Billing functions by command line and admin REST: the same results."""
 
+import asyncio
 import csv
 import io
 import json
@@ -22,6 +23,7 @@ from cli.main import app as penstock
 from core.db import Database
 from tests.integration.billing.reports.test_report import MODELS, now_hour, settle_some
 from tests.integration.billing.support import make_customer, price
+from tests.support.approving import approve_shell_requests
 
 PEPPER = b"p" * 32
 ADMIN = system_actor("test")
@@ -41,9 +43,12 @@ def test_prices_and_credits_on_the_command_line(pg_url: str, monkeypatch: pytest
     monkeypatch.setenv("DATABASE_URL", pg_url)
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
     run_json("tenants", "create", "Acme")
-    set_ = run_json("prices", "set", "m", "--input", "0.5", "--output", "1.6", "--tenant", "acme")
-    assert (set_["output"], set_["cached_input"]) == ("1.60", "0.50")  # type: ignore[index]
-    assert [row["id"] for row in run_json("prices", "list")] == [set_["id"]]  # type: ignore[index, attr-defined]
+    asked = run_json("prices", "set", "m", "--input", "0.5", "--output", "1.6", "--tenant", "acme")
+    assert asked["status"] == "waiting"  # type: ignore[index]
+    assert run_json("prices", "list") == []
+    asyncio.run(approve_shell_requests(pg_url))
+    [set_] = run_json("prices", "list")  # type: ignore[misc]
+    assert (set_["output"], set_["cached_input"]) == ("1.60", "0.50")
     given = run_json("credits", "grant", "acme", "25", "--reason", "welcome")
     assert given["balance_usd"] == "25.00"  # type: ignore[index]
     assert run_json("credits", "budget", "acme", "5")["available_usd"] == "5.00"  # type: ignore[index]

@@ -87,6 +87,11 @@ async def _contents(url: str, counts: dict[str, int] | None = None) -> dict[str,
         await connection.close()
 
 
+async def _known(url: str, counts: dict[str, int]) -> dict[str, str]:
+    """The digests of the tables and views of the dump; tables that a revision made are left out."""
+    return {name: digest for name, digest in (await _contents(url, counts)).items() if name in counts}
+
+
 async def _books(url: str, *, seal_first: bool = False) -> VerificationResult:
     database = Database(url)
     try:
@@ -114,12 +119,12 @@ async def test_no_row_changes_and_the_books_verify(old_url: str) -> None:
         }
     )
     await migrate(old_url)
-    assert await _contents(old_url, counts) == before
+    assert await _known(old_url, counts) == before
     books = await _books(old_url)
     assert books.problems == []
     assert (books.transfers, books.sealed, books.unsealed, books.usage_cost) == (41, 40, 1, USAGE_COST)
     await migrate(old_url)
-    assert await _contents(old_url, counts) == before
+    assert await _known(old_url, counts) == before
 
 
 async def test_its_schema_becomes_that_of_a_new_database(old_url: str, pg_url: str) -> None:

@@ -13,7 +13,7 @@ from admin import payments as admin_payments
 from admin import reconcile as admin_reconcile
 from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
 from tests.support.platform_play.prices import Rates, in_words
-from tests.support.platform_play.stage import ANN, Stage
+from tests.support.platform_play.stage import ANN, PLATFORM, Stage
 from tests.support.platform_play.timeline import utc
 
 LISTED: dict[str, Rates] = {
@@ -35,7 +35,7 @@ ELM_SLA = {"metric": "ttft", "percentile": 95, "threshold": 800, "credit_percent
 async def list_price(play: Stage, model: str, rates: Rates, since: datetime | None) -> None:
     """A list price from `since` on (None = now)."""
     view = await admin_billing.set_price(
-        play.database, ANN, model=model, effective_from=since, **in_words(rates)
+        play.database, PLATFORM, model=model, effective_from=since, **in_words(rates)
     )
     play.book.listed.setdefault(model, []).append((datetime.fromisoformat(view.effective_from), rates))
 
@@ -44,7 +44,7 @@ async def own_price(play: Stage, name: str, model: str, rates: Rates, since: dat
     """A price of one customer."""
     view = await admin_billing.set_price(
         play.database,
-        ANN,
+        PLATFORM,
         model=model,
         tenant_id=play.people[name].tenant_id,
         effective_from=since,
@@ -70,7 +70,7 @@ async def begin(play: Stage) -> None:
     ):  # fmt: skip
         await admin_contracts.add_contract(
             play.database,
-            ANN,
+            PLATFORM,
             tenant_id=play.people[name].tenant_id,
             effective_from=january,
             discount_bps=discount,
@@ -103,7 +103,7 @@ async def give(
     """Credit that expires."""
     await admin_billing.grant_credit(
         play.database,
-        ANN,
+        PLATFORM,
         tenant_id=play.people[name].tenant_id,
         amount_usd=str(usd),
         reason="welcome",

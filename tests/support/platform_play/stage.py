@@ -15,7 +15,7 @@ from sqlalchemy import text
 from admin import keys as admin_keys
 from admin import projects as admin_projects
 from admin import tenants as admin_tenants
-from admin.actor import system_actor
+from admin.actor import Actor, system_actor
 from billing.metering.records import Outcome, UsageRecord
 from billing.payments.customers import ensure_customer, refresh_cards
 from billing.payments.stripe_gateway import open_gateway
@@ -35,7 +35,9 @@ from tests.support.tenancy import PEPPER
 from tests.support.virtual_time import VirtualClock
 from tests.support.waiting import until
 
-ANN, BOB = system_actor("ann@example.com"), system_actor("bob@example.com")
+PLATFORM = system_actor("play")
+ANN = Actor(kind="user", id=str(UUID(int=1)), label="ann@example.com", role="platform_admin")
+BOB = Actor(kind="user", id=str(UUID(int=2)), label="bob@example.com", role="platform_admin")
 MODELS = ("delta-moe", "lake-70b", "river-7b")
 START = utc(2026, 12, 31, 12)
 MONTHS = (date(2027, 1, 1), date(2027, 2, 1), date(2027, 3, 1))

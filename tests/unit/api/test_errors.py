@@ -11,7 +11,7 @@ from core import errors
 
 def domain_errors() -> list[type[errors.PenstockError]]:
     found = [e for _, e in inspect.getmembers(errors, inspect.isclass) if issubclass(e, errors.PenstockError)]
-    return [e for e in found if e is not errors.PenstockError]
+    return [e for e in found if e not in (errors.PenstockError, errors.WaitsForApproval)]
 
 
 @pytest.mark.parametrize("kind", domain_errors())
@@ -21,6 +21,18 @@ def test_every_error_is_mapped(kind: type[errors.PenstockError]) -> None:
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code", "details"}
     assert error["code"] == kind.code
+
+
+def test_an_act_that_waits_is_no_error() -> None:
+    waits = errors.WaitsForApproval("it waits", details={"approval_id": "7", "kind": "credit.grant"})
+    status, body, _ = api_errors.to_response(waits)
+    assert status == 202
+    assert json.loads(body) == {
+        "status": "waiting",
+        "approval_id": "7",
+        "kind": "credit.grant",
+        "message": "it waits",
+    }
 
 
 def headers(error: errors.PenstockError) -> dict[bytes, bytes]:

@@ -28,6 +28,7 @@ from billing.invoicing.corrections import decide_correction, request_correction,
 from billing.invoicing.rerate import parse_spec
 from billing.invoicing.run import make_invoices
 from billing.ledger.adjustments import adjust
+from billing.ledger.approvals import Person
 from billing.ledger.months import bounds, month_name, month_of
 from billing.usage.rollups import roll_up
 from core.errors import InvalidRequest
@@ -248,11 +249,13 @@ class PeriodMachine(RuleBasedStateMachine):
             await roll_up(self.platform.database)
             async with self.platform.database.system() as connection:
                 try:
-                    asked = await request_correction(connection, month, spec, reason="r", by="ann")
+                    asked = await request_correction(
+                        connection, month, spec, reason="r", by=Person("1", "ann")
+                    )
                 except InvalidRequest:
                     return None
             async with self.platform.database.system() as connection:
-                await decide_correction(connection, asked.id, by="bob", approve=True)
+                await decide_correction(connection, asked.id, by=Person("2", "bob"), approve=True)
             await apply_correction(self.platform.database, asked.id)
             return asked.id
 
@@ -274,9 +277,9 @@ class PeriodMachine(RuleBasedStateMachine):
 
         async def act() -> None:
             async with self.platform.database.system() as connection:
-                asked = await request_reversal(connection, last.id, reason="r", by="ann")
+                asked = await request_reversal(connection, last.id, reason="r", by=Person("1", "ann"))
             async with self.platform.database.system() as connection:
-                await decide_correction(connection, asked.id, by="bob", approve=True)
+                await decide_correction(connection, asked.id, by=Person("2", "bob"), approve=True)
             await apply_correction(self.platform.database, asked.id)
 
         self.do(act())

@@ -23,6 +23,7 @@ from billing.invoicing.corrections import (
 from billing.invoicing.lines import UsageGroup
 from billing.invoicing.rerate import parse_spec
 from billing.invoicing.run import make_invoices
+from billing.ledger.approvals import Person
 from billing.ledger.months import next_month
 from billing.ledger.transfers import book
 from billing.usage.rollups import roll_up
@@ -36,15 +37,21 @@ HALF = {"rates": [{"model": MODEL, "input": "0.5", "cached_input": "0.05", "outp
 DOUBLE = {"rates": [{"model": MODEL, "input": "2", "cached_input": "0.2", "output": "20", "reasoning": "40"}]}
 
 
+def someone(name: str) -> Person:
+    return Person(f"id of {name}", name)
+
+
 async def request(platform: Platform, month: date, spec: dict[str, Any], by: str = "ann") -> Correction:
     await roll_up(platform.database)
     async with platform.database.system() as connection:
-        return await request_correction(connection, month, parse_spec(spec), reason="a wrong price", by=by)
+        return await request_correction(
+            connection, month, parse_spec(spec), reason="a wrong price", by=someone(by)
+        )
 
 
 async def decide(platform: Platform, one: Correction, *, by: str = "bob", approve: bool = True) -> Correction:
     async with platform.database.system() as connection:
-        decided = await decide_correction(connection, one.id, by=by, approve=approve)
+        decided = await decide_correction(connection, one.id, by=someone(by), approve=approve)
     assert decided.status == ("applying" if approve else "rejected")
     await apply_correction(platform.database, one.id)
     async with platform.database.read() as connection:
@@ -53,7 +60,7 @@ async def decide(platform: Platform, one: Correction, *, by: str = "bob", approv
 
 async def reverse(platform: Platform, one: Correction, by: str = "ann") -> Correction:
     async with platform.database.system() as connection:
-        return await request_reversal(connection, one.id, reason="it was right after all", by=by)
+        return await request_reversal(connection, one.id, reason="it was right after all", by=someone(by))
 
 
 async def billed(platform: Platform, tokens: int = 1_000_000) -> tuple[Customer, date]:
@@ -433,7 +440,7 @@ async def test_a_reversal_goes_on_after_a_crash_too(
     done = await decide(platform, await request(platform, month, DOUBLE))
     undo = await reverse(platform, done)
     async with platform.database.system() as connection:
-        await decide_correction(connection, undo.id, by="bob", approve=True)
+        await decide_correction(connection, undo.id, by=someone("bob"), approve=True)
     async with platform.database.system() as connection:
         assert await correction_booking._apply_chunk(connection, undo.id)
     async with platform.database.read() as connection:
@@ -449,10 +456,10 @@ async def test_one_correction_that_cannot_go_on_keeps_no_other_waiting(
     _, month = await many(platform, 2)
     asked = await request(platform, month, HALF)
     async with platform.database.system() as connection:
-        await decide_correction(connection, asked.id, by="bob", approve=True)
+        await decide_correction(connection, asked.id, by=someone("bob"), approve=True)
     again = await request(platform, month, DOUBLE)
     async with platform.database.system() as connection:
-        await decide_correction(connection, again.id, by="bob", approve=True)
+        await decide_correction(connection, again.id, by=someone("bob"), approve=True)
     real = correction_booking._book_tenant
 
     async def refuse(connection: Any, decision: Any, *rest: Any) -> Any:

@@ -15,6 +15,7 @@ from admin import invoices as admin_invoices
 from admin import users as admin_users
 from admin.users import create_admin_token
 from api import app as api_app
+from api.admin.approvals import router as approvals_router
 from api.admin.deps import AdminDeps
 from api.admin.invoices import router
 from cli import context
@@ -22,6 +23,7 @@ from cli.main import app as penstock
 from core.errors import NotFound, PermissionDenied
 from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.support import MODEL, Customer, make_customer, price
+from tests.support.approving import approve_all, map_shell
 from tests.support.tenancy import ADMIN, audit_actions, member
 
 PEPPER = b"p" * 32
@@ -67,8 +69,17 @@ async def test_a_month_from_check_to_correction_on_the_command_line(
     assert [one["name"] for one in json.loads(red.stdout)["checks"] if not one["ok"]] == ["invoices_made"]
     made = await shell.json("invoices", "make", "--month", month)
     assert (made["made"], made["total_cents"]) == (1, 300)
-    closed = await shell.json("periods", "close", "--month", month, "--reason", "month end")
-    assert closed["ok"]
+    asked = await shell.json("periods", "close", "--month", month, "--reason", "month end")
+    assert asked["status"] == "waiting"
+    own = await shell("approvals", "approve", asked["approval_id"])
+    assert (own.exit_code, "not mapped to a person" in own.stderr) == (2, True)
+    for user in ("ann", "bob"):
+        await map_shell(platform.database, user)
+    own = await shell("approvals", "approve", asked["approval_id"])
+    assert (own.exit_code, "another person" in own.stderr) == (2, True)
+    decided = await shell.json("approvals", "approve", asked["approval_id"], user="bob")
+    assert (decided["decision"], await shell.json("approvals", "list")) == ("approved", [])
+    assert (await shell.json("periods", "close", "--month", month))["ok"]
     assert [one["status"] for one in await shell.json("periods", "show")] == ["open", "closed"]
 
     (invoice,) = await shell.json("invoices", "list", "--month", month, "--status", "open")
@@ -102,8 +113,8 @@ async def test_a_month_from_check_to_correction_on_the_command_line(
     assert len((await shell.json("corrections", "show", asked["id"]))["lines"]) == 1
     actions = await audit_actions(platform.database)
     assert actions[-6:] == [
-        "invoices.make",
         "period.close",
+        "period.close.approve",
         "correction.request",
         "correction.approve",
         "correction.reverse",
@@ -165,7 +176,8 @@ async def client(platform: Platform) -> AsyncIterator[httpx.AsyncClient]:
     )
     token = await create_admin_token(platform.database, ADMIN, pepper=PEPPER, user_id=user.id, name="t")
     web = FastAPI()
-    web.include_router(router(AdminDeps(platform.database, None, PEPPER)))
+    for routes in (router, approvals_router):
+        web.include_router(routes(AdminDeps(platform.database, None, PEPPER)))
     api_app._install_error_handlers(web)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(web),
@@ -178,6 +190,11 @@ async def client(platform: Platform) -> AsyncIterator[httpx.AsyncClient]:
 async def test_the_same_through_rest(platform: Platform, client: httpx.AsyncClient) -> None:
     await used(platform)
     month = f"{await platform.end_month():%Y-%m}"
+    asked = await client.post(f"/periods/{month}/close", json={})
+    assert (asked.status_code, asked.json()["status"]) == (202, "waiting")
+    own = await client.post(f"/approvals/{asked.json()['approval_id']}/decision", json={"approve": True})
+    assert own.status_code == 409
+    await approve_all(platform.database)
     early = await client.post(f"/periods/{month}/close", json={})
     assert early.status_code == 200, early.text
     assert early.json()["ok"]

@@ -7,8 +7,10 @@ from uuid import UUID
 import pytest
 
 from admin import adjustments as admin_adjustments
+from admin import decisions
 from admin.actor import Actor
 from billing.ledger import approvals
+from billing.ledger.approvals import Person
 from billing.ledger.verification import verify
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
@@ -49,7 +51,7 @@ async def test_small_ones_are_booked_at_once_and_once(database: Database) -> Non
         made = await ask(database, customer, "100", adjustment_id=adjustment_id, corrects="2026-10")
     assert (made.status, made.id, made.corrects) == ("booked", adjustment_id, "2026-10")
     assert int((await account(database, customer)).balance) == 110 * 10**12
-    with pytest.raises(Conflict, match="other facts"):
+    with pytest.raises(Conflict, match="another act"):
         await ask(database, customer, "99", adjustment_id=adjustment_id)
     [row] = await admin_adjustments.list_adjustments(database, ADA, tenant_id=customer.tenant_id)
     assert (row.amount_usd, row.corrects, row.created_by, row.approved_by) == (
@@ -92,7 +94,7 @@ async def test_above_the_limit_another_person_must_agree(database: Database) -> 
     with pytest.raises(Conflict, match="another person"):
         await admin_adjustments.decide_adjustment(database, ADA, approval_id=first.id, approve=True)
     # The same person with a token is still the same person.
-    same = Actor(kind="token", id="x", label=ADA.label, role="finance")
+    same = Actor(kind="token", id=ADA.id, label="ada.other@example.com", role="finance")
     with pytest.raises(Conflict, match="another person"):
         await admin_adjustments.decide_adjustment(database, same, approval_id=first.id, approve=True)
     booked = await admin_adjustments.decide_adjustment(database, BOB, approval_id=first.id, approve=True)
@@ -113,10 +115,10 @@ async def test_above_the_limit_another_person_must_agree(database: Database) -> 
 
 async def test_a_decision_about_something_else_changes_nothing(database: Database) -> None:
     async with database.system() as connection:
-        other = await approvals.request(connection, kind="rerate", facts={}, by="eve")
+        other = await approvals.request(connection, kind="rerate", facts={}, by=Person("eve", "eve"))
     with pytest.raises(Conflict, match="rerate"):
         await admin_adjustments.decide_adjustment(database, ADA, approval_id=other, approve=True)
-    [still] = await admin_adjustments.list_approvals(database, ADA)
+    [still] = await decisions.list_approvals(database, ADA)
     assert (still.id, still.kind) == (other, "rerate")
     with pytest.raises(NotFound):
         await admin_adjustments.decide_adjustment(database, ADA, approval_id=UUID(int=5), approve=True)
@@ -154,7 +156,7 @@ async def test_customers_read_theirs_and_change_nothing(database: Database) -> N
     for act in (
         ask(database, mine, "1", actor=owner),
         admin_adjustments.list_requests(database, owner),
-        admin_adjustments.list_approvals(database, owner),
+        decisions.list_approvals(database, owner),
         admin_adjustments.list_adjustments(database, owner, tenant_id=other.tenant_id),
         admin_adjustments.decide_adjustment(database, owner, approval_id=uuid7(), approve=True),
     ):

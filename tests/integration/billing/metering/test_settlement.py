@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from billing.ledger import credits
 from billing.ledger.accounts import set_credit_limit
+from billing.ledger.transfers import book
 from billing.ledger.verification import VerificationResult, verify
 from billing.metering.holds import HoldManager
 from billing.metering.reaper import reap
@@ -328,6 +329,34 @@ async def test_postpaid_usage_is_owed_and_the_credit_limit_holds(
     await manager.place(customer.hold(input_tokens=0, output_tokens=25))
     with pytest.raises(InsufficientCredit):
         await manager.place(customer.hold(input_tokens=0, output_tokens=26))
+    await all_sound(database)
+
+
+async def test_unpaid_invoices_use_up_the_credit_limit(database: Database, manager: HoldManager) -> None:
+    """Net 30 or not: what is invoiced stays lent until it is paid, so the exposure never exceeds the limit."""
+    await price(database)
+    customer = await make_customer(database, mode="postpaid")
+    token = 20_000_000  # picodollars that an output token may cost
+
+    async def book_all(*transfers: tuple[str, str, str, int]) -> None:
+        async with database.system() as connection:
+            for kind, debit, credit, amount in transfers:
+                await book(connection, kind, customer.tenant_id, debit, credit, amount * token, uuid7())
+
+    async with database.system() as connection:
+        await set_credit_limit(connection, customer.tenant_id, "0.002")  # 100 tokens
+    await book_all(("adjustment", "receivable", "revenue", 60))
+    await book_all(("invoice", "invoiced", "receivable", 60), ("adjustment", "receivable", "revenue", 30))
+    with pytest.raises(InsufficientCredit):
+        await manager.place(customer.hold(input_tokens=0, output_tokens=11))
+    last = await manager.place(customer.hold(input_tokens=0, output_tokens=10))
+    assert (await account(database, customer)).invoiced == 60 * token
+    with pytest.raises(InsufficientCredit):
+        await manager.place(customer.hold(input_tokens=0, output_tokens=1))
+    manager.void(last)
+    await book_all(("payment", "cash", "invoiced", 50))
+    await manager.place(customer.hold(input_tokens=0, output_tokens=60))
+    assert (await account(database, customer)).invoiced == 10 * token
     await all_sound(database)
 
 
