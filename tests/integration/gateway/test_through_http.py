@@ -138,7 +138,9 @@ async def test_each_purpose_has_connections_of_its_own(api: Api) -> None:
         await until(refused, timeout_s=5.0)
 
 
-async def test_models_are_listed_from_memory(api: Api) -> None:
+async def test_models_are_listed_from_memory(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prices, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(prices, "FRESH_S", 3600.0)
     reads = 0
 
     def count(*_: object) -> None:
