@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "penstock/tiny"
 ROLES = ("api", "scheduler", "agent")
-_PRICE = {"input": "0.50", "cached_input": "0.10", "output": "1.60", "reasoning": "1.60"}
 
 
 class Platform:
@@ -105,7 +104,6 @@ def platform(kind: str, engine: str, timeout_s: float = 400.0) -> Iterator[Platf
                     raise RuntimeError(f"penstock up did not become ready:\n{log.read_text()[-3000:]}")
                 time.sleep(0.2)
             running = Platform(Path(name) / "data", ready)
-            running.admin("POST", "/prices", json={"model": MODEL, **_PRICE})
             running.await_knowledge(kind)
             yield running
         finally:

@@ -134,7 +134,7 @@ def _cold_check(ran: RunOutcome) -> list[Finding]:
         at_most("without an answer", ran.unanswered, 0),
         at_most("TTFT p50 of those that came in the 6 s before the others were back", ttft(waited, 0.5), 10.0, "s"),
         at_most("arrivals in the next 4 s on one of 4 replicas",
-                shares(arrived(records, _WARM_S + 0.8, _WARM_S + 4.8), 4)[0], 0.55, "%"),
+                shares(arrived(records, _WARM_S + 0.8, _WARM_S + 4.8), 4)[0], 0.6, "%"),
         at_least("later arrivals in time", in_time(after), 0.97, "%"),
     ]  # fmt: skip
 
