@@ -31,6 +31,7 @@ class AbortReason(Enum):
     CLIENT_DISCONNECTED = "client_gone"
     SLOW_CLIENT = "slow_client"
     REVOKED = "revoked"
+    MEMORY = "memory"
 
     def error(self) -> PenstockError:
         """The error for a client that is still connected."""
@@ -39,6 +40,12 @@ class AbortReason(Enum):
                 "This API key lost its access while the request ran: it was revoked, or its project or organisation "
                 "was closed.",
                 code="api_key_revoked",
+            )
+        if self is AbortReason.MEMORY:
+            return Unavailable(
+                "Large answers take too much memory at the moment; ask for a stream, or try again in a second.",
+                code="answers_busy",
+                retry_after_s=1.0,
             )
         return Unavailable(
             "The answer was not read fast enough and has been ended; read the stream without pauses.",
@@ -177,6 +184,13 @@ class RequestContext(Generic[GrantT]):
             answer.stream.abort()
         elif answer.timeout is not None and not answer.timeout.expired():
             answer.timeout.reschedule(asyncio.get_running_loop().time())
+
+    def end_answer(self) -> None:
+        """End an answer that is not streamed, because of its memory: with its next event while it is merged."""
+        if self.outcome is None and self.answer.merger is not None:
+            self.answer.merger.end_early()
+        else:
+            self.abort(AbortReason.MEMORY if self.outcome is None else AbortReason.SLOW_CLIENT)
 
     def abort(self, reason: AbortReason) -> None:
         """End the request by cancelling its task. Only the first reason counts; a settled request is left alone."""

@@ -13,6 +13,8 @@ from gateway.schemas.common import Extras
 
 _CALL_BYTES = 64
 """Bytes kept for a delta of a tool call beside its arguments."""
+PART_BYTES = 64
+"""Bytes that a part of an answer takes beside its text: a string's header and its place in a list."""
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -45,20 +47,26 @@ class AnswerMerger:
     `endpoint` is chat or text; `extras` are those that the request asks for.
     """
 
-    __slots__ = ("_choices", "_endpoint", "_extras", "_first", "size")
+    __slots__ = ("_choices", "_endpoint", "_extras", "_first", "_limit", "size")
 
     def __init__(self, endpoint: str, extras: Extras) -> None:
         self._endpoint = endpoint
         self._extras = extras
         self._first: _Event | None = None
         self._choices: dict[int, _Choice] = {}
+        self._limit = MAX_ANSWER_BYTES
         self.size = 0
-        """Bytes of text and logprobs kept so far."""
+        """Bytes of text and logprobs kept so far, with PART_BYTES for each part."""
+
+    def end_early(self) -> None:
+        """Keep no more than what has arrived: the next event raises AnswerTooLarge."""
+        self._limit = 0
 
     def add(self, events: bytes) -> None:
         """Merge whole events with `data: ` lines.
 
-        Raises AnswerTooLarge, after these, when more than MAX_ANSWER_BYTES are kept, and ValueError, TypeError or
+        Raises AnswerTooLarge, after these, when more than MAX_ANSWER_BYTES are kept or the answer has to end early, and
+        ValueError, TypeError or
         AttributeError when an event does not have OpenAI's shape.
         """
         for line in events.split(b"\n\n"):
@@ -71,9 +79,9 @@ class AnswerMerger:
                 choice = self._choices.get(part.index)
                 if choice is None:
                     choice = self._choices[part.index] = _Choice(part.index, self._extras)
-                self.size += choice.add(part)
-        if self.size > MAX_ANSWER_BYTES:
-            raise AnswerTooLarge(f"The answer is above {MAX_ANSWER_BYTES:,} bytes.")
+                self.size += choice.add(part) + PART_BYTES
+        if self.size > self._limit:
+            raise AnswerTooLarge("The answer takes more memory than it may.")
 
     def answer(self) -> dict[str, Any]:
         """Return the answer without its usage. Raises EngineFailed when no event has arrived."""

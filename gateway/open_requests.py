@@ -6,6 +6,7 @@ of engines and clients, and sends keep-alive comments to waiting streams. One ti
 
 import asyncio
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from uuid import UUID
@@ -58,7 +59,8 @@ class OpenRequests:
         `max_answer_bytes`: of all answers that are not streamed.
         """
         self._max_answer_bytes = max_answer_bytes
-        self._answer_bytes = 0
+        self._answer_bytes: Counter[UUID] = Counter()
+        """By organisation, at the last tick."""
         self._meter = meter
         self._scheduler = scheduler
         self._whole = whole
@@ -87,10 +89,13 @@ class OpenRequests:
     def __iter__(self) -> Iterator[AnyContext]:
         return iter(list(self._open.values()))
 
-    @property
-    def full(self) -> bool:
-        """Whether the answers that are not streamed took more than half of their memory at the last tick."""
-        return self._answer_bytes * 2 > self._max_answer_bytes
+    def has_room(self, tenant_id: UUID) -> bool:
+        """Whether an organisation may begin another answer that is not streamed, by what was held at the last tick.
+
+        Its own may take a quarter of the memory, so that it leaves room for others.
+        """
+        used = sum(self._answer_bytes.values())
+        return used <= self._max_answer_bytes and self._answer_bytes[tenant_id] * 4 <= self._max_answer_bytes
 
     def add(self, context: AnyContext) -> None:
         """Register a request that begins."""
@@ -136,23 +141,26 @@ class OpenRequests:
                 self._keep_alive(context, now)
 
     def _bound_answers(self) -> None:
-        """Count the memory of answers that are not streamed, and end the largest ones while it exceeds its bound.
+        """Count the memory of answers that are not streamed, and end answers while it exceeds its bound.
 
-        An answer that is still generated ends as failed, free of charge; one that its client reads slowly is cut.
+        The largest answers of the organisation that holds most end first: one that is generated with its next event,
+        billed as far as it came, one that its client reads slowly or that comes in one piece at once.
         """
-        held = [(size, context) for context in self._open.values() if (size := context.answer_bytes)]
-        total = sum(size for size, _ in held)
-        if total > self._max_answer_bytes:
-            for size, context in sorted(held, key=itemgetter(0), reverse=True):
-                log.warning("answers take %d bytes: the one of %s ends", total, context.request.id)
-                if context.outcome is None:
-                    context.give_up_attempt()
-                else:
-                    context.abort(AbortReason.SLOW_CLIENT)
-                total -= size
-                if total <= self._max_answer_bytes:
-                    break
-        self._answer_bytes = total
+        held: defaultdict[UUID, list[tuple[int, AnyContext]]] = defaultdict(list)
+        for context in self._open.values():
+            if size := context.answer_bytes:
+                held[context.request.principal.tenant_id].append((size, context))
+        self._answer_bytes = Counter({tenant: sum(size for size, _ in each) for tenant, each in held.items()})
+        total = sum(self._answer_bytes.values())
+        left = self._answer_bytes.copy()
+        while total > self._max_answer_bytes:
+            tenant = max(left, key=left.__getitem__)
+            size, context = largest = max(held[tenant], key=itemgetter(0))
+            held[tenant].remove(largest)
+            left[tenant] -= size
+            total -= size
+            log.warning("answers take too much memory: %d bytes of %s end", size, context.request.id)
+            context.end_answer()
 
     def _checkpoint(self, context: AnyContext) -> None:
         if context.open_record is None or context.outcome is not None:

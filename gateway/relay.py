@@ -120,6 +120,7 @@ class Relay:
         answer.codec = whole = self._whole.begin(context, placement, dispatched_at)
         wait_s = whole_attempt_s(context, placement, dispatched_at)
         body = bytearray()
+        answer.held_bytes = 0
         stream: EngineStream | None = None
 
         def take(data: bytes) -> bool:

@@ -50,7 +50,7 @@ _INVALID = (InvalidRequest, NotFound, PermissionDenied)
 """Errors of a request that is wrong in itself."""
 _NO_EXTENSIONS: dict[str, Any] = {}
 _ANSWERS_BUSY = Unavailable(
-    "Too many large answers are being collected or read; ask for a stream, or try again in a second.",
+    "Large answers of this organisation are being collected or read; ask for a stream, or try again in a second.",
     code="answers_busy",
     retry_after_s=1.0,
 )
@@ -222,7 +222,7 @@ class HotPath:
             self._telemetry.count_refusal(error.code)
             await reply.fail(error)
             return
-        if self._open_requests.full and not prepared.stream:
+        if not prepared.stream and not self._open_requests.has_room(principal.tenant_id):
             self._telemetry.count_refusal(_ANSWERS_BUSY.code)
             await reply.fail(_ANSWERS_BUSY)
             return

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from billing.metering.records import Outcome
-from core.errors import EngineFailed, Unavailable
+from core.errors import Unavailable
 from core.ids import uuid7
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
@@ -22,40 +22,41 @@ def prepared(**fields: object) -> PreparedRequest:
 
 
 @pytest.mark.promise(29)
-async def test_the_largest_answer_ends_when_all_take_too_much() -> None:
+async def test_the_largest_answer_of_the_tenant_that_holds_most_ends_and_is_billed() -> None:
     release = asyncio.Event()
-    ends = [answer(["y"]), [EngineFailed("aborted")], answer(["y"])]
-    sizes = (3000, 8000, 2000)
-    scripts = [[chunk("x" * size, tokens=1), release, *end] for size, end in zip(sizes, ends, strict=True)]
+    sizes = (4500, 3000, 2500)
+    scripts = [[chunk("x" * size, tokens=1), release, *answer(["y", "z"])] for size in sizes]
     gateway = Gateway(FakeEngines(*scripts), max_answer_bytes=BOUND)
+    greedy, other = principal(), principal(tenant_id=uuid7())
     tasks = [
-        asyncio.create_task(gateway.director.handle(uuid7(), principal(), prepared(), FakeReply()))
-        for _ in scripts
+        asyncio.create_task(gateway.director.handle(uuid7(), who, prepared(), FakeReply()))
+        for who in (other, greedy, greedy)
     ]
-    await until(lambda: sum(one.answer_bytes for one in gateway.open_requests) >= 13_000)
-    assert not gateway.open_requests.full
+    await until(lambda: sum(one.answer_bytes for one in gateway.open_requests) > BOUND)
     gateway.open_requests.tick()
-    assert [stream.aborted for stream in gateway.engines.streams] == [0, 1, 0]
+    assert not gateway.open_requests.has_room(greedy.tenant_id)
     release.set()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(result) for result in results] == [type(None), EngineFailed, type(None)]
-    outcomes = {record.outcome: record.cost for record in gateway.meter.settled}
-    assert outcomes[Outcome.ENGINE_FAILED] == 0
+    await asyncio.gather(*tasks)
+    ended = [(record.outcome, record.usage.output) for record in gateway.meter.settled]
+    assert sorted(ended) == [(Outcome.COMPLETED, 2), (Outcome.COMPLETED, 2), (Outcome.LENGTH, 1)]
     gateway.open_requests.tick()
-    assert not gateway.open_requests.full
+    assert gateway.open_requests.has_room(greedy.tenant_id)
     gateway.assert_resolved()
 
 
-async def test_new_answers_are_refused_from_half_of_the_memory_on() -> None:
-    gateway = Gateway(FakeEngines([chunk("x" * 6000, tokens=1), asyncio.Event()]), max_answer_bytes=BOUND)
-    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), prepared(), FakeReply()))
+@pytest.mark.promise(29)
+async def test_a_tenant_may_hold_a_quarter_and_leaves_room_for_others() -> None:
+    gateway = Gateway(FakeEngines([chunk("x" * 3000, tokens=1), asyncio.Event()]), max_answer_bytes=BOUND)
+    who = principal()
+    task = asyncio.create_task(gateway.director.handle(uuid7(), who, prepared(), FakeReply()))
     await until(lambda: any(one.answer_bytes for one in gateway.open_requests))
     gateway.open_requests.tick()
-    assert gateway.open_requests.full
+    assert not gateway.open_requests.has_room(who.tenant_id)
+    assert gateway.open_requests.has_room(uuid7())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     gateway.open_requests.tick()
-    assert not gateway.open_requests.full
+    assert gateway.open_requests.has_room(who.tenant_id)
 
 
 @pytest.mark.promise(29)
