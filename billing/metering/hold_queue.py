@@ -267,6 +267,8 @@ class HoldQueue:
                 await self._place_batch(lane.connection, batch, wait=True)
         except asyncpg.LockNotAvailableError:
             locked = True
+            for waiter in batch:
+                waiter.locked = True
             self._answered_at = self._time.advance(asyncio.get_running_loop().time())
             self._unsent.put_back(tenant_id, batch)
             self._lanes[-1].add(tenant_id)

@@ -143,17 +143,14 @@ class HoldManager:
     async def extend(self, request_id: UUID, output_tokens: int) -> bool:
         """Make the hold cover `output_tokens` more output tokens; False means: end the answer as `budget_stopped`.
 
-        Returns True when PostgreSQL does not answer within `timeout_s`: running requests may finish, and settlement
-        charges what is available.
+        Returns True when PostgreSQL does not answer within `timeout_s`: running requests may finish. The extension is
+        then booked once PostgreSQL answers, and settlement charges what is available.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._pending_extensions.append(_PendingExtension(request_id, output_tokens, future))
         self._control_work.set()
         done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
-        if done:
-            return future.result()
-        future.cancel()
-        return True
+        return future.result() if done else True
 
     def void(self, request_id: UUID) -> None:
         """Release a request's money in the background; retried until PostgreSQL has done it."""
@@ -234,7 +231,6 @@ class HoldManager:
 
     async def _extend_all(self) -> None:
         busy: list[_PendingExtension] = []
-        self._pending_extensions = deque(one for one in self._pending_extensions if not one.future.done())
         while self._pending_extensions:
             batch = [
                 self._pending_extensions[i] for i in range(min(len(self._pending_extensions), MAX_BATCH))
