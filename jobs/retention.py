@@ -27,14 +27,17 @@ _STATEMENTS = (
 
 async def prune(connection: AsyncConnection) -> int:
     """Delete the rows that are old enough, at most BATCH per table; returns the number of rows."""
-    deleted = await _prune_holds(connection)
+    deleted = 0
     for statement in _STATEMENTS:
         deleted += (await connection.execute(text(statement), {"batch": BATCH})).rowcount
     return deleted
 
 
-async def _prune_holds(connection: AsyncConnection) -> int:
-    """Drop the oldest month of holds whose time is over, if it has no open hold; returns how many months and rows."""
+async def prune_holds(connection: AsyncConnection) -> int:
+    """Drop the oldest month of holds whose time is over, if it has no open hold; returns how many months and rows.
+
+    Needs a transaction of its own: admission waits for the lock on holds until its end.
+    """
     pruned = await connection.execute(
         text("SELECT penstock_prune_holds(:kept, :batch)"), {"kept": HOLDS_KEPT, "batch": BATCH}
     )

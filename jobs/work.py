@@ -125,8 +125,10 @@ async def reconcile_again(database: Database, settings: Settings) -> int:
 async def prune(database: Database, settings: Settings) -> int:
     """Delete old tenancy changes, sign-in failures whose window is over, and records of completed work."""
     async with database.system() as connection:
-        deleted = await changes.prune_changes(connection) + await logins.prune(connection)
-        return deleted + await retention.prune(connection)
+        pruned = await retention.prune_holds(connection)
+    async with database.system() as connection:
+        pruned += await changes.prune_changes(connection) + await logins.prune(connection)
+        return pruned + await retention.prune(connection)
 
 
 async def prune_request_traces(database: Database, settings: Settings) -> int:

@@ -86,7 +86,7 @@ BEGIN
         CONTINUE WHEN v_open;
         EXIT WHEN NOT penstock_lock_briefly('holds');
         EXECUTE format('SELECT EXISTS (SELECT 1 FROM %I WHERE state = ''open'')', v_name) INTO v_open;
-        CONTINUE WHEN v_open;
+        EXIT WHEN v_open;  -- nothing more under the lock
         EXECUTE format('ALTER TABLE holds DETACH PARTITION %I', v_name);
         EXECUTE format('DROP TABLE %I', v_name);
         v_pruned := v_pruned + 1;
