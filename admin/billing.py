@@ -74,7 +74,7 @@ async def set_price(
     }
 
     async def amount(connection: AsyncConnection) -> int | None:
-        first = tenant_id is None and not await prices.was_priced(connection, model, tier)
+        first = tenant_id is None and not await prices.was_priced(connection, model)
         return 0 if first else None
 
     return await under_limit(

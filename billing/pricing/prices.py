@@ -84,14 +84,14 @@ def check_currency(currency: str) -> None:
         )
 
 
-async def was_priced(connection: AsyncConnection, model: str, tier: str) -> bool:
-    """Whether a list price of the model and tier was in force or is scheduled."""
+async def was_priced(connection: AsyncConnection, model: str) -> bool:
+    """Whether a list price of the model was in force or is scheduled, for any tier."""
     found = await connection.scalar(
         text(
-            "SELECT EXISTS (SELECT 1 FROM price_versions WHERE model = :model AND tier = :tier "
+            "SELECT EXISTS (SELECT 1 FROM price_versions WHERE model = :model "
             "AND tenant_id IS NULL AND withdrawn_at IS NULL)"
         ),
-        {"model": model, "tier": tier},
+        {"model": model},
     )
     return bool(found)
 
