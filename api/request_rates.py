@@ -14,8 +14,6 @@ from api.client_address import ClientAddresses
 from core.errors import RateLimited
 from core.leaky_buckets import LeakyBuckets
 
-INVALID_MEMORY_S = 60.0
-"""Seconds for which a key is known to have sent an invalid request."""
 EXEMPT = frozenset({"/healthz", "/readyz", "/webhooks/stripe"})
 """Paths without a rate: probes, and Stripe's events, which are signed."""
 
@@ -84,9 +82,9 @@ class ListingRate:
     def _subject(self, scope: Scope) -> object:
         for name, value in scope["headers"]:
             if name == b"authorization":
-                return hash(
-                    value
-                )  # of a credential that may be forged: the address alone would not tell its users apart
+                # However the scheme is written. A forged credential has a bucket, too: the address alone would not
+                # tell its users apart.
+                return hash(value.partition(b" ")[2].strip())
         return self._addresses.of(scope)
 
 
