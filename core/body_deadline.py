@@ -17,7 +17,7 @@ BODY_TIMEOUT_S = 15.0
 class BodyDeadline:
     """Answers a request with 408 when its body has not arrived in time, whatever route reads it, and hangs up.
 
-    The application is told that the client has disconnected.
+    The application receives http.disconnect, as when the client has closed the connection.
     """
 
     def __init__(self, app: App, timeout_s: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`make chaos`: random faults on a whole platform under load; afterwards its books are asked.
+"""`make chaos`: random faults on a whole platform under load; afterwards its books are checked.
 
 PostgreSQL, Redis, `penstock up` with two API processes and two simulated engines run on this machine. Clients of four
 organisations stream, ask for whole answers, use tools, read slowly and leave, and keep a journal of all that they

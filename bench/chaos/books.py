@@ -1,4 +1,4 @@
-"""Asks the books, after faults, whether they agree with what clients saw."""
+"""Compares the books, after faults, with what clients saw."""
 
 import json
 from collections.abc import Iterable, Mapping

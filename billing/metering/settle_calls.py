@@ -162,7 +162,7 @@ class SettleConnection:
         return locked
 
     async def _find_locked(self, records: list[UsageRecord]) -> set[UUID]:
-        """The tenants of the records whose account is locked now; empty when PostgreSQL does not say."""
+        """The tenants of the records whose account is locked now; empty when PostgreSQL does not answer."""
         try:
             rows = await self._connection.fetch(_LOCKED, list({record.open.tenant_id for record in records}))
         except (ConnectionUnavailable, asyncpg.PostgresError) as error:

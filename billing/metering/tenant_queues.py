@@ -13,7 +13,7 @@ ItemT = TypeVar("ItemT")
 
 
 class TenantQueues(Generic[ItemT]):
-    """Queues of items by tenant. `is_live` tells which are still wanted; the others are dropped when they are taken."""
+    """Queues of items by tenant. Those for which `is_live` is false are dropped when they are taken."""
 
     def __init__(self, is_live: Callable[[ItemT], bool]) -> None:
         self._is_live = is_live

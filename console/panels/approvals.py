@@ -62,7 +62,9 @@ async def approvals_panel(
 
     if any(one.requested_by_id == viewer.actor.id for one in waiting):
         notice(
-            "info", "Your own requests wait for another person", "Nobody decides what he asked for himself."
+            "info",
+            "Your own requests wait for another person",
+            "A person cannot decide a request of their own.",
         )
     now = console.clock.now()
     with card("Waits for a second person", "Of every month.", flush=True):

@@ -108,7 +108,7 @@ class _Close:
                 badge(self.period.status.capitalize(), "info" if is_open else "ok")
                 if is_open:
                     secondary("Check again", ui.navigate.reload, icon="refresh")
-            lazy(self.viewer, "Asking every check…", self._checks)
+            lazy(self.viewer, "Running every check…", self._checks)
             if is_open:
                 self.progress = Text("p", "", "muted")
                 self.progress.props["role"] = "status"

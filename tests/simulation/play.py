@@ -1,4 +1,4 @@
-"""One schedule: a seed decides processes, traffic, faults and the order of everything; then the books are asked."""
+"""One schedule: a seed decides processes, traffic, faults and the order of everything; then the books are checked."""
 
 import asyncio
 import contextlib

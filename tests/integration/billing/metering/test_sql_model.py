@@ -90,7 +90,7 @@ class SqlModelMachine(RuleBasedStateMachine):
         return UUID(int=next(self.ids))
 
     def some(self, numbers: list[int]) -> list[UUID]:
-        """Known requests, each once, and one that nobody knows."""
+        """Known requests, each once, and one that does not exist."""
         found = [self.known[number % len(self.known)] for number in numbers]
         return list(dict.fromkeys(found)) + ([self.new_id()] if numbers[0] > 35 else [])
 
