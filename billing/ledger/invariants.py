@@ -82,14 +82,17 @@ FRESH_CHECKS = {
         JOIN ledger_accounts d ON d.id = t.debit_account JOIN ledger_accounts c ON c.id = t.credit_account
         WHERE d.tenant_id <> t.tenant_id OR c.tenant_id <> t.tenant_id""",
     "an account differs from the ledger": """
-        SELECT b.tenant_id, b.balance, b.owed, s.balance AS ledger_balance, s.owed AS ledger_owed
+        SELECT b.tenant_id, b.balance, b.owed, b.invoiced,
+            s.balance AS ledger_balance, s.owed AS ledger_owed, s.invoiced AS ledger_invoiced
         FROM billing_accounts b LEFT JOIN (
             SELECT a.tenant_id, coalesce(sum(m.credit - m.debit) FILTER (WHERE a.code = 'credit'), 0) AS balance,
-                coalesce(sum(m.debit - m.credit) FILTER (WHERE a.code = 'receivable'), 0) AS owed
+                coalesce(sum(m.debit - m.credit) FILTER (WHERE a.code = 'receivable'), 0) AS owed,
+                coalesce(sum(m.debit - m.credit) FILTER (WHERE a.code = 'invoiced'), 0) AS invoiced
             FROM penstock_ledger_sums() m JOIN ledger_accounts a ON a.id = m.account
-            WHERE a.code IN ('credit', 'receivable')
+            WHERE a.code IN ('credit', 'receivable', 'invoiced')
             GROUP BY a.tenant_id) s ON s.tenant_id = b.tenant_id
-        WHERE b.balance <> coalesce(s.balance, 0) OR b.owed <> coalesce(s.owed, 0)""",
+        WHERE b.balance <> coalesce(s.balance, 0) OR b.owed <> coalesce(s.owed, 0)
+            OR b.invoiced <> coalesce(s.invoiced, 0)""",
     "usage and its transfers differ": """
         SELECT DISTINCT f.source_id AS request_id FROM ledger_fresh f WHERE f.kind IN ('usage', 'uncollectible')
             AND penstock_usage_differs(f.source_id)""",

@@ -96,6 +96,8 @@ async def test_listings_have_a_rate_per_credential(api: Api) -> None:
             return answer.status
 
     assert [await status(api.organisation.key) for _ in range(LISTINGS + 2)] == [200] * LISTINGS + [429] * 2
+    for spelled in (" " + api.organisation.key, api.organisation.key + " "):
+        assert await status(spelled) == 429
     other = await make_organisation(api.database, "Other")
     assert await status(other.key) == 200
     assert {await status("pen_admin_x", "/admin/v1/tenants") for _ in range(LISTINGS + 1)} == {401, 429}

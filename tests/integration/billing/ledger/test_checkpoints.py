@@ -109,6 +109,7 @@ async def test_covered_transfers_are_not_read_for_a_checklist(platform: Platform
         ("DELETE FROM ledger_transfers WHERE id = (SELECT max(id) FROM ledger_transfers)", "seal of"),
         ("UPDATE usage_rows SET cost = cost + 1", "usage and its transfers differ"),
         ("UPDATE billing_accounts SET owed = owed + 1", "an account differs from the ledger"),
+        ("UPDATE billing_accounts SET invoiced = invoiced + 1", "an account differs from the ledger"),
         ("UPDATE ledger_seals SET hash = '\\x00' WHERE seq = (SELECT max(seq) FROM ledger_seals)", "seal of"),
         ("DELETE FROM ledger_seals WHERE seq = (SELECT max(seq) FROM ledger_seals) - 1", "gap"),
     ],
