@@ -16,12 +16,10 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from admin import organization_usage
 from admin.actor import Actor
-from admin.logins import authenticate_token
 from api.admin.deps import ERROR_RESPONSES, AdminDeps, SizeLimitedRoute
 from billing.exports.openai_usage import UsageQuery
-from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, Unavailable
+from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied
 from tenants.key_format import secret_kind
-from tenants.keys import DATABASE_ERRORS
 
 MAX_UNIX_SECONDS = 253_402_300_799
 """Largest accepted time in seconds since 1970: the last second of the year 9999."""
@@ -139,12 +137,7 @@ async def member_actor(deps: AdminDeps, credentials: HTTPAuthorizationCredential
             "This takes an admin token of the organisation (pen_admin_...), not an API key; members "
             "make one in the console."
         )
-    try:
-        return await authenticate_token(deps.for_revocations, credentials.credentials, pepper=deps.pepper)
-    except DATABASE_ERRORS as error:
-        raise Unavailable(
-            "The admin token cannot be checked at the moment. Try again shortly.", retry_after_s=1.0
-        ) from error
+    return await deps.person_of(credentials.credentials)
 
 
 def _query(lists: _ListParameters, start: int, end: int | None, **more: Any) -> UsageQuery:

@@ -16,6 +16,7 @@ from admin import limits as admin_limits
 from admin import users as admin_users
 from admin.logins import authenticate_token, create_admin_token
 from api.customer import prices
+from tenants.key_format import new_key
 from tenants.principal import Limits
 from tests.support.api_process import MODEL, Api, api_process
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation
@@ -136,6 +137,16 @@ async def test_each_purpose_has_connections_of_its_own(api: Api) -> None:
             return (await api.post(body))[0] == 401
 
         await until(refused, timeout_s=5.0)
+
+
+async def test_a_made_up_admin_token_takes_no_connection_of_revocations(api: Api) -> None:
+    made_up = new_key("admin", b"the pepper of another platform")
+    async with contextlib.AsyncExitStack() as busy:
+        for _ in range(2):
+            await busy.enter_async_context(api.deps.pools.revocations.read())
+        headers = {"Authorization": f"Bearer {made_up}"}
+        async with api.session.get(api.url + "/admin/v1/tenants", headers=headers) as answer:
+            assert answer.status == 401
 
 
 async def test_models_are_listed_from_memory(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
