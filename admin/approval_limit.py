@@ -56,10 +56,12 @@ async def under_limit(
     facts: Facts,
     limit_usd: Decimal = DEFAULT_LIMIT_USD,
     source_id: UUID | None = None,
+    warning_of: Callable[[T], str | None] | None = None,
 ) -> T:
     """Carry an act of `amount` picodollars out (None = no bound), or store it and raise WaitsForApproval.
 
-    An act that would fail is refused at once with its own error. `source_id` makes the act idempotent.
+    An act that would fail is refused at once with its own error. `source_id` makes the act idempotent. `warning_of`
+    says of what the act's result warns, so that the requester learns it before the approval.
     """
     async with write_system(database) as connection:
         moved = await amount(connection) if callable(amount) else amount
@@ -77,7 +79,7 @@ async def under_limit(
         if waiting is None:
             return await carry_out(connection, acting, tenant_id, facts)
         attempt = await connection.begin_nested()
-        await carry_out(connection, acting, tenant_id, facts)
+        planned = await carry_out(connection, acting, tenant_id, facts)
         await attempt.rollback()
         await record(
             connection,
@@ -89,12 +91,13 @@ async def under_limit(
             reason=facts.get("reason"),
             after=facts,
         )
-    raise waits(waiting)
+    raise waits(waiting, warning=None if warning_of is None else warning_of(planned))
 
 
-def waits(approval: Approval) -> WaitsForApproval:
-    """The error that tells that an act waits for another person."""
+def waits(approval: Approval, *, warning: str | None = None) -> WaitsForApproval:
+    """The error that tells that an act waits for another person, and of what the act warns."""
     return WaitsForApproval(
         f"this waits for the approval of another person, as the request {approval.id}; nothing is changed yet",
-        details={"approval_id": str(approval.id), "kind": approval.kind},
+        details={"approval_id": str(approval.id), "kind": approval.kind}
+        | ({} if warning is None else {"warning": warning}),
     )

@@ -5,18 +5,21 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.approval_limit import Acting, Facts, under_limit
 from admin.audit import record
-from admin.transactions import read_scoped
+from admin.transactions import read, read_scoped
 from billing.ledger import accounts
+from billing.ledger.months import month_name
 from billing.pricing import contracts
 from billing.pricing.contracts import DEFAULT_PAYMENT_DAYS, Contract
 from billing.pricing.prices import CURRENCY, check_currency
 from core.db import Database
 from core.errors import InvalidRequest
+from core.money import pico_to_usd
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
 
@@ -42,6 +45,15 @@ class ContractView(msgspec.Struct, frozen=True):
     reason: str
     created_by: str
     ended_by: str | None
+
+
+class EndedContract(ContractView, frozen=True):
+    """A contract that was ended, and what it still costs."""
+
+    commitment_due_usd: str | None
+    """What remains due of the committed spend for the month inside which it ends; None = nothing."""
+    warning: str | None
+    """That as a sentence."""
 
 
 async def add_contract(
@@ -134,10 +146,11 @@ async def end_contract(
     contract_id: UUID,
     at: datetime | None = None,
     reason: str,
-) -> ContractView:
+) -> EndedContract:
     """End a contract and its derived prices at `at` (None = now). A contract that has not begun is withdrawn.
 
-    Waits for a second person. Raises NotFound, InvalidRequest, Conflict, WaitsForApproval.
+    Warns of the committed spend that remains due for a part of a month. Waits for a second person.
+    Raises NotFound, InvalidRequest, Conflict, WaitsForApproval.
     """
     require(actor, *PLATFORM_ROLES)
     facts = {
@@ -153,12 +166,24 @@ async def end_contract(
         tenant_id=None,
         amount=None,
         facts=facts,
+        warning_of=lambda ended: ended.warning,
     )
+
+
+async def end_warning(
+    database: Database, actor: Actor, *, contract_id: UUID, at: datetime | None = None
+) -> str | None:
+    """What `end_contract` would warn of; None = nothing. Changes nothing. Raises NotFound."""
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        contract = await contracts.get_contract(connection, contract_id)
+        end = at or (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    withdrawn = end <= contract.effective_from
+    return _warning(msgspec.structs.replace(contract, effective_to=end, withdrawn=withdrawn))
 
 
 async def apply_contract_end(
     connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
-) -> ContractView:
+) -> EndedContract:
     """Carry out `end_contract`; the contract names its organisation."""
     del tenant_id
     contract_id = UUID(facts["contract_id"])
@@ -177,7 +202,12 @@ async def apply_contract_end(
         before=_view(before),
         after=_view(after),
     )
-    return _view(after)
+    due = contracts.due_at_end(after)
+    return EndedContract(
+        **msgspec.structs.asdict(_view(after)),
+        commitment_due_usd=None if due is None else pico_to_usd(due[1]),
+        warning=_warning(after),
+    )
 
 
 async def list_contracts(
@@ -188,8 +218,20 @@ async def list_contracts(
         return [_view(contract) for contract in await contracts.list_contracts(connection, scope)]
 
 
-def _instant(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+def _instant(value: str | None) -> datetime | None:
+    return None if value is None else datetime.fromisoformat(value)
+
+
+def _warning(contract: Contract) -> str | None:
+    """What the end of `contract` leaves due of its committed spend, as a sentence; None = nothing."""
+    due = contracts.due_at_end(contract)
+    if due is None:
+        return None
+    month, amount = due
+    return (
+        f"the contract ends inside {month_name(month)}: ${pico_to_usd(amount)} of its committed spend remains due "
+        "for its part of the month"
+    )
 
 
 def _view(contract: Contract) -> ContractView:

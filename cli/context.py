@@ -60,7 +60,14 @@ def _print_waiting(waiting: WaitsForApproval, as_json: bool) -> NoReturn:
     else:
         approval_id = waiting.details["approval_id"]
         print(f"{waiting.message}; approve it with `penstock approvals approve {approval_id}`")
+        if warning := waiting.details.get("warning"):
+            warn(warning)
     raise typer.Exit(0)
+
+
+def warn(message: str) -> None:
+    """Print a warning on stderr."""
+    print(f"penstock: warning: {message}", file=sys.stderr)
 
 
 def exit_with_error(message: str) -> NoReturn:

@@ -46,6 +46,15 @@ class ContractOut(ResponseModel):
     ended_by: str | None
 
 
+class EndedContractOut(ContractOut):
+    """A contract that was ended, and what remains due of its committed spend."""
+
+    commitment_due_usd: str | None = Field(
+        description="For the month inside which the contract ends; null: nothing."
+    )
+    warning: str | None
+
+
 class ContractList(BaseModel):
     """Contracts by organisation and start."""
 
@@ -155,11 +164,11 @@ def _contract_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.post("/contracts/{contract_id}/end", responses=WAITS, summary="End a contract and its prices")
     async def end_contract(
         actor: Annotated[Actor, auth], contract_id: UUID, body: ContractEnd
-    ) -> ContractOut:
+    ) -> EndedContractOut:
         contract = await admin_contracts.end_contract(
             deps.database, actor, contract_id=contract_id, **body.model_dump()
         )
-        return ContractOut.model_validate(contract)
+        return EndedContractOut.model_validate(contract)
 
 
 def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:

@@ -74,6 +74,7 @@ class WaitingOut(BaseModel):
     approval_id: UUID
     kind: str
     message: str
+    warning: str | None = None
 
 
 WAITS: dict[int | str, dict[str, Any]] = {

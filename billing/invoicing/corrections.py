@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.invoicing.commitments import billed
 from billing.invoicing.correction_lines import read_lines
 from billing.invoicing.repricing import new_prices
 from billing.invoicing.rerate import (
@@ -27,7 +28,7 @@ from billing.invoicing.rerate import (
     rerate,
     reversed_lines,
 )
-from billing.invoicing.sources import billed_commitments, usage_groups
+from billing.invoicing.sources import usage_groups
 from billing.ledger import approvals
 from billing.ledger.approvals import Person
 from billing.ledger.months import bounds, month_name
@@ -250,18 +251,14 @@ async def _usage_end(connection: AsyncConnection, month: date) -> datetime:
 async def _differences(
     connection: AsyncConnection, month: date, until: datetime, spec: CorrectionSpec
 ) -> list[Difference]:
-    """The lines that `spec` changes, from the usage of the organisations and models that it concerns.
-
-    The whole usage of an organisation is read only where a line of it changes and a commitment is billed.
-    """
+    """The lines that `spec` changes, from the usage of the organisations and models that it concerns."""
     tenants = spec.concerned_tenants()
     groups = await usage_groups(connection, month, until, tenants=tenants, models=spec.concerned_models())
     prices = await new_prices(connection, spec, groups)
     prior = await _prior_deltas(connection, month, {group.tenant_id for group in groups})
     lines = rerate(groups, prior, prices)
-    committed = await billed_commitments(connection, month, sorted({line.tenant_id for line in lines}))
-    whole = await usage_groups(connection, month, until, tenants=committed.keys()) if committed else []
-    return [*lines, *commit_differences(whole, prior, lines, committed)]
+    commitments = await billed(connection, month, sorted({line.tenant_id for line in lines}))
+    return [*lines, *commit_differences(lines, commitments)]
 
 
 @platform_wide("earlier corrections of a month may be of every organisation")

@@ -104,7 +104,7 @@ async def creditable_lines(connection: AsyncConnection, invoice: Row[Any]) -> di
         text(
             "SELECT id, kind, model, class AS token_class, tier, coalesce(price_version, 0) AS price_version, "
             "description FROM invoice_lines WHERE invoice_id = :invoice AND tenant_id = :tenant_id "
-            "AND (class = ANY (:classes) OR kind = 'commit')"
+            "AND (class = ANY (:classes) OR (kind = 'commit' AND exact > 0))"
         ),
         {"invoice": invoice.id, "tenant_id": invoice.tenant_id, "classes": list(CLASSES)},
     )

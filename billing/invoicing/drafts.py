@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing.bookings import Booking, book_all, rounding_bookings
-from billing.invoicing.lines import Totals
+from billing.invoicing.lines import LateUsage, Totals
 from billing.invoicing.sources import ContractTerms
 from billing.ledger.months import bounds, month_name
 from billing.notifications.notices import notify
@@ -32,7 +32,11 @@ class Draft(msgspec.Struct, frozen=True):
     totals: Totals
     terms: ContractTerms
     committed: int
-    """Picodollars of the commitment's shortfall to book."""
+    """Picodollars of committed spend in the month; 0 = none."""
+    shortfall: int
+    """Picodollars that usage lacks to it, to book."""
+    late: tuple[LateUsage, ...]
+    """Usage of earlier months, which counts towards their commitments."""
     carried_from: tuple[UUID, ...]
     """Invoices whose carried amounts are on this one."""
     finalized_at: datetime
@@ -51,6 +55,7 @@ async def write_invoices(connection: AsyncConnection, month: date, drafts: Seque
     numbers = await _numbers(connection, month, [draft for draft in drafts if draft.postpaid])
     await _insert(connection, "invoices", [_invoice_row(month, draft, numbers) for draft in drafts])
     await _insert(connection, "invoice_lines", [line for draft in drafts for line in _line_rows(draft)])
+    await _insert(connection, "commitment_usage", [row for draft in drafts for row in _late_rows(draft)])
     carried = [(source, draft.id) for draft in drafts for source in draft.carried_from]
     if carried:
         await connection.execute(
@@ -101,6 +106,7 @@ def _invoice_row(month: date, draft: Draft, numbers: dict[UUID, str]) -> dict[st
         "carry_exact": str(draft.totals.carry_exact),
         "carry_cents": draft.totals.carry_cents,
         "automatic_payment": draft.terms.automatic_payment,
+        "committed": str(draft.committed) if draft.committed else None,
     }
 
 
@@ -122,6 +128,16 @@ def _line_rows(draft: Draft) -> Iterable[dict[str, Any]]:
             "cents": line.cents,
             "description": line.description,
             "adjustment_id": line.adjustment_id,
+        }
+
+
+def _late_rows(draft: Draft) -> Iterable[dict[str, Any]]:
+    for late in draft.late:
+        yield {
+            "tenant_id": draft.tenant_id,
+            "month": late.month,
+            "invoice_id": draft.id,
+            "cost": str(late.cost),
         }
 
 
@@ -169,10 +185,16 @@ async def _enqueue_and_notify(
 def _bookings(month: date, draft: Draft) -> Iterable[Booking]:
     if not draft.postpaid:
         return
-    if draft.committed and draft.terms.commit_source is not None:
-        last = bounds(month)[1] - timedelta(microseconds=1)
-        source = draft.terms.commit_source
-        yield Booking("commit", draft.tenant_id, "receivable", "revenue", draft.committed, source, last)
+    last = bounds(month)[1] - timedelta(microseconds=1)
+    if draft.shortfall:
+        source = derived_uuid("commit", draft.tenant_id, month)
+        yield Booking("commit", draft.tenant_id, "receivable", "revenue", draft.shortfall, source, last)
+    for late in draft.late:
+        if (
+            late.credit
+        ):  # the month it belongs to may be closed, so it is taken back in this one, like the usage
+            source = derived_uuid("commit", draft.tenant_id, month, late.month)
+            yield Booking("commit", draft.tenant_id, "revenue", "receivable", late.credit, source, last)
     if draft.totals.exact > 0:
         yield Booking("invoice", draft.tenant_id, "invoiced", "receivable", draft.totals.exact, draft.id)
         yield from rounding_bookings(

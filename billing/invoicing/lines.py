@@ -6,6 +6,7 @@ a sum of lines.
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import date
 from typing import Literal
 from uuid import UUID
 
@@ -82,6 +83,33 @@ class CarriedAmount(msgspec.Struct, frozen=True):
     cents: int
 
 
+class Commitment(msgspec.Struct, frozen=True):
+    """A month's committed spend and the usage that counts towards it, in picodollars."""
+
+    committed: int
+    counted: int
+
+    @property
+    def shortfall(self) -> int:
+        """What usage lacks to the commitment."""
+        return max(self.committed - self.counted, 0)
+
+    def plus(self, used: int) -> "Commitment":
+        """The same commitment with more usage."""
+        return Commitment(self.committed, self.counted + used)
+
+
+class LateUsage(msgspec.Struct, frozen=True):
+    """Usage of an earlier month on an invoice."""
+
+    month: date
+    """The first day of the month it belongs to."""
+    cost: int
+    """Picodollars."""
+    credit: int
+    """Picodollars of that month's billed shortfall that it takes back."""
+
+
 class Totals(msgspec.Struct, frozen=True):
     """The totals of an invoice: to be paid (`exact` picodollars, `cents`) and carried over to the next invoice."""
 
@@ -140,13 +168,28 @@ def movement_lines(movements: Iterable[Movement]) -> list[Line]:
     ]
 
 
-def commit_line(committed: int | None, used: int) -> Line | None:
-    """The shortfall of committed spend less usage, both in picodollars; None without a shortfall."""
-    missing = (committed or 0) - used
-    if missing <= 0:
+def commit_line(commitment: Commitment) -> Line | None:
+    """The shortfall of a commitment; None without one."""
+    missing = commitment.shortfall
+    if not missing:
         return None
-    description = f"Committed spend ${pico_to_usd(committed or 0)} less usage ${pico_to_usd(used)}"
+    committed, used = pico_to_usd(commitment.committed), pico_to_usd(commitment.counted)
+    description = f"Committed spend ${committed} less usage ${used}"
     return Line(kind="commit", exact=missing, cents=round_to_cents(missing), description=description)
+
+
+def late_commit_lines(late: Iterable[LateUsage]) -> list[Line]:
+    """One line below 0 per month whose shortfall late usage lowers."""
+    return [
+        Line(
+            kind="commit",
+            exact=-one.credit,
+            cents=round_to_cents(-one.credit),
+            description=f"Committed spend of {one.month:%Y-%m} met by late usage ${pico_to_usd(one.cost)}",
+        )
+        for one in late
+        if one.credit
+    ]
 
 
 def carried_lines(carries: Iterable[CarriedAmount]) -> list[Line]:

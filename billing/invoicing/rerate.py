@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.invoicing.lines import CLASSES, UsageGroup
+from billing.invoicing.lines import CLASSES, Commitment, UsageGroup
 from billing.pricing.prices import TIERS, Rates
 from core.errors import InvalidRequest
 from core.money import pico_per_token_to_per_mtok, pico_to_usd
@@ -229,29 +229,18 @@ def rerate(
     return found
 
 
-def commit_differences(
-    groups: Iterable[UsageGroup],
-    prior: Mapping[LineKey, int],
-    lines: Iterable[Difference],
-    committed: Mapping[UUID, int],
-) -> list[Difference]:
+def commit_differences(lines: Iterable[Difference], billed: Mapping[UUID, Commitment]) -> list[Difference]:
     """Changes of billed commitment shortfalls that follow from `lines`: more usage lowers the shortfall.
 
-    `committed` has the picodollars committed by the tenants whose invoice of the month exists, `groups` all usage of
-    these tenants in the month; `prior` as in `rerate`.
+    `billed` has the commitments of the tenants whose invoice of the month exists. Late usage is none of the month's.
     """
-    before: dict[UUID, int] = defaultdict(int)
     change: dict[UUID, int] = defaultdict(int)
-    for group in groups:
-        before[group.tenant_id] += group.cost
-    for key, delta in prior.items():
-        before[key.tenant_id] += 0 if key.kind == COMMIT else delta
     for line in lines:
-        change[line.tenant_id] += line.delta
+        if line.kind == "usage":
+            change[line.tenant_id] += line.delta
     found = []
-    for tenant_id in sorted(change.keys() & committed.keys()):
-        old = max(committed[tenant_id] - before[tenant_id], 0)
-        new = max(committed[tenant_id] - before[tenant_id] - change[tenant_id], 0)
+    for tenant_id in sorted(change.keys() & billed.keys()):
+        old, new = billed[tenant_id].shortfall, billed[tenant_id].plus(change[tenant_id]).shortfall
         if new != old:
             found.append(
                 Difference(

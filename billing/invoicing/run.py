@@ -1,9 +1,9 @@
 """The invoice run: makes every tenant's invoice of a month exactly once, also when run repeatedly or concurrently.
 
-A postpaid invoice books the shortfall of the contract's commitment (`commit`), moves the exact sum of its lines from
-receivable to invoiced (`invoice`) and books the difference to cents (`rounding`). A prepaid invoice books nothing;
-it lists what credit paid for. Tenants are processed in small transactions: after a crash the next run continues with
-the remaining tenants and the next number.
+A postpaid invoice books the shortfall of the commitment, and what late usage takes back of an earlier month's
+(`commit`). It moves the exact sum of its lines from receivable to invoiced (`invoice`) and books the difference to
+cents (`rounding`). A prepaid invoice books nothing; it lists what credit paid for. Tenants are processed in small
+transactions: after a crash the next run continues with the remaining tenants and the next number.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -13,9 +13,17 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.invoicing import sources
+from billing.invoicing import commitments, sources
 from billing.invoicing.drafts import Draft, write_invoices
-from billing.invoicing.lines import carried_lines, commit_line, movement_lines, total_lines, usage_lines
+from billing.invoicing.lines import (
+    Commitment,
+    carried_lines,
+    commit_line,
+    late_commit_lines,
+    movement_lines,
+    total_lines,
+    usage_lines,
+)
 from billing.invoicing.sources import ContractTerms, CustomerUsage
 from billing.ledger.months import bounds, final_at, month_name
 from billing.usage import rollups
@@ -148,7 +156,14 @@ async def _draft(connection: AsyncConnection, month: date, chunk: list[CustomerU
     movements = await sources.movements(connection, month, tenants)
     terms = await sources.terms(connection, month, tenants)
     carries = await sources.carries(connection, month, tenants)
-    corrected = await sources.corrected(connection, month, tenants)
+    agreed = await commitments.agreed(connection, month, tenants)
+    counted = await commitments.counted(connection, month, tenants)
+    with_late = [
+        customer.tenant_id
+        for customer in missing
+        if customer.mode == "postpaid" and any(group.kind == "late_usage" for group in customer.groups)
+    ]
+    late_usage = await commitments.late_usage(connection, month, with_late)
     now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     drafts = []
     for customer in missing:
@@ -157,12 +172,15 @@ async def _draft(connection: AsyncConnection, month: date, chunk: list[CustomerU
         contract = terms.get(tenant_id, ContractTerms())
         billed_lines = [line for group in customer.groups for line in usage_lines(group)]
         # Re-rated usage counts towards the commitment at its corrected price; its adjustment is a line of its own.
-        usage_total = sum(line.exact for line in billed_lines) + corrected.get(tenant_id, 0)
-        committed = commit_line(contract.committed, usage_total) if postpaid else None
+        used = sum(line.exact for line in billed_lines if line.kind == "usage") + counted.get(tenant_id, 0)
+        commitment = Commitment(agreed.get(tenant_id, 0) if postpaid else 0, used)
+        shortfall = commit_line(commitment)
+        late = late_usage.get(tenant_id, ())
         carried = carries.get(tenant_id, []) if postpaid else []
         lines = [
             *billed_lines,
-            *([committed] if committed else []),
+            *([shortfall] if shortfall else []),
+            *late_commit_lines(late),
             *(movement_lines(movements.get(tenant_id, [])) if postpaid else []),
             *carried_lines(carried),
         ]
@@ -174,7 +192,9 @@ async def _draft(connection: AsyncConnection, month: date, chunk: list[CustomerU
                     postpaid=postpaid,
                     totals=total_lines(lines),
                     terms=contract,
-                    committed=0 if committed is None else committed.exact,
+                    committed=commitment.committed,
+                    shortfall=commitment.shortfall,
+                    late=late,
                     carried_from=tuple(one.invoice_id for one in carried),
                     finalized_at=now,
                 )

@@ -14,7 +14,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing.lines import CLASSES, CarriedAmount, Movement, UsageGroup
 from billing.ledger.months import bounds
-from core.ids import derived_uuid
 from tenants.scoping import platform_wide
 
 DEFAULT_PAYMENT_DAYS = 30
@@ -35,9 +34,6 @@ class ContractTerms(msgspec.Struct, frozen=True):
     payment_days: int = DEFAULT_PAYMENT_DAYS
     automatic_payment: bool = False
     """Whether a saved card is charged; otherwise the invoice is mailed with its due date."""
-    committed: int | None = None
-    commit_source: UUID | None = None
-    """Source id of the shortfall's booking, derived from contract and month."""
 
 
 # Usage whose true end lies in an earlier month is late usage: it is billed in this month on separate lines.
@@ -183,57 +179,20 @@ async def movements(
 async def terms(
     connection: AsyncConnection, month: date, tenants: Sequence[UUID]
 ) -> dict[UUID, ContractTerms]:
-    """Terms by tenant of the contract in force at the end of the month; tenants without one are missing.
-
-    `committed` is set only when the contract covers the whole month.
-    """
-    start, end = bounds(month)
+    """Terms by tenant of the contract in force at the end of the month; tenants without one are missing."""
+    _, end = bounds(month)
     rows = await connection.execute(
         text(
-            "SELECT id, tenant_id, payment_days, automatic_payment, commit_monthly, "
-            "effective @> tstzrange(CAST(:start AS timestamptz), CAST(:end AS timestamptz)) AS whole FROM contracts "
+            "SELECT tenant_id, payment_days, automatic_payment FROM contracts "
             "WHERE tenant_id = ANY (:tenants) AND withdrawn_at IS NULL "
             "AND effective @> (CAST(:end AS timestamptz) - interval '1 microsecond')"
         ),
-        {"tenants": list(tenants), "start": start, "end": end},
+        {"tenants": list(tenants), "end": end},
     )
     return {
-        row.tenant_id: ContractTerms(
-            payment_days=row.payment_days,
-            automatic_payment=row.automatic_payment,
-            committed=int(row.commit_monthly) if row.whole and row.commit_monthly is not None else None,
-            commit_source=derived_uuid("commit", row.id, month),
-        )
+        row.tenant_id: ContractTerms(payment_days=row.payment_days, automatic_payment=row.automatic_payment)
         for row in rows
     }
-
-
-async def billed_commitments(
-    connection: AsyncConnection, month: date, tenants: Sequence[UUID]
-) -> dict[UUID, int]:
-    """The committed spend of those `tenants` whose postpaid invoice of the month exists."""
-    invoiced = await connection.scalars(
-        text(
-            "SELECT tenant_id FROM invoices WHERE month = :month AND kind = 'postpaid' AND tenant_id = ANY (:tenants)"
-        ),
-        {"month": month, "tenants": list(tenants)},
-    )
-    agreed = await terms(connection, month, list(invoiced))
-    return {tenant: one.committed for tenant, one in agreed.items() if one.committed is not None}
-
-
-async def corrected(connection: AsyncConnection, month: date, tenants: Sequence[UUID]) -> dict[UUID, int]:
-    """By tenant: the sum that approved corrections have added to the month's usage, without commitment lines."""
-    rows = await connection.execute(
-        text(
-            "SELECT l.tenant_id, sum(l.delta) AS delta FROM correction_lines l "
-            "JOIN corrections c ON c.id = l.correction_id WHERE c.month = :month "
-            "AND c.status IN ('applying', 'approved') AND l.kind <> 'commit' AND l.tenant_id = ANY (:tenants) "
-            "GROUP BY 1"
-        ),
-        {"month": month, "tenants": list(tenants)},
-    )
-    return {row.tenant_id: int(row.delta) for row in rows}
 
 
 async def carries(

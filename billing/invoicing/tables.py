@@ -41,6 +41,7 @@ invoices = Table(
     Column("carried_to", Uuid, ForeignKey("invoices.id")),
     Column("automatic_payment", Boolean, nullable=False, server_default=text("false")),
     Column("applied_cents", BigInteger, nullable=False, server_default=text("0")),
+    pico("committed", nullable=True),
     UniqueConstraint("tenant_id", "month"),
     UniqueConstraint("number"),
     UniqueConstraint("stripe_invoice_id"),
@@ -80,6 +81,17 @@ invoice_lines = Table(
     ),
 )
 """Lines of invoices: exact picodollars, and the cents to which they are rounded once."""
+
+commitment_usage = Table(
+    "commitment_usage",
+    metadata,
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("month", Date, primary_key=True),
+    Column("invoice_id", Uuid, ForeignKey("invoices.id"), primary_key=True),
+    pico("cost"),
+    Index("ix_commitment_usage_invoice_id", "invoice_id"),
+)
+"""Late usage on an invoice by the month whose commitment it counts for."""
 
 credit_notes = Table(
     "credit_notes",

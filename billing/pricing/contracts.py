@@ -5,7 +5,7 @@ For every list version that is valid during the contract, the discount yields a 
 precedence. Derived versions are renewed whenever a list price, a customer's own price or a contract is set or ended.
 """
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +14,8 @@ from sqlalchemy import Row, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.ledger.months import month_of
+from billing.pricing.proration import Span, prorate
 from billing.pricing.sla_terms import Sla, parse_sla
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
@@ -47,11 +49,25 @@ class Contract(msgspec.Struct, frozen=True):
     reason: str
     created_by: str
     ended_by: str | None
+    withdrawn: bool = False
+    """Whether it was ended before it began."""
 
     @property
     def commit_monthly_usd(self) -> str | None:
         """The committed spend in exact decimal dollars."""
         return None if self.commit_monthly is None else pico_to_usd(self.commit_monthly)
+
+
+def due_at_end(contract: Contract) -> tuple[date, int] | None:
+    """The month inside which `contract` ends, and the picodollars of its committed spend that remain due for it.
+
+    None without a committed spend, without an end, for an end between two months, and for a withdrawn contract.
+    """
+    if contract.commit_monthly is None or contract.effective_to is None or contract.withdrawn:
+        return None
+    month = month_of(contract.effective_to)
+    due = prorate([Span(contract.commit_monthly, contract.effective_from, contract.effective_to)], month)
+    return (month, due) if due else None
 
 
 @platform_wide("finance lists the contracts of all organisations")
@@ -230,4 +246,5 @@ def _view(row: Row[Any]) -> Contract:
         reason=row.reason,
         created_by=row.created_by,
         ended_by=row.ended_by,
+        withdrawn=row.withdrawn_at is not None,
     )

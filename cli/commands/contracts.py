@@ -7,7 +7,7 @@ import typer
 
 from admin import contracts as admin_contracts
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, actor, emit, open_db, run, warn
 from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of
 from core.errors import InvalidRequest
 
@@ -93,7 +93,10 @@ def end(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a contract now or at --at, and its prices with it; one that has not begun is withdrawn."""
+    """End a contract now or at --at, and its prices with it; one that has not begun is withdrawn.
+
+    Warns of the committed spend that remains due when it ends inside a month.
+    """
 
     async def act() -> None:
         async with open_db(data_dir) as database:
@@ -105,6 +108,8 @@ def end(
                 reason=reason,
             )
             emit(ended, as_json)
+            if ended.warning is not None:
+                warn(ended.warning)
 
     run(act, as_json=as_json)
 

@@ -153,11 +153,15 @@ class _ContractPanel:
         }
 
     async def end(self, _: str, row: str) -> None:
-        """End a contract now."""
+        """End a contract now, after a warning of the committed spend that remains due."""
+        warning = await admin_contracts.end_warning(
+            self.console.database, self.viewer.actor, contract_id=UUID(row)
+        )
+        committed = "Nothing is committed from now on." if warning is None else f"Note that {warning}."
         reason = await confirm(
             self.viewer,
             "End this contract?",
-            "List prices hold for requests admitted from now on, and nothing is committed any more. "
+            f"List prices hold for requests admitted from now on. {committed} "
             "A contract that has not begun is withdrawn.",
             "End contract",
             danger=True,

@@ -444,6 +444,7 @@ async def test_finance_makes_and_ends_a_contract(finance: Person, shop: Site, da
     await expect(page.get_by_text("7.5% off list prices")).to_be_visible()
     await expect(page.get_by_text("$1,000.00").first).to_be_visible()
     await page.locator("[aria-label='Contracts'] tbody tr").get_by_role("button", name="End").click()
+    await expect(dialog).to_contain_text("of its committed spend remains due for its part of the month")
     await dialog.get_by_label("Reason").fill("they left")
     await dialog.get_by_role("button", name="End contract").click()
     await approve_waiting(finance, database)

@@ -214,8 +214,9 @@ async def test_ending_a_contract_takes_two_people(database: Database) -> None:
     contract = await admin_contracts.add_contract(
         database, ADMIN, tenant_id=customer.tenant_id, commit_monthly_usd="5000", reason="deal"
     )
-    with pytest.raises(WaitsForApproval):
+    with pytest.raises(WaitsForApproval) as waits:
         await admin_contracts.end_contract(database, ADA, contract_id=contract.id, reason="friends")
+    assert "of its committed spend remains due" in (waits.value.details or {})["warning"]
     assert (await _terms(database))[0][1].endswith(",)")
     await decisions.decide(database, BOB, approval_id=await only(database), approve=True)
     assert not (await _terms(database))[0][1].endswith(",)")

@@ -4,8 +4,10 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import openpyxl
@@ -13,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 from typer.testing import CliRunner, Result
 
+from admin import contracts as admin_contracts
 from admin.actor import system_actor
 from admin.users import create_admin_token, create_user
 from api import app as api_app
@@ -145,6 +148,55 @@ async def _map_both(pg_url: str) -> None:
     for name in (None, "somebody-else"):
         await map_shell(database, name)
     await database.close()
+
+
+async def _committed(database: Database) -> UUID:
+    """A contract with 3,000 dollars a month from June 2031 on; returns its id."""
+    customer = await make_customer(database, mode="postpaid", name="Committed")
+    contract = await admin_contracts.add_contract(
+        database,
+        ADMIN,
+        tenant_id=customer.tenant_id,
+        commit_monthly_usd="3000",
+        effective_from=datetime(2031, 6, 1, tzinfo=UTC),
+        reason="deal",
+    )
+    return contract.id
+
+
+WARNING = (
+    "the contract ends inside 2031-06: $1000.00 of its committed spend remains due for its part of the month"
+)
+
+
+@pytest.mark.usefixtures("shell")
+def test_ending_a_contract_inside_a_month_warns_on_the_command_line(pg_url: str) -> None:
+    async def committed() -> UUID:
+        database = Database(pg_url)
+        try:
+            return await _committed(database)
+        finally:
+            await database.close()
+
+    end = ("contracts", "end", str(asyncio.run(committed())), "--reason", "over", "--at")
+    told = run(*end, "2031-06-11")
+    assert (told.exit_code, told.stderr) == (0, f"penstock: warning: {WARNING}\n")
+    assert run_json(*end, "2031-06-11")["warning"] == WARNING
+    assert run(*end, "2031-07-01").stderr == ""
+
+
+async def test_ending_a_contract_inside_a_month_warns_over_rest(
+    database: Database, client: httpx.AsyncClient
+) -> None:
+    path = f"/contracts/{await _committed(database)}/end"
+    body = {"reason": "over", "at": "2031-07-01T00:00:00Z"}
+    asked = await client.post(path, json=body)
+    assert (asked.status_code, "warning" in asked.json()) == (202, False)
+    asked = await client.post(path, json=body | {"at": "2031-06-11T00:00:00Z"})
+    assert (asked.status_code, asked.json()["warning"]) == (202, WARNING)
+    [_, made] = await approve_all(database)
+    assert made.result is not None
+    assert (made.result["commitment_due_usd"], made.result["warning"]) == ("1000.00", WARNING)
 
 
 @pytest.fixture

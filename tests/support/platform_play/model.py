@@ -98,6 +98,10 @@ class Account:
     """Revenue of a month that is no usage."""
     bills: dict[date, Bill] = field(default_factory=dict)
     corrected: dict[tuple[date, Group | None, int], int] = field(default_factory=lambda: defaultdict(int))
+    late: dict[date, dict[date, int]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
+    """What late usage costs, by the month of the books and the month it belongs to."""
+    met: dict[date, int] = field(default_factory=lambda: defaultdict(int))
+    """Late usage on invoices, by the month it belongs to."""
     committed: dict[date, int] = field(default_factory=dict)
     """Commitments whose shortfall an invoice has billed; corrected under (month, None, -1)."""
     carried: tuple[int, int] = (0, 0)
@@ -270,17 +274,34 @@ class Account:
             if count
         ]
 
+    def lack(self, month: date) -> int:
+        """What a month's usage, as corrected by now, lacks to the commitment that its invoice billed."""
+        used = sum(line.exact for line in self.usage_lines(month) if line.kind == "usage")
+        changed = sum(
+            change
+            for (of, group, _), change in self.corrected.items()
+            if of == month and group is not None and not group.late
+        )
+        return max(self.committed.get(month, 0) - used - changed - self.met[month], 0)
+
     def bill(self, month: date, committed: int | None) -> None:
         """Make the month's invoice."""
         lines = self.usage_lines(month)
         if committed is not None:
             self.committed[month] = committed
         if self.mode == "postpaid":
-            lack = (committed or 0) - sum(line.exact for line in lines)
+            lack = (committed or 0) - sum(line.exact for line in lines if line.kind == "usage")
             if lack > 0:
                 lines.append(LineOf("commit", "", -1, 0, 0, lack, cents(lack)))
                 self.book("receivable", "revenue", lack)
                 self.booked[month] += lack
+            for earlier, cost in sorted(self.late[month].items()):
+                was = self.lack(earlier)
+                self.met[earlier] += cost
+                if spared := was - self.lack(earlier):
+                    lines.append(LineOf("commit", "", -1, 0, 0, -spared, cents(-spared)))
+                    self.book("revenue", "receivable", spared)
+                    self.booked[month] -= spared
             lines += [LineOf(kind, "", -1, 0, 0, one, cents(one)) for kind, one in self.moves[month] if one]
             if self.carried != (0, 0):
                 lines.append(LineOf("carried", "", -1, 0, 0, *self.carried))
@@ -334,6 +355,7 @@ class Account:
     ) -> list[tuple[int, int]]:
         """A list price of a past month was wrong; returns the adjustments, each with what it could not collect."""
         deltas, credit, charge, lower = [], 0, 0, 0
+        was_lacking = self.lack(month)
         for group, sums in self.tokens.get(month, {}).items():
             if group.model != model or group.price.book == "own":
                 continue
@@ -349,13 +371,7 @@ class Account:
                 lower += cents(was) - cents(was + delta) if delta < 0 else 0
         if month in self.committed and sum(deltas):
             # What costs more lacks less to the commitment, and the other way round.
-            worth = self.cost(month) + sum(
-                change
-                for (of, group, _), change in self.corrected.items()
-                if of == month and group is not None
-            )
-            was = max(self.committed[month] - worth + sum(deltas), 0)
-            lack = max(self.committed[month] - worth, 0)
+            was, lack = was_lacking, self.lack(month)
             self.corrected[month, None, -1] += lack - was
             credit += max(was - lack, 0)
             charge += max(lack - was, 0)

@@ -195,7 +195,9 @@ class Traffic:
             return
         booked = month or month_of(ended_at)
         group = Group(month_of(ended_at) < booked, request.model, self.pinned(request))
-        account.used(booked, group, disjoint(usage), request.hold if held else None, booked_at)
+        cost = account.used(booked, group, disjoint(usage), request.hold if held else None, booked_at)
+        if group.late:
+            account.late[booked][month_of(ended_at)] += cost
 
 
 def checkpoint(request: Request, share: float) -> Checkpoint:

@@ -24,8 +24,9 @@ from billing.invoicing.lines import UsageGroup
 from billing.invoicing.rerate import parse_spec
 from billing.invoicing.run import make_invoices
 from billing.ledger.approvals import Person
-from billing.ledger.months import next_month
+from billing.ledger.months import bounds, next_month
 from billing.ledger.transfers import book
+from billing.pricing.contracts import end_contract
 from billing.usage.rollups import roll_up
 from core.errors import Conflict, InvalidRequest
 from core.ids import uuid7
@@ -569,6 +570,46 @@ async def test_a_correction_before_the_invoice_counts_towards_the_commitment(pla
     await platform.is_sound()
 
 
+@pytest.mark.parametrize(
+    ("spec", "late", "costs"), [(DOUBLE, 1, 5), (HALF, 1, 5), (DOUBLE, 4, 8), (HALF, 4, 5)]
+)
+async def test_a_correction_counts_late_usage_in_the_month_it_belongs_to(
+    platform: Platform, spec: dict[str, Any], late: int, costs: int
+) -> None:
+    """Of 5 dollars committed 2 are used in time and `late` afterwards, at the price before the correction.
+
+    What the month costs in all, on both invoices, is the greater of its usage and the commitment.
+    """
+    await price(platform.database)
+    acme = await make_customer(platform.database, mode="postpaid")
+    contract = await platform.commit_to(
+        acme, 5 * PICO_PER_USD, since=datetime(platform.month.year, platform.month.month, 1, tzinfo=UTC)
+    )
+    await platform.use(acme, input=2_000_000)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    async with platform.database.system() as connection:
+        await end_contract(connection, contract, at=None, by="ann")
+    (ended,) = await platform.rows("SELECT upper(effective) AS at FROM contracts")
+    begin, end = bounds(next_month(month))
+    moment = timedelta(microseconds=1)
+    part = 5 * PICO_PER_USD * ((ended.at - begin) // moment) // ((end - begin) // moment)
+    await platform.use(acme, input=late * 1_000_000, ended_at=begin - timedelta(hours=1))
+    second = await platform.end_month()
+    await close_month(platform.database, second, by="fin")
+    before = max(2 + late, 5) * PICO_PER_USD
+    assert await platform.balance(acme, "revenue") == -before - part
+    done = await decide(platform, await request(platform, month, spec))
+    assert await platform.balance(acme, "revenue") == -costs * PICO_PER_USD - part
+    # A correction of the later month leaves its own shortfall alone: late usage is none of its usage.
+    async with platform.database.read() as connection:
+        told = await dry_run(connection, second, parse_spec(spec))
+    assert {line.kind for line in told.lines} == {"late_usage"}
+    await decide(platform, await reverse(platform, done))
+    assert await platform.balance(acme, "revenue") == -before - part
+    await platform.is_sound()
+
+
 async def test_only_the_usage_that_a_correction_concerns_is_read(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -603,9 +644,5 @@ async def test_only_the_usage_that_a_correction_concerns_is_read(
 
     own = {"rates": [{**HALF["rates"][0], "tenant_id": str(other.tenant_id)}]}
     assert await reads(own) == {(other.tenant_id, MODEL)}
-    # The commitment of one customer needs the rest of its usage.
-    assert await reads(HALF) == {
-        (acme.tenant_id, MODEL),
-        (acme.tenant_id, "lake-70b"),
-        (other.tenant_id, MODEL),
-    }
+    # The commitment of one customer needs the rest of its usage, which is on its invoice.
+    assert await reads(HALF) == {(acme.tenant_id, MODEL), (other.tenant_id, MODEL)}

@@ -1,7 +1,7 @@
 """The invoice run: lines equal usage to the picodollar, bookings match, and it is idempotent after a crash."""
 
 import asyncio
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
@@ -10,6 +10,7 @@ from billing.invoicing import run
 from billing.invoicing.run import make_invoices
 from billing.ledger.adjustments import adjust
 from billing.ledger.months import bounds, next_month
+from billing.pricing.contracts import end_contract
 from billing.usage.rollups import roll_up
 from core.errors import Conflict
 from core.ids import uuid7
@@ -153,11 +154,121 @@ async def test_what_the_commitment_lacks_is_a_line_and_revenue_of_the_month(plat
     await platform.is_sound()
 
 
-async def test_a_commitment_from_the_middle_of_a_month_begins_with_the_next(platform: Platform) -> None:
+def part_of(amount: int, month: date, first: datetime, last: datetime) -> int:
+    """What `amount` a month comes to from `first` to `last`, to the whole picodollar."""
+    start, end = bounds(month)
+    moment = timedelta(microseconds=1)
+    return amount * ((last - first) // moment) // ((end - start) // moment)
+
+
+@pytest.mark.promise(15)
+async def test_a_commitment_from_the_middle_of_a_month_is_due_for_its_part(platform: Platform) -> None:
     acme = await make_customer(platform.database, mode="postpaid")
-    await platform.commit_to(acme, PICO_PER_USD, since=await platform.clock.now())
+    since = await platform.clock.now()
+    await platform.commit_to(acme, 7 * PICO_PER_USD, since=since)
     month = await platform.end_month()
-    assert (await make_invoices(platform.database, month)).made == 0
+    await make_invoices(platform.database, month)
+    (line,) = await platform.lines(acme, month)
+    part = part_of(7 * PICO_PER_USD, month, since, bounds(month)[1])
+    assert (line.kind, int(line.exact)) == ("commit", part)
+    assert 0 < part < 7 * PICO_PER_USD
+    assert await platform.balance(acme, "revenue") == -part
+    await platform.is_sound()
+
+
+async def test_a_commitment_outlives_a_change_of_contract_inside_a_month(platform: Platform) -> None:
+    await price(platform.database)
+    acme = await make_customer(platform.database, mode="postpaid")
+    start, end = bounds(platform.month)
+    old = await platform.commit_to(acme, 5 * PICO_PER_USD, since=start)
+    change = await platform.clock.now()
+    async with platform.database.system() as connection:
+        await end_contract(connection, old, at=None, by="ann")
+    ended = await platform.one("SELECT upper(effective) FROM contracts WHERE id = :id", id=old)
+    await platform.commit_to(acme, 11 * PICO_PER_USD, since=ended)
+    await platform.use(acme, input=1_000_000)
+    month = await platform.end_month()
+    await make_invoices(platform.database, month)
+    moment = timedelta(microseconds=1)
+    both = 5 * PICO_PER_USD * ((ended - start) // moment) + 11 * PICO_PER_USD * ((end - ended) // moment)
+    due = both // ((end - start) // moment)
+    assert ended >= change
+    assert [(line.kind, int(line.exact)) for line in await platform.lines(acme, month)] == [
+        ("usage", PICO_PER_USD),
+        ("commit", due - PICO_PER_USD),
+    ]
+    assert await platform.one("SELECT committed FROM invoices") == due
+    second = await platform.end_month()
+    await make_invoices(platform.database, second)
+    assert [int(line.exact) for line in await platform.lines(acme, second)] == [11 * PICO_PER_USD]
+    await platform.is_sound()
+
+
+async def test_a_contract_that_ended_inside_the_month_is_due_and_the_next_month_nothing(
+    platform: Platform,
+) -> None:
+    acme = await make_customer(platform.database, mode="postpaid")
+    start, _ = bounds(platform.month)
+    contract = await platform.commit_to(acme, 5 * PICO_PER_USD, since=start)
+    async with platform.database.system() as connection:
+        await end_contract(connection, contract, at=None, by="ann")
+    ended = await platform.one("SELECT upper(effective) FROM contracts")
+    month = await platform.end_month()
+    await make_invoices(platform.database, month)
+    (line,) = await platform.lines(acme, month)
+    assert (line.kind, int(line.exact)) == ("commit", part_of(5 * PICO_PER_USD, month, start, ended))
+    second = await platform.end_month()
+    assert (await make_invoices(platform.database, second)).made == 0
+    await platform.is_sound()
+
+
+@pytest.mark.parametrize("late", [1, 2, 6])
+async def test_late_usage_meets_the_commitment_of_the_month_it_belongs_to(
+    platform: Platform, late: int
+) -> None:
+    """Of 5 dollars committed 2 are used in time and `late` afterwards; the next month is used in full."""
+    await price(platform.database)
+    acme = await make_customer(platform.database, mode="postpaid")
+    start, _ = bounds(platform.month)
+    await platform.commit_to(acme, 5 * PICO_PER_USD, since=start)
+    await platform.use(acme, input=2_000_000)
+    month = await platform.end_month()
+    await make_invoices(platform.database, month)
+    await platform.use(acme, input=late * 500_000, ended_at=bounds(month)[1] - timedelta(hours=1))
+    await platform.use(acme, input=late * 500_000, ended_at=bounds(month)[1] - timedelta(hours=2))
+    await platform.use(acme, input=4_000_000)
+    second = await platform.end_month()
+    await make_invoices(platform.database, second)
+    credited = min(late, 3)
+    assert [(line.kind, line.cents) for line in await platform.lines(acme, second)] == [
+        ("usage", 400),
+        ("late_usage", late * 100),
+        ("commit", 100),  # late usage is none of this month's
+        ("commit", -credited * 100),
+    ]
+    assert await platform.balance(acme, "revenue") == -(5 + max(2 + late, 5)) * PICO_PER_USD
+    months = await platform.rows(
+        "SELECT date_trunc('month', effective_at, 'UTC') AS month FROM ledger_transfers WHERE kind = 'commit'"
+    )
+    assert {row.month.date() for row in months} == {month, second}
+    await platform.is_sound()
+
+
+async def test_late_usage_of_a_month_that_is_not_invoiced_yet_is_counted_once(platform: Platform) -> None:
+    await price(platform.database)
+    acme = await make_customer(platform.database, mode="postpaid")
+    await platform.commit_to(acme, 5 * PICO_PER_USD, since=bounds(platform.month)[0])
+    month = await platform.end_month()
+    await platform.use(acme, input=2_000_000, ended_at=bounds(month)[1] - timedelta(hours=1))
+    second = await platform.end_month()
+    await make_invoices(platform.database, second)
+    await make_invoices(platform.database, month)
+    assert [(line.kind, line.cents) for line in await platform.lines(acme, second)] == [
+        ("late_usage", 200),
+        ("commit", 500),
+    ]
+    assert [(line.kind, line.cents) for line in await platform.lines(acme, month)] == [("commit", 300)]
+    await platform.is_sound()
 
 
 async def test_an_invoice_below_zero_is_carried_to_the_next(platform: Platform) -> None:

@@ -1,7 +1,7 @@
 """Contracts: discounts become prices, follow the list, give way to explicit prices and end with the contract."""
 
 import asyncio
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -289,3 +289,33 @@ def test_any_history_of_prices_reads_as_it_was_written(pg_url: str) -> None:
             play()
         finally:
             runner.run(database.close())
+
+
+async def test_ending_a_contract_inside_a_month_warns_of_what_remains_due(database: Database) -> None:
+    customer = await make_customer(database, mode="postpaid")
+    begins = datetime(2031, 6, 1, tzinfo=UTC)
+    made = await add_contract(database, customer, commit_monthly_usd="3000", effective_from=begins)
+    told = await admin_contracts.end_warning(
+        database, ADMIN, contract_id=made.id, at=begins + timedelta(days=10)
+    )
+    ended = await admin_contracts.end_contract(
+        database, ADMIN, contract_id=made.id, at=begins + timedelta(days=10), reason="r"
+    )
+    assert ended.commitment_due_usd == "1000.00"
+    assert ended.warning == told
+    assert told is not None
+    assert "2031-06" in told
+    assert "$1000.00" in told
+
+
+@pytest.mark.parametrize(("commit", "days"), [("3000", 30), ("3000", 0), (None, 10)])
+async def test_ending_a_contract_with_a_month_without_a_commitment_or_before_it_began_warns_of_nothing(
+    database: Database, commit: str | None, days: int
+) -> None:
+    customer = await make_customer(database, mode="postpaid")
+    begins = datetime(2031, 6, 1, tzinfo=UTC)
+    made = await add_contract(database, customer, commit_monthly_usd=commit, effective_from=begins)
+    at = begins + timedelta(days=days)
+    assert await admin_contracts.end_warning(database, ADMIN, contract_id=made.id, at=at) is None
+    ended = await admin_contracts.end_contract(database, ADMIN, contract_id=made.id, at=at, reason="r")
+    assert (ended.commitment_due_usd, ended.warning) == (None, None)

@@ -1,5 +1,6 @@
 """Lines and totals are exact: every amount is a sum of lines, and only lines are rounded."""
 
+from datetime import date
 from uuid import UUID
 
 import pytest
@@ -9,11 +10,14 @@ from hypothesis import strategies as st
 from billing.invoicing.lines import (
     CLASSES,
     CarriedAmount,
+    Commitment,
+    LateUsage,
     Line,
     Movement,
     UsageGroup,
     carried_lines,
     commit_line,
+    late_commit_lines,
     movement_lines,
     total_lines,
     usage_lines,
@@ -68,11 +72,25 @@ def test_a_movement_of_nothing_is_no_line() -> None:
 
 @pytest.mark.parametrize(
     ("committed", "used", "missing"),
-    [(None, 5, None), (10, 10, None), (10, 11, None), (10, 4, 6), (10, 0, 10)],
+    [(0, 5, None), (10, 10, None), (10, 11, None), (10, 4, 6), (10, 0, 10)],
 )
-def test_the_commitment_bills_what_is_missing(committed: int | None, used: int, missing: int | None) -> None:
-    found = commit_line(committed, used)
+def test_the_commitment_bills_what_is_missing(committed: int, used: int, missing: int | None) -> None:
+    found = commit_line(Commitment(committed, used))
     assert (found.exact if found else None) == missing
+
+
+@given(committed=st.integers(0, 20), used=st.integers(0, 20), late=st.lists(st.integers(1, 20), max_size=5))
+def test_late_usage_leaves_a_month_at_what_it_would_have_cost_in_time(
+    committed: int, used: int, late: list[int]
+) -> None:
+    held = Commitment(committed, used)
+    charged = used + held.shortfall
+    for cost in late:
+        after = held.plus(cost)
+        lines = late_commit_lines([LateUsage(date(2031, 6, 1), cost, held.shortfall - after.shortfall)])
+        charged += cost + sum(line.exact for line in lines)
+        held = after
+    assert charged == max(committed, used + sum(late))
 
 
 @pytest.mark.promise(15)
