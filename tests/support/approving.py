@@ -36,10 +36,11 @@ async def map_shell(database: Database, name: str | None = None) -> UUID:
 
 
 async def approve_all(database: Database) -> list[decisions.Decision]:
-    """Approve every open request as SECOND, the oldest first."""
+    """Approve every open request of others as SECOND, the oldest first."""
     return [
         await decisions.decide(database, SECOND, approval_id=one.id, approve=True)
         for one in await decisions.list_approvals(database, SECOND)
+        if one.requested_by != SECOND.label
     ]
 
 
