@@ -314,7 +314,13 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
         200,
         "payment.refund.approve",
     ),
-    ("POST", "/parked-records/{request_id}/write-off", {"reason": "x"}, 204, "parked_record.write_off"),
+    (
+        "POST",
+        "/parked-records/{request_id}/write-off",
+        {"reason": "x"},
+        202,
+        "parked_record.write_off.request",
+    ),
 ]
 """Method, route, body, status, and the action of the one row it leaves."""
 

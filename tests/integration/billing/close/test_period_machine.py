@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 from billing.close.periods import close_month
 from billing.invoicing.correction_booking import apply_correction
 from billing.invoicing.corrections import decide_correction, request_correction, request_reversal
+from billing.invoicing.lines import MINIMUM_CENTS
 from billing.invoicing.rerate import parse_spec
 from billing.invoicing.run import make_invoices
 from billing.ledger.adjustments import adjust
@@ -94,7 +95,7 @@ class Account:
             return None
         exact, total = sum(one for one, _ in lines), sum(one for _, one in lines)
         count = len(lines)
-        payable = exact > 0 and total >= 50
+        payable = exact > 0 and total >= MINIMUM_CENTS
         if payable:
             self.receivable -= exact
             self.invoiced += total
@@ -110,7 +111,10 @@ class Account:
         return total, count
 
     def correct(self, month: date, rate: int) -> int:
-        """Re-rate a month; returns the change of its cost. A reduction is credited on the invoice if it has room."""
+        """Re-rate a month; returns the change of its cost.
+
+        A reduction is credited on the invoice if it has room, and if no less than what Stripe collects remains.
+        """
         bill = self.bills.get(month)
         if bill is None:
             return 0
@@ -120,7 +124,8 @@ class Account:
             delta += new - old
             credit += max(cents(old) - cents(new), 0)
             bill.rates[kind] = rate
-        if delta < 0 and bill.open and 0 < credit <= bill.total - bill.credited:
+        left = bill.total - bill.credited - credit
+        if delta < 0 and bill.open and credit > 0 and (left == 0 or left >= MINIMUM_CENTS):
             self.revenue += delta
             self.invoiced -= credit
             bill.credited += credit

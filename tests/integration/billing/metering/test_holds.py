@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+import asyncpg
 import pytest
 from sqlalchemy import text
 
@@ -245,15 +246,12 @@ async def test_a_slow_database_refuses_and_the_late_hold_is_voided(database: Dat
     await manager.start()
     try:
         await until(lambda: manager.connected)
-        async with database.system() as connection:
-            await connection.execute(
-                text("SELECT 1 FROM billing_accounts WHERE tenant_id = :id FOR UPDATE"),
-                {"id": customer.tenant_id},
-            )
+        blocker = await asyncpg.connect(pg_url)
+        async with blocker.transaction():
+            await blocker.execute("LOCK TABLE price_versions IN ACCESS EXCLUSIVE MODE")
             with pytest.raises(Unavailable):
                 await manager.place(customer.hold())
-        async with database.system() as connection:
-            await connection.execute(text("SELECT 1"))
+        await blocker.close()
         await until(lambda: _state_count(database, "voided", 1))
         assert await _held_is(database, customer, 0)
     finally:

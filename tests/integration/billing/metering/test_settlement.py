@@ -353,7 +353,7 @@ async def test_unpaid_invoices_use_up_the_credit_limit(database: Database, manag
     assert (await account(database, customer)).invoiced == 60 * token
     with pytest.raises(InsufficientCredit):
         await manager.place(customer.hold(input_tokens=0, output_tokens=1))
-    manager.void(last)
+    manager.void(last.request_id)
     await book_all(("payment", "cash", "invoiced", 50))
     await manager.place(customer.hold(input_tokens=0, output_tokens=60))
     assert (await account(database, customer)).invoiced == 10 * token
