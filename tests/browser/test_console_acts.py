@@ -14,10 +14,12 @@ from admin import billing as admin_billing
 from admin import keys as admin_keys
 from admin import limits as admin_limits
 from admin.actor import system_actor
+from admin.billing import PRICE_SET
 from core.db import Database
 from tests.browser.conftest import Person
 from tests.browser.seed import ADMIN, MODEL, PEPPER
 from tests.browser.site import Site
+from tests.support.approving import approve_requests
 from tests.support.scheduling import agent, replica
 
 ME = system_actor("test")
@@ -190,7 +192,7 @@ async def test_credit_is_granted_exactly_and_a_budget_shows(person: Person, site
         await person.open(f"/tenants/{tenant_id}")
         await person.page.get_by_role("button", name="Grant credit").click()
         dialog = person.page.get_by_role("dialog")
-        await dialog.get_by_label("Amount in US dollars").fill("$1,000.10")
+        await dialog.get_by_label("Amount in US dollars").fill("$80.10")
         await dialog.get_by_role("button", name="Grant credit").click()
         await expect(dialog).to_contain_text("Say why")
         await dialog.get_by_label("Reason").fill("goodwill after the outage")
@@ -199,7 +201,7 @@ async def test_credit_is_granted_exactly_and_a_budget_shows(person: Person, site
             "goodwill after the outage"
         )
         after = await admin_billing.get_account(database, ME, tenant_id=tenant_id)
-        assert Decimal(after.balance_usd) - Decimal(before.balance_usd) == Decimal("1000.10")
+        assert Decimal(after.balance_usd) - Decimal(before.balance_usd) == Decimal("80.10")
 
         await person.page.get_by_role("button", name="Set budget").click()
         await dialog.get_by_label("US dollars per month").fill("200")
@@ -221,6 +223,9 @@ async def test_a_price_is_scheduled_and_listed(person: Person, site: Site) -> No
     await expect(dialog).to_contain_text("Dollars per million tokens, such as 0.50.")
     await dialog.get_by_label("Output", exact=True).fill("1.2345")
     await dialog.get_by_role("button", name="Save price").click()
+    await expect(person.page.get_by_text("waits for the approval of another person")).to_be_visible()
+    await approve_requests(site.database_url, PRICE_SET)
+    await person.open("/models")
     row = person.page.locator("[aria-label='Prices'] tbody tr", has_text="Scheduled")
     await expect(row).to_contain_text("$1.2345")
     await expect(row).to_contain_text("1 Jan 2099")

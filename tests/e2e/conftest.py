@@ -32,7 +32,7 @@ def stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stack
     with ThreadPoolExecutor(len(made)) as pool:
         try:
             for up in [pool.submit(platform.start, START_S) for platform in made.values()]:
-                up.result().admin("POST", "/prices", json={"model": MODEL, **PRICE})
+                up.result().approved("POST", "/prices", json={"model": MODEL, **PRICE})
             yield made
         finally:
             processes = [process for platform in made.values() for process in platform.processes()]

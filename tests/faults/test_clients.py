@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
 async def test_two_hundred_requests_on_credit_for_ten(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack("--api-workers", "2")
     model = str(stack.ready["model"])
-    stack.admin(
+    stack.approved(
         "POST", "/prices", json={"model": model, "input": "1", "cached_input": "1", "output": "1000000"}
     )
     tenant = stack.make_tenant("Ten", credit_usd="0")

@@ -257,6 +257,7 @@ PROMPT_TOKENS = 64
 
 async def test_a_killed_scheduler_loses_no_request_no_counter_and_no_place_in_the_queue(stack: Stack) -> None:
     filler, patient = stack.make_tenant("Filler"), stack.make_tenant("Patient")
+    stack.admin("PUT", f"/tenants/{filler.id}/limits/tenant/{filler.id}", json={"concurrency": 2 * CROWD})
     async with watching(stack) as pool, load.session() as session:
         await all_awake(pool)
         since_ms = time.time() * 1000

@@ -35,13 +35,22 @@ async def map_shell(database: Database, name: str | None = None) -> UUID:
     return user_id
 
 
-async def approve_all(database: Database) -> list[decisions.Decision]:
-    """Approve every open request of others as SECOND, the oldest first."""
+async def approve_all(database: Database, kind: str | None = None) -> list[decisions.Decision]:
+    """Approve every open request of others, or those of one kind, as SECOND, the oldest first."""
     return [
         await decisions.decide(database, SECOND, approval_id=one.id, approve=True)
         for one in await decisions.list_approvals(database, SECOND)
-        if one.requested_by != SECOND.label
+        if one.requested_by != SECOND.label and kind in (None, one.kind)
     ]
+
+
+async def approve_requests(pg_url: str, kind: str | None = None) -> None:
+    """Approve what waits, for tests of a running platform."""
+    database = Database(pg_url)
+    try:
+        await approve_all(database, kind)
+    finally:
+        await database.close()
 
 
 async def approve_shell_requests(pg_url: str) -> None:

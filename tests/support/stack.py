@@ -1,5 +1,6 @@
 """A whole Penstock in a child process, as `penstock up` starts it, for end-to-end and fault tests."""
 
+import asyncio
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import asyncpg
 import httpx
 import psutil
 
+from tests.support.approving import approve_requests
 from tests.support.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +109,12 @@ class Stack:
             answer = client.request(method, f"/admin/v1{path}", headers=headers, **options)
             assert answer.status_code < 400, f"{method} {path}: {answer.status_code} {answer.text}"
             return answer.json() if answer.content else None
+
+    def approved(self, method: str, path: str, **options: Any) -> None:
+        """Call the admin REST for an act that waits for another person, who then approves it."""
+        self.admin(method, path, **options)
+        with ThreadPoolExecutor(1) as pool:  # the caller may run on an event loop
+            pool.submit(asyncio.run, approve_requests(self.ready["database_url"])).result()
 
     def internals(self) -> dict[str, Any]:
         """What the platform tells its own commands alone: the scheduler's address and token."""
