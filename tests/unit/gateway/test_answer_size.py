@@ -90,7 +90,7 @@ def test_log_probabilities_per_token() -> None:
 
 
 async def test_an_answer_that_outgrows_the_memory_ends_there_and_is_billed(monkeypatch: Any) -> None:
-    monkeypatch.setattr(merge_chunks, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(merge_chunks, "MAX_ANSWER_BYTES", 1000 + 12 * merge_chunks.PART_BYTES)
     gateway, reply = await run(chat(), answer(["x" * 100] * 50))
     [record] = gateway.meter.settled
     body = json.loads(reply.body)

@@ -158,7 +158,7 @@ def test_text_completions() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_chunks, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(merge_chunks, "MAX_ANSWER_BYTES", 1000 + 10 * merge_chunks.PART_BYTES)
     merger = AnswerMerger("chat", Extras())
     for _ in range(10):
         merger.add(encoded([{"index": 0, "delta": {"content": "x" * 100}}]))
