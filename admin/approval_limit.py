@@ -5,6 +5,7 @@ calls it at once, or stores the facts; admin/decisions.py calls it with them whe
 """
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, TypeVar
 from uuid import UUID
@@ -38,6 +39,16 @@ class Acting(msgspec.Struct, frozen=True):
 CarryOut = Callable[[AsyncConnection, Acting, UUID | None, Facts], Awaitable[T]]
 Amount = Callable[[AsyncConnection], Awaitable[int | None]]
 """Picodollars that an act moves, read in its transaction; None = no bound."""
+
+
+def instant_fact(instant: datetime | None) -> str | None:
+    """An instant as facts hold it."""
+    return None if instant is None else instant.isoformat()
+
+
+def parse_instant(fact: str | None) -> datetime | None:
+    """The instant of a fact that `instant_fact` made."""
+    return None if fact is None else datetime.fromisoformat(fact)
 
 
 async def person_of(connection: AsyncConnection, actor: Actor) -> Person:

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, readable, require
-from admin.approval_limit import Acting, Facts, under_limit
+from admin.approval_limit import Acting, Facts, instant_fact, parse_instant, under_limit
 from admin.audit import record
 from admin.transactions import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, credits
@@ -69,7 +69,7 @@ async def set_price(
         "cached_input": input if cached_input is None else cached_input,
         "output": output,
         "reasoning": output if reasoning is None else reasoning,
-        "effective_from": None if effective_from is None else effective_from.isoformat(),
+        "effective_from": instant_fact(effective_from),
         "reason": None if reason is None else clean_reason(reason),
     }
 
@@ -106,7 +106,7 @@ async def apply_price(
         tier=tier,
         tenant_id=tenant_id,
         rates=Rates(**{name: facts[name] for name in Rates.__struct_fields__}),
-        effective_from=_instant(facts["effective_from"]),
+        effective_from=parse_instant(facts["effective_from"]),
         created_by=acting.requested_by,
     )
     await record(
@@ -142,7 +142,7 @@ async def end_price(
     facts = {
         "model": model,
         "tier": tier,
-        "at": None if at is None else at.isoformat(),
+        "at": instant_fact(at),
         "reason": clean_reason(reason),
     }
     return await under_limit(
@@ -166,7 +166,7 @@ async def apply_price_end(
         model=model,
         tier=tier,
         tenant_id=tenant_id,
-        at=_instant(facts["at"]),
+        at=parse_instant(facts["at"]),
         ended_by=acting.requested_by,
     )
     await record(
@@ -291,7 +291,7 @@ async def grant_credit(
         "grant_id": str(grant_id),
         "amount_usd": amount_usd,
         "kind": kind,
-        "expires_at": None if expires_at is None else expires_at.isoformat(),
+        "expires_at": instant_fact(expires_at),
         "priority": priority,
         "reason": clean_reason(reason),
     }
@@ -322,7 +322,7 @@ async def apply_grant(
         acting.requested_by,
         UUID(facts["grant_id"]),
         kind=facts["kind"],
-        expires_at=_instant(facts["expires_at"]),
+        expires_at=parse_instant(facts["expires_at"]),
         priority=facts["priority"],
     )
     await record(
@@ -438,10 +438,6 @@ async def apply_credit_limit(
         after={"credit_limit_usd": after.credit_limit_usd},
     )
     return after
-
-
-def _instant(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 def sees_gpu_cost(actor: Actor) -> bool:

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
-from admin.approval_limit import Acting, Facts, under_limit
+from admin.approval_limit import Acting, Facts, instant_fact, parse_instant, under_limit
 from admin.audit import record
 from admin.transactions import read, read_scoped
 from billing.ledger import accounts
@@ -79,8 +79,8 @@ async def add_contract(
     require(actor, *PLATFORM_ROLES)
     check_currency(currency)
     facts = {
-        "effective_from": None if effective_from is None else effective_from.isoformat(),
-        "effective_to": None if effective_to is None else effective_to.isoformat(),
+        "effective_from": instant_fact(effective_from),
+        "effective_to": instant_fact(effective_to),
         "discount_bps": discount_bps,
         "commit_monthly_usd": commit_monthly_usd,
         "payment_days": payment_days,
@@ -115,8 +115,8 @@ async def apply_contract(
     contract = await contracts.add_contract(
         connection,
         tenant_id=tenant_id,
-        effective_from=_instant(facts["effective_from"]),
-        effective_to=_instant(facts["effective_to"]),
+        effective_from=parse_instant(facts["effective_from"]),
+        effective_to=parse_instant(facts["effective_to"]),
         discount_bps=facts["discount_bps"],
         commit_monthly=commit,
         payment_days=facts["payment_days"],
@@ -155,7 +155,7 @@ async def end_contract(
     require(actor, *PLATFORM_ROLES)
     facts = {
         "contract_id": str(contract_id),
-        "at": None if at is None else at.isoformat(),
+        "at": instant_fact(at),
         "reason": clean_reason(reason),
     }
     return await under_limit(
@@ -189,7 +189,7 @@ async def apply_contract_end(
     contract_id = UUID(facts["contract_id"])
     before = await contracts.get_contract(connection, contract_id)
     after = await contracts.end_contract(
-        connection, contract_id, at=_instant(facts["at"]), by=acting.requested_by
+        connection, contract_id, at=parse_instant(facts["at"]), by=acting.requested_by
     )
     await record(
         connection,
@@ -216,10 +216,6 @@ async def list_contracts(
     """Contracts, past and future. A tenant role sees its own."""
     async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return [_view(contract) for contract in await contracts.list_contracts(connection, scope)]
-
-
-def _instant(value: str | None) -> datetime | None:
-    return None if value is None else datetime.fromisoformat(value)
 
 
 def _warning(contract: Contract) -> str | None:

@@ -1,4 +1,4 @@
-"""Shell users of platform hosts and the people behind them, so that nobody approves their own act from a shell."""
+"""Shell users of platform hosts and the people behind them, so that an act and its approval take two people."""
 
 from admin.actor import Actor, require, user_id_of
 from admin.audit import record
@@ -51,7 +51,7 @@ async def release(database: Database, actor: Actor, *, name: str) -> None:
         if before is None:
             raise NotFound(f"the shell user {name[:80]!r} is not mapped to a person")
         if before.user_id != user_id and actor.role != PLATFORM_ADMIN:
-            raise PermissionDenied("only a platform admin releases the shell user of somebody else")
+            raise PermissionDenied("only a platform admin releases the shell user of another person")
         await shell_users.unmap_shell_user(connection, name)
         await record(
             connection,

@@ -37,7 +37,7 @@ _SYSTEM = "system"
 
 
 class Person(msgspec.Struct, frozen=True):
-    """Somebody who requests or decides."""
+    """A person who requests or decides."""
 
     id: str
     """The user's id; `shell:NAME` for a shell user whom no person is mapped to, `system` for the platform itself."""
