@@ -20,10 +20,11 @@ from functools import partial
 from uuid import UUID
 
 import asyncpg
+from prometheus_client import Gauge
 
 from billing.metering.dedicated_connection import Backoff, ConnectionUnavailable, DedicatedConnection
 from billing.metering.records import HoldRequest
-from billing.metering.refusals import account_locked, billing_unavailable
+from billing.metering.refusals import account_locked, billing_overloaded, billing_unavailable
 from billing.metering.tenant_queues import TenantQueues
 from core.clock import CountedTime
 from core.supervise import supervise
@@ -34,6 +35,8 @@ MAX_BATCH = 64
 """Requests in one call of a database function."""
 MAX_PENDING = 1024
 """Requests of a tenant that may wait to be sent; further ones are refused at once."""
+MAX_PENDING_IN_ALL = 16 * MAX_PENDING
+"""Requests of all tenants that may wait to be sent."""
 PASS_TURN_S = 0.02
 """Seconds after which another connection takes the requests that gather while a command runs."""
 LOCK_TIMEOUT_MS = 200
@@ -42,6 +45,8 @@ _LONGEST_WAITS = 4
 """A request waits at most this many times `timeout_s`, when PostgreSQL answers other requests meanwhile."""
 
 _HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+
+WAITING = Gauge("penstock_holds_waiting", "Hold requests that wait to be sent to PostgreSQL.")
 
 
 class _Waiter:
@@ -123,6 +128,7 @@ class HoldQueue:
 
     def start(self) -> "list[asyncio.Task[None]]":
         """One task per connection; a task ends after `stop`, once everything is sent or PostgreSQL is away."""
+        WAITING.set_function(lambda: len(self._unsent))
         return [
             *(supervise("holds", partial(self._serve, connection)) for connection in self._connections),
             *(supervise("holds-of-busy-accounts", partial(self._serve_busy, lane)) for lane in self._lanes),
@@ -148,9 +154,11 @@ class HoldQueue:
         return any(connection.connected for connection in self._connections)
 
     async def ask(self, request: HoldRequest) -> asyncpg.Record:
-        """The request's row of `penstock_hold`. Raises Unavailable when there is none in time."""
-        if self._closing or self._unsent.waiting(request.tenant_id) >= MAX_PENDING:
+        """The request's row of `penstock_hold`. Raises Unavailable when there is none in time, or too many wait."""
+        if self._closing:
             raise billing_unavailable()
+        if len(self._unsent) >= MAX_PENDING_IN_ALL or self._unsent.waiting(request.tenant_id) >= MAX_PENDING:
+            raise billing_overloaded()
         loop = asyncio.get_running_loop()
         waiter = _Waiter(request, loop.create_future(), self._time.advance(loop.time()))
         self._unsent.add(request.tenant_id, waiter)
@@ -170,6 +178,8 @@ class HoldQueue:
         now = self._time.advance(loop.time())
         while self._waiters and (self._waiters[0].future.done() or self._deadline(self._waiters[0]) <= now):
             self._waiters.popleft().fail()
+        if len(self._unsent) >= MAX_PENDING_IN_ALL:
+            self._unsent.drop_dead()  # those of a tenant whose turn is far off leave the room to others
         self._expiry_timer = (
             loop.call_later(self._check_every_s, self._expire_waiters) if self._waiters else None
         )
@@ -241,13 +251,12 @@ class HoldQueue:
         return batch
 
     async def _serve_busy(self, lane: _RetryLane) -> None:
-        """Send the requests of one busy tenant after the other."""
+        """Send the requests of one busy tenant after the other.
+
+        The connection is there before the first of them: their time would be over before a busy server made one.
+        """
         backoff = Backoff()
         while not (self._closing and not lane.tenants):
-            if not lane.tenants:
-                lane.work.clear()
-                await lane.work.wait()
-                continue
             try:
                 await lane.connection.connect()
             except ConnectionUnavailable:
@@ -256,7 +265,11 @@ class HoldQueue:
                 await backoff.wait()
                 continue
             backoff.reset()
-            await self._retry(lane, lane.tenants.popleft())
+            if lane.tenants:
+                await self._retry(lane, lane.tenants.popleft())
+            else:
+                lane.work.clear()
+                await lane.work.wait()
 
     async def _retry(self, lane: _RetryLane, tenant_id: UUID) -> None:
         """Send the requests of a busy tenant, and make it free unless its account stays locked."""

@@ -62,6 +62,15 @@ def billing_unavailable() -> Unavailable:
     )
 
 
+def billing_overloaded() -> Unavailable:
+    """The error when too many requests wait for their hold; it asks the client to retry after 1 s."""
+    return Unavailable(
+        "too many requests wait for billing, so this one is not admitted; nothing was charged, try again shortly",
+        code="billing_overloaded",
+        retry_after_s=1.0,
+    )
+
+
 def account_locked() -> Unavailable:
     """The error when the organisation's billing account stayed locked until the request's deadline."""
     return Unavailable(

@@ -101,7 +101,7 @@ def settle_row(record: UsageRecord) -> SettleRow:
 
 
 def unbilled_rows(record: UsageRecord) -> list[dict[str, Any]]:
-    """The JSON objects that `penstock_note_unbilled` reads, one per attempt and cause."""
+    """The JSON objects that `penstock_settle_with_unbilled` reads, one per attempt and cause."""
     return [
         {
             "request_id": record.open.request_id,
@@ -171,15 +171,15 @@ class SettleConnection:
         return {row["tenant_id"] for row in rows}
 
     async def _send(self, records: list[UsageRecord]) -> None:
+        batch = [settle_row(record) for record in records]
         if unbilled := [note for record in records for note in unbilled_rows(record)]:
-            # Before the usage rows, so that no row exists without its unbilled counts; the function is idempotent.
-            await self._connection.fetch(
-                "SELECT penstock_note_unbilled($1)", msgspec.json.encode(unbilled).decode()
+            rows = await self._connection.fetch(
+                "SELECT request_id, result FROM penstock_settle_with_unbilled($1, $2)",
+                batch,
+                msgspec.json.encode(unbilled).decode(),
             )
-        rows = await self._connection.fetch(
-            "SELECT request_id, result FROM penstock_settle($1)",
-            [settle_row(record) for record in records],
-        )
+        else:
+            rows = await self._connection.fetch("SELECT request_id, result FROM penstock_settle($1)", batch)
         for result, count in Counter(row["result"] for row in rows).items():
             SETTLED.labels(result).inc(count)
         for row in rows:

@@ -87,6 +87,7 @@ class Settlement:
 
     async def start(self) -> None:
         """Start the tasks."""
+        BACKLOG.set_function(lambda: self.backlog)
         self._tasks = [supervise("settlement", self._run), supervise("settlement-apart", self._run_apart)]
 
     def submit(self, item: PendingSettlement) -> None:
@@ -126,22 +127,28 @@ class Settlement:
                 self._full.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._full.wait(), self._window_s)
-            await self._settle_batch()
-            self._report()
+            try:
+                await self._settle_batch()
+            finally:
+                self._note_idle()
             if not self._queue:
                 self._wake.clear()
 
     async def _run_apart(self) -> None:
         while True:
             await self._wake_apart.wait()
-            for tenant_id in list(self._apart):
-                await self._settle_apart(tenant_id)
-            self._report()
+            try:
+                for tenant_id in list(self._apart):
+                    self._apart[tenant_id] = self._apart.pop(
+                        tenant_id
+                    )  # after an error the next one comes first
+                    await self._settle_apart(tenant_id)
+            finally:
+                self._note_idle()
             if not self._apart:
                 self._wake_apart.clear()
 
-    def _report(self) -> None:
-        BACKLOG.set(self.backlog)
+    def _note_idle(self) -> None:
         if not self._queue and not self._apart:
             self._idle.set()
 

@@ -20,6 +20,7 @@ from uuid import UUID
 
 from billing.metering.frames import FILE_HEADER, Record, decode_at, encode
 from billing.metering.records import Checkpoint, UsageRecord
+from core.supervise import note_failure
 
 log = logging.getLogger(__name__)
 
@@ -329,6 +330,10 @@ class Spool:
             except OSError as error:
                 log.error("the spool %s cannot be synced: %s", self.path, error)
                 self._fail()
+            except Exception:
+                log.exception("the thread of the spool %s failed; it goes on", self.path)
+                note_failure("spool")
+                self._fail()
             if closing:
                 return
 
@@ -348,7 +353,6 @@ class Spool:
             return
         wanted = self._compaction_wanted and time.monotonic() >= self._retry_at
         if wanted and self._compaction is None and not self._creating_file:
-            self._creating_file = True
             try:
                 self._fresh_path().unlink(missing_ok=True)
                 descriptor = create_file(self._fresh_path(), self._capacity)
@@ -357,13 +361,15 @@ class Spool:
                 # request whose settlement would ask for compaction again.
                 log.warning("no fresh spool file: %s", error)
                 self._retry_at = time.monotonic() + RETRY_S
-                self._creating_file = False
                 return
+            self._creating_file = True
             self._call_soon(lambda: self._start_compaction(descriptor))
         elif self._compaction is not None and not self._compaction.copy_started:
-            self._copy(self._compaction)
-            self._creating_file = False
-            self._call_soon(self._finish_compaction)
+            try:
+                self._copy(self._compaction)
+            finally:
+                self._creating_file = False
+                self._call_soon(self._finish_compaction)
 
     def _copy(self, compaction: _Compaction) -> None:
         compaction.copy_started = True

@@ -21,6 +21,11 @@ class TenantQueues(Generic[ItemT]):
         """Queues of free tenants, which are never empty, in the order of their turns."""
         self._busy: dict[UUID, deque[ItemT]] = {}
         """Queues of busy tenants, empty ones included."""
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Items of all tenants, dropped ones that were not reached yet included."""
+        return self._size
 
     def waiting(self, tenant_id: UUID) -> int:
         """Items of this tenant, dropped ones that were not reached yet included."""
@@ -38,6 +43,7 @@ class TenantQueues(Generic[ItemT]):
         if queue is None:
             queue = self._free.setdefault(tenant_id, deque())
         queue.append(item)
+        self._size += 1
 
     def take_free(self, most: int) -> list[ItemT]:
         """Remove up to `most` live items of free tenants, in equal parts while tenants have so many."""
@@ -61,8 +67,18 @@ class TenantQueues(Generic[ItemT]):
         was_free = queue is None
         if queue is None:
             queue = self._busy[tenant_id] = self._free.pop(tenant_id, deque())
-        queue.extendleft(reversed(list(items)))
+        returned = list(items)
+        queue.extendleft(reversed(returned))
+        self._size += len(returned)
         return was_free
+
+    def drop_dead(self) -> None:
+        """Remove the items that are not live, wherever they stand."""
+        for tenant_id, queue in self._busy.items():
+            self._busy[tenant_id] = deque(filter(self._is_live, queue))
+        live = {tenant_id: deque(filter(self._is_live, queue)) for tenant_id, queue in self._free.items()}
+        self._free = {tenant_id: queue for tenant_id, queue in live.items() if queue}
+        self._size = sum(map(len, (*self._busy.values(), *self._free.values())))
 
     def release(self, tenant_id: UUID) -> None:
         """Make a busy tenant free."""
@@ -74,6 +90,7 @@ class TenantQueues(Generic[ItemT]):
         taken: list[ItemT] = []
         while queue and len(taken) < most:
             item = queue.popleft()
+            self._size -= 1
             if self._is_live(item):
                 taken.append(item)
         return taken

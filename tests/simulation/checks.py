@@ -36,6 +36,8 @@ def check_books(platform: Platform) -> None:
             world.problem(f"balance {account.balance} is not the ledger's {booked[tenant, 'credit']}")
         if account.owed != -booked[tenant, "receivable"]:
             world.problem(f"owed {account.owed} is not the ledger's {-booked[tenant, 'receivable']}")
+        if account.invoiced != -booked[tenant, "invoiced"]:
+            world.problem(f"invoiced {account.invoiced} is not the ledger's {-booked[tenant, 'invoiced']}")
         if (account.held, account.open_holds) != (0, 0):
             world.problem(f"{account.held} in {account.open_holds} holds are still held")
     for request_id, row in model.usage.items():

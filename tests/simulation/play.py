@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
 from uuid import UUID
 
 import msgspec
@@ -64,6 +66,7 @@ def play(
                 tenant = tenants[0] if busy else random.choice(tenants)
                 plan = draw_plan(world, tenant, random.uniform(0.0, chaos_s))
                 world.push(plan.at, _arrival(platform, plan))
+            _bill(platform, Random(seed), chaos_s)
             faults.draw(platform, chaos_s)
             if busy:
                 faults.draw_late_death(platform, chaos_s)
@@ -109,6 +112,35 @@ def _tenants(platform: Platform) -> list[UUID]:
         model.grant(UUID(int=random.getrandbits(128)), poor, random.choice((500, 5000, 20_000)))
     model.undo.clear()
     return [rich, poor, poor]
+
+
+def _bill(platform: Platform, random: Random, chaos_s: float) -> None:
+    """Invoice what a postpaid organisation owes, and let it pay a part: twice, while requests run."""
+    for account in platform.server.model.accounts.values():
+        if account.mode == "postpaid":
+            for _ in range(2):
+                book = _invoice_and_payment(platform, account.tenant, random.random())
+                platform.world.push(random.uniform(0.0, chaos_s), book)
+
+
+def _invoice_and_payment(platform: Platform, tenant: UUID, paid: float) -> Callable[[], None]:
+    """The act that invoices all that is owed, and books the payment of the share `paid` of what is invoiced."""
+    model = platform.server.model
+
+    def book() -> None:
+        if tenant in model.locked or platform.world.now < platform.server.down_until:
+            return
+        steps = (("invoice", "invoiced", "receivable", 1.0), ("payment", "cash", "invoiced", paid))
+        for number, (kind, debit, credit, share) in enumerate(steps):
+            account = model.accounts[tenant]
+            amount = int((account.owed if kind == "invoice" else account.invoiced) * share)
+            if amount > 0:
+                source = UUID(int=model.now() << 8 | number)
+                call = partial(model.book, kind, tenant, debit, credit, amount, source)
+                platform.server.transaction(call, durable=True)
+                platform.world.note(kind, amount)
+
+    return book
 
 
 def _arrival(platform: Platform, plan: Plan) -> Callable[[], None]:

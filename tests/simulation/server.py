@@ -187,6 +187,8 @@ class Server:
             return model.hold(*args)
         if name == "penstock_settle":
             return model.settle(args[0])
+        if name == "penstock_settle_with_unbilled":
+            return model.settle_with_unbilled(args[0], msgspec.json.decode(args[1]))
         if name == "penstock_extend":
             return model.extend(*args)
         if name == "penstock_renew":
@@ -195,9 +197,7 @@ class Server:
             return [{"busy": model.release(args[0], "voided")}]
         if query.startswith("WITH free"):
             return [{"tenant_id": one} for one in args[0] if one in model.locked]
-        if name == "penstock_note_unbilled":
-            model.note_unbilled(msgspec.json.decode(args[0]))
-        elif name == "penstock_park":
+        if name == "penstock_park":
             model.park(args[0], args[1])
         elif name == "penstock_count_unpriced":
             model.count_unpriced(*args)

@@ -64,6 +64,7 @@ class Account(msgspec.Struct, frozen=True):
     month: tuple[int, int]
     balance: int = 0
     owed: int = 0
+    invoiced: int = 0
     held: int = 0
     open_holds: int = 0
     budget: int | None = None
@@ -79,7 +80,7 @@ class Account(msgspec.Struct, frozen=True):
         """penstock_funds."""
         if self.mode == "prepaid":
             return self.balance
-        return None if self.credit_limit is None else max(self.credit_limit - self.owed, 0)
+        return None if self.credit_limit is None else max(self.credit_limit - self.owed - self.invoiced, 0)
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -191,6 +192,24 @@ class SqlModel:
             account = self.accounts[tenant]
             self._change(account, balance=account.balance + amount)
         return self.accounts[tenant].balance
+
+    def book(self, kind: str, tenant: UUID, debit: str, credit: str, amount: int, source: UUID) -> bool:
+        """penstock_book, for a tenant with these accounts; returns whether the transfer is new."""
+        known = self.transfers.get((source, kind))
+        if known is not None:
+            if (known.tenant, known.debit, known.credit, known.amount) != (tenant, debit, credit, amount):
+                raise RefusedByDatabase(f"{kind} {source} is booked already with other facts")
+            return False
+        self._book(tenant, kind, debit, credit, amount, source, self.now())
+        account = self.accounts[tenant]
+        moved = {"credit": 0, "receivable": 0, "invoiced": 0} | {debit: amount, credit: -amount}
+        self._change(
+            account,
+            balance=account.balance - moved["credit"],
+            owed=account.owed + moved["receivable"],
+            invoiced=account.invoiced + moved["invoiced"],
+        )
+        return True
 
     def price(self, model: str, tier: str, tenant: UUID | None) -> Price | None:
         """penstock_price."""
@@ -341,12 +360,17 @@ class SqlModel:
         lapsed = lapsed[:limit]
         return len(lapsed) - len(self.release(lapsed, "expired"))
 
-    def note_unbilled(self, notes: Iterable[dict[str, Any]]) -> None:
-        """penstock_note_unbilled."""
+    def settle_with_unbilled(
+        self, batch: Sequence[SettleRow], notes: Iterable[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """penstock_settle_with_unbilled."""
+        rows = self.settle(batch)
+        fresh = {row["request_id"] for row in rows if row["result"] != "duplicate"}
         for note in notes:
             key = (UUID(note["request_id"]), note["part"])
-            if key not in self.unbilled:
+            if key[0] in fresh and key not in self.unbilled:
                 self.put(self.unbilled, key, note)
+        return rows
 
     def count_unpriced(
         self, models: Sequence[str], tiers: Sequence[str], tenants: Sequence[UUID], counts: Sequence[int]

@@ -197,6 +197,30 @@ async def test_a_settlement_that_meets_a_locked_account_holds_up_no_other(
         await settlement.close()
 
 
+async def test_the_reaper_waits_for_no_hold_that_is_being_settled(
+    database: Database, make_manager: MakeManager
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "10")
+    manager = await make_manager()
+    settled, _ = [await manager.place(customer.hold()) for _ in range(2)]
+    async with database.system() as connection:
+        await connection.execute(text("UPDATE holds SET renewed_at = renewed_at - interval '1 hour'"))
+    async with database.system() as settling:
+        await settling.execute(
+            text("SELECT FROM holds WHERE request_id = :id FOR UPDATE"), {"id": settled.request_id}
+        )
+        async with database.system() as connection:
+            await connection.execute(
+                text("SET LOCAL lock_timeout = '5s'")
+            )  # the test fails, instead of waiting
+            assert await reap(connection, 60.0, gap_s=3600.0) == 1
+        assert await _open_holds(database, customer, 1)
+    async with database.system() as connection:
+        assert await reap(connection, 60.0, gap_s=3600.0) == 1
+    assert await _open_holds(database, customer, 0)
+
+
 async def test_the_reaper_leaves_locked_accounts_for_later(
     database: Database, make_manager: MakeManager
 ) -> None:

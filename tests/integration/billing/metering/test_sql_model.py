@@ -44,6 +44,7 @@ CREATE OR REPLACE FUNCTION virtual.now() RETURNS timestamptz LANGUAGE sql STABLE
 CREATE FUNCTION virtual.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql STABLE AS
     'SELECT started FROM virtual.fixed';
 """
+_BOOK = "SELECT penstock_book($1, $2, $3, $4, $5, $6) AS is_new"
 _HOLD = "SELECT * FROM penstock_hold('m', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 
 
@@ -94,10 +95,16 @@ class SqlModelMachine(RuleBasedStateMachine):
         found = [self.known[number % len(self.known)] for number in numbers]
         return list(dict.fromkeys(found)) + ([self.new_id()] if numbers[0] > 35 else [])
 
-    @initialize(amounts=st.tuples(st.integers(100, 4000), st.integers(1, 2500)))
-    def begin(self, amounts: tuple[int, int]) -> None:
+    @initialize(
+        amounts=st.tuples(st.integers(100, 4000), st.integers(1, 2500)),
+        owed=st.integers(1, 2000),
+        limit=st.none() | st.integers(0, 5000),
+    )
+    def begin(self, amounts: tuple[int, int], owed: int, limit: int | None) -> None:
         self.grant(0, amounts[0])
         self.grant(1, amounts[1])
+        self.book("adjustment", "receivable", "revenue", owed)
+        self.set_limits(2, None, limit)
 
     @rule(who=st.integers(0, 1), amount=st.integers(1, 1000))
     def grant(self, who: int, amount: int) -> None:
@@ -105,6 +112,26 @@ class SqlModelMachine(RuleBasedStateMachine):
         for _ in range(2):
             (row,) = rig.call("SELECT penstock_grant($1, $2, $3, 'r', 't') AS b", source, tenant_id, amount)
             assert row["b"] == self.model.grant(source, tenant_id, amount)
+
+    def book(self, kind: str, debit: str, credit: str, amount: int) -> None:
+        """Book twice for the postpaid customer: the second time changes nothing."""
+        source, tenant_id = self.new_id(), rig.customers[2].tenant_id
+        for _ in range(2):
+            (row,) = rig.call(_BOOK, kind, tenant_id, debit, credit, amount, source)
+            assert row["is_new"] == self.model.book(kind, tenant_id, debit, credit, amount, source)
+
+    @precondition(lambda self: self.model.accounts[rig.customers[2].tenant_id].owed > 0)
+    @rule(share=st.integers(1, 3))
+    def invoice(self, share: int) -> None:
+        owed = self.model.accounts[rig.customers[2].tenant_id].owed
+        self.book("invoice", "invoiced", "receivable", -(-owed // share))
+
+    @precondition(lambda self: self.model.accounts[rig.customers[2].tenant_id].invoiced > 0)
+    @rule(share=st.integers(1, 3), kind=st.sampled_from(("payment", "write_off", "credit_note")))
+    def settle_invoice(self, share: int, kind: str) -> None:
+        invoiced = self.model.accounts[rig.customers[2].tenant_id].invoiced
+        debit = {"payment": "cash", "write_off": "uncollectible", "credit_note": "receivable"}[kind]
+        self.book(kind, debit, "invoiced", -(-invoiced // share))
 
     @rule(who=free_tenant, budget=st.none() | st.integers(0, 2500), limit=st.none() | st.integers(0, 2500))
     def set_limits(self, who: int, budget: int | None, limit: int | None) -> None:
@@ -244,7 +271,7 @@ def _same_tables(model: SqlModel) -> None:
     """Every row of PostgreSQL is one of the model's, and the other way round."""
     accounts = rig.call("SELECT * FROM billing_accounts")
     assert {one["tenant_id"]: _account(one) for one in accounts} == {
-        key: (one.balance, one.owed, one.held, one.open_holds, one.spent_month, one.month)
+        key: (one.balance, one.owed, one.invoiced, one.held, one.open_holds, one.spent_month, one.month)
         for key, one in model.accounts.items()
     }
     holds = rig.call("SELECT *, CAST(state AS text) AS told FROM holds")
@@ -298,7 +325,8 @@ def _same_tables(model: SqlModel) -> None:
 
 def _account(row: "asyncpg.Record") -> tuple[Any, ...]:
     month = (row["month"].year, row["month"].month)
-    return (row["balance"], row["owed"], row["held"], row["open_holds"], row["spent_month"], month)
+    amounts = (row[name] for name in ("balance", "owed", "invoiced", "held", "open_holds", "spent_month"))
+    return (*amounts, month)
 
 
 async def _prepare(pg_url: str, database: Database) -> tuple[Any, SqlModel, list[Customer]]:

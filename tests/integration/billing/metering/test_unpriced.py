@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from admin import billing as admin_billing
+from admin import prices as admin_prices
 from admin.actor import Actor, system_actor
 from billing.metering.holds import HoldManager
 from billing.pricing.prices import list_unpriced
@@ -40,7 +40,7 @@ async def test_refused_traffic_is_listed_until_it_has_a_price(database: Database
     await offer(database, MODEL, "second")
     await refuse(pg_url, customer, [MODEL, "made-up", MODEL])
     await refuse(pg_url, customer, [MODEL])
-    rows = await admin_billing.unpriced(database, ADMIN)
+    rows = await admin_prices.unpriced(database, ADMIN)
     assert [(row.model, row.tenant_id, row.requests) for row in rows] == [
         (MODEL, None, 0),
         (MODEL, customer.tenant_id, 3),
@@ -52,18 +52,18 @@ async def test_refused_traffic_is_listed_until_it_has_a_price(database: Database
     assert [row.tenant_id for row in earlier] == [None, None]
     await price(database, tenant_id=customer.tenant_id)
     await price(database, model="second")
-    assert [(row.model, row.tenant_id) for row in await admin_billing.unpriced(database, ADMIN)] == [
+    assert [(row.model, row.tenant_id) for row in await admin_prices.unpriced(database, ADMIN)] == [
         (MODEL, None)
     ]
     async with database.system() as connection:
         await connection.execute(
             text("UPDATE models SET status = 'retired' WHERE name = :name"), {"name": MODEL}
         )
-    assert await admin_billing.unpriced(database, ADMIN) == []
+    assert await admin_prices.unpriced(database, ADMIN) == []
 
 
 async def test_customers_do_not_see_it(database: Database) -> None:
     customer = await make_customer(database)
     owner = Actor(kind="user", id="u", label="u", role="tenant_owner", tenant_id=customer.tenant_id)
     with pytest.raises(PermissionDenied):
-        await admin_billing.unpriced(database, owner)
+        await admin_prices.unpriced(database, owner)

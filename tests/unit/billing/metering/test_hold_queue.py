@@ -8,8 +8,9 @@ from uuid import UUID
 
 import asyncpg
 import pytest
+from prometheus_client import REGISTRY
 
-from billing.metering.hold_queue import MAX_BATCH, MAX_PENDING, HoldQueue
+from billing.metering.hold_queue import MAX_BATCH, MAX_PENDING, MAX_PENDING_IN_ALL, HoldQueue
 from billing.metering.records import HoldRequest
 from core.clock import CountedTime
 from core.errors import Unavailable
@@ -27,10 +28,12 @@ class FakeConnection:
     def __init__(self, answer: Callable[[int], Awaitable[object]], locked: set[UUID] | None = None) -> None:
         self.batches: list[list[UUID]] = []
         self.tenants: list[set[UUID]] = []
+        self.connects = 0
         self._answer = answer
         self._locked = set() if locked is None else locked
 
-    async def connect(self) -> None: ...
+    async def connect(self) -> None:
+        self.connects += 1
 
     async def close(self) -> None: ...
 
@@ -97,6 +100,15 @@ def test_time_in_which_the_process_did_not_run_is_not_counted() -> None:
     assert counted.advance(10.05) - began == pytest.approx(0.05)
     assert counted.advance(70.0) - began == pytest.approx(0.15)
     assert counted.advance(70.02) - began == pytest.approx(0.17)
+
+
+async def test_connections_for_busy_tenants_are_made_before_the_first_of_them(
+    make_queue: Callable[..., HoldQueue],
+) -> None:
+    lanes = [FakeConnection(quick) for _ in range(2)]
+    make_queue(FakeConnection(quick), retry=lanes)
+    await until(lambda: all(lane.connects for lane in lanes))
+    assert not any(lane.batches for lane in lanes)
 
 
 async def test_no_answer_at_all_is_a_refusal(make_queue: Callable[..., HoldQueue]) -> None:
@@ -237,6 +249,29 @@ async def test_one_tenant_fills_only_its_own_queue(make_queue: Callable[..., Hol
     assert (await queue.ask(request()))["verdict"] == "granted"
     for one in asked:
         one.cancel()
+
+
+async def test_all_tenants_together_are_bounded(make_queue: Callable[..., HoldQueue]) -> None:
+    """PostgreSQL answers nothing; those that wait fail in time, and leave their room to others."""
+    connection = FakeConnection(never)
+    queue = make_queue(connection)
+    tenants = [uuid7() for _ in range(2 * MAX_PENDING_IN_ALL // MAX_PENDING)]
+    asked = [asyncio.create_task(queue.ask(request(tenants[0])))]
+    await until(lambda: connection.batches)
+    asked += [
+        asyncio.create_task(queue.ask(request(tenants[number % len(tenants)])))
+        for number in range(MAX_PENDING_IN_ALL)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable) as refused:
+        await queue.ask(request())
+    assert (refused.value.code, refused.value.retry_after_s) == ("billing_overloaded", 1.0)
+    assert REGISTRY.get_sample_value("penstock_holds_waiting") == MAX_PENDING_IN_ALL
+    failed = await asyncio.gather(*asked, return_exceptions=True)
+    assert {type(one) for one in failed} == {Unavailable}
+    with pytest.raises(Unavailable) as late:
+        await queue.ask(request())
+    assert late.value.code == "billing_unavailable", "there is room again"
 
 
 async def test_an_unexpected_error_fails_its_batch_and_the_queue_goes_on(

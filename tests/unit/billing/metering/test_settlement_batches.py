@@ -4,10 +4,12 @@ import asyncio
 from uuid import UUID
 
 import pytest
+from prometheus_client import REGISTRY
 
 from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
 from billing.metering.settle_calls import SettleConnection
 from billing.metering.settlement import BACKLOG_ROWS, BATCH_ROWS, PendingSettlement, Settlement
+from core import supervise
 from core.ids import uuid7
 from tests.integration.billing.support import utc
 from tests.support.waiting import until
@@ -91,3 +93,33 @@ async def test_requests_of_a_locked_account_are_settled_apart_and_none_is_lost(
     await settlement.close()
     assert len(done) == 4
     assert sum(stuck.request_id in tenants for tenants in calls) == 3, "the second one was sent, too"
+
+
+async def test_an_error_over_one_locked_account_keeps_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor does it keep the backlog out of the metrics."""
+    monkeypatch.setattr(supervise, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervise, "LONGEST_PAUSE_S", 0.01)
+    settlement = Settlement("postgresql://nobody@localhost/none", window_s=0.0)
+    done: list[object] = []
+    broken, other = item(done), item(done)
+    locked = {broken.request_id, other.request_id}
+
+    async def settle(_: SettleConnection, records: list[UsageRecord]) -> set[UUID]:
+        await asyncio.sleep(0)
+        tenants = {record.open.tenant_id for record in records}
+        if len(tenants) > 1:
+            return locked
+        if broken.request_id in tenants:
+            raise KeyError("a bug")
+        return set()
+
+    monkeypatch.setattr(SettleConnection, "settle", settle)
+    settlement.submit(broken)
+    settlement.submit(other)
+    await settlement.start()
+    assert REGISTRY.get_sample_value("penstock_settlement_backlog") == 2
+    await until(lambda: done == [other.request_id])
+    assert REGISTRY.get_sample_value("penstock_settlement_backlog") == 1
+    await settlement.close()

@@ -198,6 +198,32 @@ def test_a_spool_that_could_not_be_written_moves_to_a_fresh_file_once_the_disk_w
     assert records == [kept, ended(kept)]
 
 
+def test_an_error_in_the_thread_admits_nothing_until_it_works_again(
+    make_owner: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no end of a request would be synced for the rest of the process's life, and nothing would show it."""
+    owner = make_owner()
+    monkeypatch.setattr(spool_module, "RETRY_S", 0.05)
+    kept = opened()
+    assert owner.spool.append(kept)
+
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", broken)
+        patch.setattr(spool_module, "create_file", broken)
+        assert owner.spool.append(ended(kept))
+        until_sync(lambda: not owner.spool.ready, what="the spool is not ready")
+
+    def ready() -> bool:
+        owner.look()
+        return owner.spool.ready
+
+    until_sync(ready, what="the spool is ready again")
+    assert owner.spool.load(kept.request_id) == ended(kept)
+
+
 def test_a_record_that_the_disk_will_not_give_is_no_crash(
     make_owner: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
