@@ -23,6 +23,7 @@ from billing.payments import (
     refunds,
     stripe_reconciliation,
 )
+from billing.payments.stripe_compared import CallBudget
 from billing.payments.stripe_gateway import StripeGateway, open_gateway
 from core.db import Database
 from core.settings import Settings
@@ -44,6 +45,9 @@ _TOPICS = (
 
 MAX_SENT_PER_RUN = 20
 """Objects sent in one run, which bounds how long the other Stripe jobs wait."""
+
+MAX_COMPARED_CALLS = 6_000
+"""Calls of Stripe in one run of the comparison: some minutes. 10,000 new invoices take five runs."""
 
 OpenGateway = Callable[[Settings], AbstractAsyncContextManager[StripeGateway]]
 
@@ -142,20 +146,27 @@ async def follow_overdue(database: Database, settings: Settings) -> int:
 async def compare(database: Database, settings: Settings) -> int:
     """Compare what changed of invoiced open months with Stripe; returns how many differ.
 
-    A difference is looked at twice, because events are applied meanwhile.
+    A difference is looked at twice, because events are applied meanwhile. A run makes MAX_COMPARED_CALLS calls at most;
+    the next one goes on.
     """
 
     async def work(gateway: StripeGateway) -> int:
         async with database.read() as connection:
             months = await stripe_reconciliation.months_to_compare(connection)
+        budget = CallBudget(MAX_COMPARED_CALLS)
         differ = 0
         for month in months:
-            found = await stripe_reconciliation.compare_month(database, gateway, month, only_changed=True)
-            if not found.ok:
-                found = await stripe_reconciliation.compare_month(database, gateway, month, only_changed=True)
-            if not found.ok:
+            for _ in range(2):
+                found = await stripe_reconciliation.compare_month(
+                    database, gateway, month, only_changed=True, budget=budget
+                )
+                if not found.problems:
+                    break
+            else:
                 differ += 1
                 log.warning("%s differs from Stripe: %s", month, "; ".join(found.problems[:3]))
+            if found.waiting:
+                log.info("%d objects of %s wait for the next comparison with Stripe", found.waiting, month)
         return differ
 
     return await _exclusively(database, settings, work, lock_name=_COMPARISON)

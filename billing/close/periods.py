@@ -1,8 +1,9 @@
 """Accounting months and their close (the state machine open -> closed).
 
-A close runs the checks of billing/close/checks.py, makes the invoices, runs all checks again and freezes the month with
-the checklist. Afterwards usage that arrives late is dated to its arrival, and mistakes are corrected by adjustments in
-an open month (billing/invoicing/corrections.py). Every `month` argument is the first day of the month.
+A close runs the checks of billing/close/checks.py, makes the invoices and runs all checks again (`prepare_close`), then
+freezes the month with the checklist (`close_month`). Afterwards usage that arrives late is dated to its arrival, and
+mistakes are corrected by adjustments in an open month (billing/invoicing/corrections.py). Every `month` argument is the
+first day of the month.
 """
 
 from datetime import UTC, date, datetime, timedelta
@@ -165,13 +166,11 @@ async def require_closable(database: Database, month: date) -> None:
     _require_ok(await _run_checks(database, month, checks.CHECKS))
 
 
-async def close_month(
-    database: Database, month: date, *, by: str, progress: Progress | None = None
-) -> Checklist:
-    """Check, make invoices, check again and freeze `month`; returns the final checklist. Idempotent.
+async def prepare_close(database: Database, month: date, *, progress: Progress | None = None) -> Checklist:
+    """Check, make invoices and check again; returns the checklist for `close_month`. Of a closed month, the stored one.
 
-    `by` names the person. Raises InvalidRequest for a future month and Conflict that names the failed checks; invoices
-    made before a failure are valid and stay.
+    Raises InvalidRequest for a future month and Conflict that names the failed checks; invoices made before a failure
+    are valid and stay.
     """
     async with database.read() as connection:
         frozen = await _stored_checklist(connection, month)
@@ -181,14 +180,21 @@ async def close_month(
     await make_invoices(database, month, progress=progress)
     final = await _run_checks(database, month, (*checks.CHECKS, *checks.FINAL_CHECKS))
     _require_ok(final)
-    async with database.system() as connection:
-        closed = await connection.execute(
-            text("SELECT penstock_close_month(:month, :by, CAST(:checklist AS jsonb))"),
-            {"month": month, "by": by, "checklist": msgspec.json.encode(final).decode()},
-        )
-        if not closed.scalar_one():
-            frozen = await _stored_checklist(connection, month)
-    return frozen or final
+    return final
+
+
+async def close_month(
+    connection: AsyncConnection, month: date, final: Checklist, *, by: str
+) -> Checklist | None:
+    """Freeze `month` with the checklist of `prepare_close`, in the caller's transaction. `by` names the person.
+
+    Returns None, or the stored checklist of a month that was closed meanwhile.
+    """
+    closed = await connection.execute(
+        text("SELECT penstock_close_month(:month, :by, CAST(:checklist AS jsonb))"),
+        {"month": month, "by": by, "checklist": msgspec.json.encode(final).decode()},
+    )
+    return None if closed.scalar_one() else await _stored_checklist(connection, month)
 
 
 def _require_ok(found: Checklist, action: str = "closed") -> None:

@@ -1,8 +1,8 @@
 """Committed spend: what contracts come to in a month, what usage counts towards it, and what late usage takes back.
 
-Usage counts for the month in which it ended. What ended in the month is on its invoice; late usage is on the invoice of
-a later month, which credits the shortfall that it would have spared its own month. Every `month` argument is the first
-day of the month; amounts are picodollars.
+Usage counts for the month in which it ended, at its corrected price. What ended in the month is on its invoice; late
+usage is on the invoice of a later month, which credits the shortfall that it would have spared its own month. Every
+`month` argument is the first day of the month; amounts are picodollars.
 """
 
 from collections import defaultdict
@@ -13,10 +13,9 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.invoicing.lines import Commitment, LateUsage
+from billing.invoicing.lines import Commitment, LateUsage, UsageGroup
 from billing.ledger.months import bounds
 from billing.pricing.proration import Span, prorate
-from tenants.scoping import platform_wide
 
 
 async def agreed(connection: AsyncConnection, month: date, tenants: Sequence[UUID]) -> dict[UUID, int]:
@@ -59,7 +58,8 @@ async def billed(
 async def counted(connection: AsyncConnection, month: date, tenants: Collection[UUID]) -> dict[UUID, int]:
     """By tenant: what counts towards the month's commitment beside the usage lines of its own invoice.
 
-    These are approved corrections of that usage, and late usage on the invoices of other months.
+    These are approved corrections of that usage, late usage on the invoices of other months, and approved corrections
+    of it.
     """
     rows = await connection.execute(
         text(
@@ -68,46 +68,64 @@ async def counted(connection: AsyncConnection, month: date, tenants: Collection[
             "JOIN corrections c ON c.id = l.correction_id WHERE c.month = :month "
             "AND c.status IN ('applying', 'approved') AND l.kind = 'usage' AND l.tenant_id = ANY (:tenants) "
             "UNION ALL SELECT tenant_id, cost FROM commitment_usage "
-            "WHERE month = :month AND tenant_id = ANY (:tenants)) parts GROUP BY 1"
+            "WHERE month = :month AND tenant_id = ANY (:tenants) "
+            "UNION ALL SELECT l.tenant_id, l.delta FROM correction_lines l "
+            "JOIN corrections c ON c.id = l.correction_id "
+            "JOIN invoices i ON i.tenant_id = l.tenant_id AND i.month = c.month AND i.kind = 'postpaid' "
+            "WHERE l.kind = 'late_usage' AND l.used_in = :month AND l.tenant_id = ANY (:tenants) "
+            "AND c.status IN ('applying', 'approved')) parts GROUP BY 1"
         ),
         {"month": month, "tenants": list(tenants)},
     )
     return {row.tenant_id: int(row.amount) for row in rows}
 
 
+async def invoiced(connection: AsyncConnection, month: date, tenants: Collection[UUID]) -> set[UUID]:
+    """Those `tenants` that have a postpaid invoice of the month: its late usage counts towards its commitments."""
+    rows = await connection.scalars(
+        text(
+            "SELECT tenant_id FROM invoices WHERE month = :month AND kind = 'postpaid' "
+            "AND tenant_id = ANY (:tenants)"
+        ),
+        {"month": month, "tenants": list(tenants)},
+    )
+    return set(rows)
+
+
 async def late_usage(
-    connection: AsyncConnection, month: date, tenants: Collection[UUID]
+    connection: AsyncConnection, month: date, groups: Sequence[UsageGroup]
 ) -> dict[UUID, tuple[LateUsage, ...]]:
-    """By tenant: the late usage booked in the month, by the month it belongs to, and what it spares that month."""
-    costs = await _late_costs(connection, month, tenants)
+    """By tenant: the late usage among `groups` of the month, which is not invoiced yet, by the month it belongs to, and
+    what it spares that month.
+    """
+    costs: dict[tuple[date, UUID], int] = defaultdict(int)
+    for group in groups:
+        if group.used_in is not None:
+            costs[group.used_in, group.tenant_id] += group.cost
+    corrected = await _late_corrections(connection, month, {tenant for _, tenant in costs})
     found: dict[UUID, tuple[LateUsage, ...]] = {}
-    for used_in in sorted({one for _, one in costs}):
-        concerned = [tenant for tenant, one in costs if one == used_in]
+    for used_in in sorted({one for one, _ in costs}):
+        concerned = sorted(tenant for one, tenant in costs if one == used_in)
         commitments = await billed(connection, used_in, concerned)
         for tenant in concerned:
-            cost = costs[tenant, used_in]
+            cost, more = costs[used_in, tenant], corrected.get((used_in, tenant), 0)
             before = commitments.get(tenant, Commitment(0, 0))
-            credit = before.shortfall - before.plus(cost).shortfall
-            found[tenant] = (*found.get(tenant, ()), LateUsage(used_in, cost, credit))
+            credit = before.shortfall - before.plus(cost + more).shortfall
+            found[tenant] = (*found.get(tenant, ()), LateUsage(used_in, cost, more, credit))
     return found
 
 
-@platform_wide("the requests of late usage name no organisation; it is that of their usage rows")
-async def _late_costs(
+async def _late_corrections(
     connection: AsyncConnection, month: date, tenants: Collection[UUID]
-) -> dict[tuple[UUID, date], int]:
-    """The cost of late usage booked in the month by tenant and the month it belongs to."""
-    if not tenants:
-        return {}
-    start, end = bounds(month)
+) -> dict[tuple[date, UUID], int]:
+    """What approved corrections of the month add to its late usage, by the month it belongs to and the tenant."""
     rows = await connection.execute(
         text(
-            "SELECT u.tenant_id, date_trunc('month', l.ended_at AT TIME ZONE 'UTC')::date AS used_in, "
-            "sum(u.cost) AS cost FROM usage_late l JOIN usage u ON u.request_id = l.request_id "
-            "WHERE l.ended_at < :start AND u.ended_at >= :start AND u.ended_at < :end "
-            "AND u.outcome NOT IN ('engine_failed', 'zero_output') AND u.tenant_id = ANY (:tenants) "
-            "GROUP BY 1, 2 HAVING sum(u.cost) > 0"
+            "SELECT l.used_in, l.tenant_id, sum(l.delta) AS delta FROM correction_lines l "
+            "JOIN corrections c ON c.id = l.correction_id WHERE c.month = :month AND l.kind = 'late_usage' "
+            "AND c.status IN ('applying', 'approved') AND l.used_in IS NOT NULL AND l.tenant_id = ANY (:tenants) "
+            "GROUP BY 1, 2"
         ),
-        {"start": start, "end": end, "tenants": list(tenants)},
+        {"month": month, "tenants": list(tenants)},
     )
-    return {(row.tenant_id, row.used_in): int(row.cost) for row in rows}
+    return {(row.used_in, row.tenant_id): int(row.delta) for row in rows}

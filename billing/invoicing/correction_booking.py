@@ -11,7 +11,9 @@ it reverses; a credit note stays, and its opposite is charged on the next invoic
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
+from datetime import date
 from itertools import groupby
 from uuid import UUID
 
@@ -28,7 +30,7 @@ from billing.invoicing.credit_notes import (
     issue_credit_note,
 )
 from billing.invoicing.lines import MINIMUM_CENTS
-from billing.invoicing.rerate import CorrectionSpec, Difference
+from billing.invoicing.rerate import COMMIT, CorrectionSpec, Difference
 from billing.ledger.adjustments import adjust
 from billing.ledger.months import month_name
 from billing.notifications.notices import notify
@@ -120,7 +122,7 @@ async def _book_tenants(
         if reverses is None:
             note = await _book_tenant(connection, correction, tenant_id, tenant_lines)
         else:
-            await _book_reversal(connection, correction, tenant_id, reverses)
+            await _book_reversal(connection, correction, tenant_id, reverses, tenant_lines)
             note = None
         await _notify_customer(
             connection, correction, tenant_id, sum(line.delta for line in tenant_lines), note
@@ -130,7 +132,16 @@ async def _book_tenants(
 async def _book_tenant(
     connection: AsyncConnection, correction: ApprovedCorrection, tenant_id: UUID, lines: list[Difference]
 ) -> UUID | None:
-    """Book one tenant's adjustments and credit note; returns the credit note's id, None without one."""
+    """Book one tenant's adjustments and credit note; returns the credit note's id, None without one.
+
+    The shortfall of an earlier month that late usage lowers is on no line of this month's invoice: it becomes an
+    adjustment of its own that names its month.
+    """
+    for line in lines:
+        if line.kind == COMMIT and line.used_in:
+            part = f"commit {month_name(line.used_in)}"
+            await _adjust(connection, correction, tenant_id, part, -line.delta, corrects=line.used_in)
+    lines = [line for line in lines if line.kind != COMMIT or not line.used_in]
     credited = [line for line in lines if line.delta < 0]
     invoice = await creditable_invoice(connection, tenant_id, correction.month)
     cents = sum(credit_cents(line) for line in credited)
@@ -162,6 +173,7 @@ async def _adjust(
     part: str,
     amount: int,
     never_paid: int = 0,
+    corrects: date | None = None,
 ) -> UUID:
     adjustment_id = derived_uuid("correction", correction.id, tenant_id, part)
     if amount:
@@ -173,7 +185,7 @@ async def _adjust(
             reason=correction.reason,
             created_by=correction.requested_by,
             approved_by=correction.approved_by,
-            corrects=correction.month,
+            corrects=corrects or correction.month,
             facts={"correction_id": str(correction.id)},
             never_paid=never_paid,
         )
@@ -181,22 +193,42 @@ async def _adjust(
 
 
 async def _book_reversal(
-    connection: AsyncConnection, correction: ApprovedCorrection, tenant_id: UUID, reverses: UUID
+    connection: AsyncConnection,
+    correction: ApprovedCorrection,
+    tenant_id: UUID,
+    reverses: UUID,
+    lines: Sequence[Difference],
 ) -> None:
     """Book the opposite of every adjustment of the reversed correction for the tenant, the credits first.
 
-    The part of a charge that was uncollectible was never paid: it reverses the expense and becomes no credit.
+    The part of a charge that was uncollectible was never paid: it reverses the expense and becomes no credit. Where
+    other corrections or late usage have changed a commitment's shortfall since, `lines` say what it becomes, and the
+    difference is an adjustment of its own.
     """
     rows = await connection.execute(
         text(
-            "SELECT id, amount, uncollectible FROM adjustments WHERE tenant_id = :tenant_id "
+            "SELECT id, amount, uncollectible, corrects FROM adjustments WHERE tenant_id = :tenant_id "
             "AND facts->>'correction_id' = :correction ORDER BY amount, id"
         ),
         {"tenant_id": tenant_id, "correction": str(reverses)},
     )
     for row in rows.all():
-        never_paid = int(row.uncollectible)
-        await _adjust(connection, correction, tenant_id, f"reverse {row.id}", -int(row.amount), never_paid)
+        await _adjust(
+            connection,
+            correction,
+            tenant_id,
+            f"reverse {row.id}",
+            -int(row.amount),
+            never_paid=int(row.uncollectible),
+            corrects=row.corrects,
+        )
+    rest: dict[date, int] = defaultdict(int)
+    for line in [*lines, *await read_lines(connection, reverses, tenants=[tenant_id])]:
+        if line.kind == COMMIT:
+            rest[line.used_in or correction.month] += line.delta
+    for month, delta in sorted(rest.items()):
+        part = f"reverse commit {month_name(month)}"
+        await _adjust(connection, correction, tenant_id, part, -delta, corrects=month)
 
 
 @platform_wide("each notice names its organisation")

@@ -36,6 +36,7 @@ async def read_lines(
             old_exact=int(row.old_exact),
             new_exact=int(row.new_exact),
             delta=int(row.delta),
+            used_in=row.used_in,
         )
         for row in rows
     ]

@@ -15,8 +15,9 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.invoicing.commitments import billed
+from billing.invoicing.commitments import billed, invoiced
 from billing.invoicing.correction_lines import read_lines
+from billing.invoicing.lines import Commitment
 from billing.invoicing.repricing import new_prices
 from billing.invoicing.rerate import (
     CorrectionSpec,
@@ -144,8 +145,8 @@ async def request_reversal(
         raise Conflict("a reversal cannot be reversed: request the correction again")
     if original.reversed_by is not None:
         raise Conflict(f"it is reversed already, by {original.reversed_by}")
-    lines = reversed_lines(await read_lines(connection, correction_id))
     row = await _correction_row(connection, correction_id)
+    lines = await _reversal(connection, row.month, correction_id)
     return await _store(
         connection,
         row.month,
@@ -174,7 +175,11 @@ async def decide_correction(
     if approve:
         lines = await read_lines(connection, correction_id)
         spec = msgspec.convert(row.spec, CorrectionSpec)
-        if row.reverses is None and lines != await _differences(connection, row.month, row.until, spec):
+        if row.reverses is None:
+            now = await _differences(connection, row.month, row.until, spec)
+        else:
+            now = await _reversal(connection, row.month, row.reverses)
+        if lines != now:
             raise Conflict(
                 "usage or earlier corrections have changed these figures since the request: reject it and ask again"
             )
@@ -257,8 +262,33 @@ async def _differences(
     prices = await new_prices(connection, spec, groups)
     prior = await _prior_deltas(connection, month, {group.tenant_id for group in groups})
     lines = rerate(groups, prior, prices)
-    commitments = await billed(connection, month, sorted({line.tenant_id for line in lines}))
-    return [*lines, *commit_differences(lines, commitments)]
+    return [*lines, *commit_differences(lines, await _commitments(connection, month, lines))]
+
+
+async def _reversal(connection: AsyncConnection, month: date, correction_id: UUID) -> list[Difference]:
+    """The lines that undo a correction of `month`, and what this changes of the shortfalls as they are billed now."""
+    lines = reversed_lines(await read_lines(connection, correction_id))
+    return [*lines, *commit_differences(lines, await _commitments(connection, month, lines))]
+
+
+async def _commitments(
+    connection: AsyncConnection, month: date, lines: Sequence[Difference]
+) -> dict[tuple[UUID, date | None], Commitment]:
+    """The billed commitments towards which `lines` of `month` count, by tenant and, of late usage, its month.
+
+    Late usage whose invoice is not made yet counts when it is.
+    """
+    concerned: dict[date | None, set[UUID]] = defaultdict(set)
+    for line in lines:
+        concerned[line.used_in].add(line.tenant_id)
+    late = {tenant for used_in, tenants in concerned.items() if used_in for tenant in tenants}
+    billed_late = await invoiced(connection, month, late)
+    found: dict[tuple[UUID, date | None], Commitment] = {}
+    for used_in, tenants in concerned.items():
+        counting = tenants if used_in is None else tenants & billed_late
+        commitments = await billed(connection, used_in or month, sorted(counting))
+        found |= {(tenant, used_in): commitment for tenant, commitment in commitments.items()}
+    return found
 
 
 @platform_wide("earlier corrections of a month may be of every organisation")
@@ -269,16 +299,17 @@ async def _prior_deltas(
     rows = await connection.execute(
         text(
             "SELECT l.tenant_id, l.kind, l.model, l.class AS token_class, l.tier, l.price_version, "
-            "sum(l.delta) AS delta FROM correction_lines l JOIN corrections c ON c.id = l.correction_id "
+            "CASE WHEN l.kind = 'late_usage' THEN coalesce(l.used_in, (c.month - interval '1 month')::date) END "
+            "AS used_in, sum(l.delta) AS delta FROM correction_lines l JOIN corrections c ON c.id = l.correction_id "
             "WHERE c.month = :month AND c.status IN ('applying', 'approved') AND l.tenant_id = ANY (:tenants) "
-            "GROUP BY 1, 2, 3, 4, 5, 6"
+            "GROUP BY 1, 2, 3, 4, 5, 6, 7"
         ),
         {"month": month, "tenants": list(tenants)},
     )
     return {
-        LineKey(row.tenant_id, row.kind, row.model, row.token_class, row.tier, row.price_version): int(
-            row.delta
-        )
+        LineKey(
+            row.tenant_id, row.kind, row.model, row.token_class, row.tier, row.price_version, row.used_in
+        ): int(row.delta)
         for row in rows
     }
 
@@ -320,9 +351,9 @@ async def _store(
     await connection.execute(
         text(
             "INSERT INTO correction_lines (correction_id, position, tenant_id, kind, model, class, tier, "
-            "price_version, tokens, old_price, new_price, old_exact, new_exact, delta) VALUES (:correction, "
+            "price_version, tokens, old_price, new_price, old_exact, new_exact, delta, used_in) VALUES (:correction, "
             ":position, :tenant_id, :kind, :model, :token_class, :tier, :price_version, :tokens, :old_price, "
-            ":new_price, :old_exact, :new_exact, :delta)"
+            ":new_price, :old_exact, :new_exact, :delta, :used_in)"
         ),
         [
             {**msgspec.structs.asdict(line), "correction": correction_id, "position": position}

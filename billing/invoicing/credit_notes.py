@@ -103,13 +103,15 @@ async def creditable_lines(connection: AsyncConnection, invoice: Row[Any]) -> di
     found = await connection.execute(
         text(
             "SELECT id, kind, model, class AS token_class, tier, coalesce(price_version, 0) AS price_version, "
-            "description FROM invoice_lines WHERE invoice_id = :invoice AND tenant_id = :tenant_id "
+            "description, used_in FROM invoice_lines WHERE invoice_id = :invoice AND tenant_id = :tenant_id "
             "AND (class = ANY (:classes) OR (kind = 'commit' AND exact > 0))"
         ),
         {"invoice": invoice.id, "tenant_id": invoice.tenant_id, "classes": list(CLASSES)},
     )
     return {
-        LineKey(invoice.tenant_id, row.kind, row.model, row.token_class, row.tier, row.price_version): row
+        LineKey(
+            invoice.tenant_id, row.kind, row.model, row.token_class, row.tier, row.price_version, row.used_in
+        ): row
         for row in found
     }
 

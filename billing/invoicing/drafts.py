@@ -128,11 +128,14 @@ def _line_rows(draft: Draft) -> Iterable[dict[str, Any]]:
             "cents": line.cents,
             "description": line.description,
             "adjustment_id": line.adjustment_id,
+            "used_in": line.used_in,
         }
 
 
 def _late_rows(draft: Draft) -> Iterable[dict[str, Any]]:
     for late in draft.late:
+        if late.cost == 0:
+            continue
         yield {
             "tenant_id": draft.tenant_id,
             "month": late.month,

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from billing.ledger.months import month_name
 from core.money import pico_per_token_to_per_mtok, pico_to_usd, round_to_cents
 
 CLASSES = ("input", "cached_input", "output", "reasoning")
@@ -44,6 +45,8 @@ class UsageGroup(msgspec.Struct, frozen=True):
     """Picodollars per token by class, of the pinned price version."""
     cost: int
     """The sum of `usage.cost` in picodollars; the lines must add up to it."""
+    used_in: date | None = None
+    """Of late usage: the first day of the month in which it ended."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -62,6 +65,8 @@ class Line(msgspec.Struct, frozen=True):
     unit_price: int | None = None
     """Picodollars per token."""
     adjustment_id: UUID | None = None
+    used_in: date | None = None
+    """Of late usage, and of what it takes back of a commitment: the first day of the month it belongs to."""
 
 
 class Movement(msgspec.Struct, frozen=True):
@@ -105,9 +110,16 @@ class LateUsage(msgspec.Struct, frozen=True):
     month: date
     """The first day of the month it belongs to."""
     cost: int
-    """Picodollars."""
+    """Picodollars at the pinned prices."""
+    corrected: int
+    """Picodollars that corrections approved before the invoice add to it."""
     credit: int
     """Picodollars of that month's billed shortfall that it takes back."""
+
+    @property
+    def worth(self) -> int:
+        """Picodollars at the corrected prices, which count towards the commitment."""
+        return self.cost + self.corrected
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -128,7 +140,7 @@ def usage_lines(group: UsageGroup) -> list[Line]:
         tokens, price = group.tokens[name], group.prices[name]
         if tokens == 0:
             continue
-        late = ", used in an earlier month" if group.kind == "late_usage" else ""
+        late = f", used in {month_name(group.used_in)}" if group.used_in else ""
         per_mtok = pico_per_token_to_per_mtok(price)
         lines.append(
             Line(
@@ -142,6 +154,7 @@ def usage_lines(group: UsageGroup) -> list[Line]:
                 price_version=group.price_version,
                 tokens=tokens,
                 unit_price=price,
+                used_in=group.used_in,
             )
         )
     total = sum(line.exact for line in lines)
@@ -185,7 +198,8 @@ def late_commit_lines(late: Iterable[LateUsage]) -> list[Line]:
             kind="commit",
             exact=-one.credit,
             cents=round_to_cents(-one.credit),
-            description=f"Committed spend of {one.month:%Y-%m} met by late usage ${pico_to_usd(one.cost)}",
+            description=f"Committed spend of {one.month:%Y-%m} met by late usage ${pico_to_usd(one.worth)}",
+            used_in=one.month,
         )
         for one in late
         if one.credit

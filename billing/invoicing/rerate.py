@@ -7,6 +7,7 @@ the month are part of the old amount.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -81,6 +82,7 @@ class LineKey(NamedTuple):
     token_class: str
     tier: str
     price_version: int
+    used_in: date | None
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -100,11 +102,21 @@ class Difference(msgspec.Struct, frozen=True):
     new_exact: int
     delta: int
     """`new_exact` less `old_exact`; negative is in the customer's favour."""
+    used_in: date | None = None
+    """Of late usage, and of the shortfall that it lowers: the first day of the month it belongs to."""
 
     @property
     def key(self) -> LineKey:
         """The line that changes."""
-        return LineKey(self.tenant_id, self.kind, self.model, self.token_class, self.tier, self.price_version)
+        return LineKey(
+            self.tenant_id,
+            self.kind,
+            self.model,
+            self.token_class,
+            self.tier,
+            self.price_version,
+            self.used_in,
+        )
 
 
 class DifferenceView(msgspec.Struct, frozen=True):
@@ -122,6 +134,8 @@ class DifferenceView(msgspec.Struct, frozen=True):
     old_usd: str
     new_usd: str
     delta_usd: str
+    used_in: date | None
+    """Of late usage, and of the shortfall that it lowers: the first day of the month it belongs to."""
 
 
 class PriceOrigin(msgspec.Struct, frozen=True):
@@ -209,7 +223,9 @@ def rerate(
             continue
         for name in CLASSES:
             tokens = group.tokens[name]
-            key = LineKey(group.tenant_id, group.kind, group.model, name, group.tier, group.price_version)
+            key = LineKey(
+                group.tenant_id, group.kind, group.model, name, group.tier, group.price_version, group.used_in
+            )
             old_exact = tokens * group.prices[name] + prior.get(key, 0)
             new_exact = tokens * new[name]
             if new_exact == old_exact:
@@ -229,18 +245,24 @@ def rerate(
     return found
 
 
-def commit_differences(lines: Iterable[Difference], billed: Mapping[UUID, Commitment]) -> list[Difference]:
+def commit_differences(
+    lines: Iterable[Difference], billed: Mapping[tuple[UUID, date | None], Commitment]
+) -> list[Difference]:
     """Changes of billed commitment shortfalls that follow from `lines`: more usage lowers the shortfall.
 
-    `billed` has the commitments of the tenants whose invoice of the month exists. Late usage is none of the month's.
+    `billed` has the commitments by tenant and month: None is the corrected month, any other that of late usage. Those
+    that no invoice has billed yet are left out.
     """
-    change: dict[UUID, int] = defaultdict(int)
+    change: dict[tuple[UUID, date | None], int] = defaultdict(int)
     for line in lines:
-        if line.kind == "usage":
-            change[line.tenant_id] += line.delta
+        if line.kind != COMMIT:
+            change[line.tenant_id, line.used_in] += line.delta
     found = []
-    for tenant_id in sorted(change.keys() & billed.keys()):
-        old, new = billed[tenant_id].shortfall, billed[tenant_id].plus(change[tenant_id]).shortfall
+    for tenant_id, used_in in sorted(
+        change.keys() & billed.keys(), key=lambda one: (one[0], one[1] or date.min)
+    ):
+        before = billed[tenant_id, used_in]
+        old, new = before.shortfall, before.plus(change[tenant_id, used_in]).shortfall
         if new != old:
             found.append(
                 Difference(
@@ -256,13 +278,16 @@ def commit_differences(lines: Iterable[Difference], billed: Mapping[UUID, Commit
                     old_exact=old,
                     new_exact=new,
                     delta=new - old,
+                    used_in=used_in,
                 )
             )
     return found
 
 
 def reversed_lines(lines: Iterable[Difference]) -> list[Difference]:
-    """The lines that undo `lines` exactly."""
+    """The lines that undo those of usage among `lines` exactly. What follows for commitments depends on what else has
+    changed meanwhile: see `commit_differences`.
+    """
     return [
         msgspec.structs.replace(
             line,
@@ -273,6 +298,7 @@ def reversed_lines(lines: Iterable[Difference]) -> list[Difference]:
             delta=-line.delta,
         )
         for line in lines
+        if line.kind != COMMIT
     ]
 
 

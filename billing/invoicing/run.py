@@ -158,12 +158,8 @@ async def _draft(connection: AsyncConnection, month: date, chunk: list[CustomerU
     carries = await sources.carries(connection, month, tenants)
     agreed = await commitments.agreed(connection, month, tenants)
     counted = await commitments.counted(connection, month, tenants)
-    with_late = [
-        customer.tenant_id
-        for customer in missing
-        if customer.mode == "postpaid" and any(group.kind == "late_usage" for group in customer.groups)
-    ]
-    late_usage = await commitments.late_usage(connection, month, with_late)
+    groups = [group for customer in missing if customer.mode == "postpaid" for group in customer.groups]
+    late_usage = await commitments.late_usage(connection, month, groups)
     now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     drafts = []
     for customer in missing:

@@ -36,10 +36,13 @@ class ContractTerms(msgspec.Struct, frozen=True):
     """Whether a saved card is charged; otherwise the invoice is mailed with its due date."""
 
 
-# Usage whose true end lies in an earlier month is late usage: it is billed in this month on separate lines.
+# Usage whose true end lies in an earlier month is late usage: it is billed in this month on separate lines by the
+# month that it belongs to. Its rows tell it until the month is invoiced, and then the invoice's lines, which stay when
+# the rows are archived. Lines of before `used_in` count for the month before their invoice's.
 _USAGE_CTES = """
     late AS (
         SELECT u.tenant_id, u.model, u.tier, u.price_version,
+            date_trunc('month', l.ended_at AT TIME ZONE 'UTC')::date AS used_in,
             sum(u.input_tokens - u.cached_input_tokens) AS input, sum(u.cached_input_tokens) AS cached_input,
             sum(u.output_tokens - u.reasoning_tokens) AS output, sum(u.reasoning_tokens) AS reasoning,
             sum(u.cost) AS cost
@@ -48,7 +51,19 @@ _USAGE_CTES = """
             AND u.outcome NOT IN ('engine_failed', 'zero_output')
             AND (CAST(:tenants AS uuid[]) IS NULL OR u.tenant_id = ANY (:tenants))
             AND (CAST(:models AS text[]) IS NULL OR u.model = ANY (:models))
-        GROUP BY 1, 2, 3, 4),
+            AND NOT EXISTS (SELECT 1 FROM invoices i WHERE i.tenant_id = u.tenant_id AND i.month = :month)
+        GROUP BY 1, 2, 3, 4, 5
+        UNION ALL
+        SELECT l.tenant_id, l.model, l.tier, l.price_version,
+            coalesce(l.used_in, (i.month - interval '1 month')::date),
+            coalesce(sum(l.tokens) FILTER (WHERE l.class = 'input'), 0),
+            coalesce(sum(l.tokens) FILTER (WHERE l.class = 'cached_input'), 0),
+            coalesce(sum(l.tokens) FILTER (WHERE l.class = 'output'), 0),
+            coalesce(sum(l.tokens) FILTER (WHERE l.class = 'reasoning'), 0), sum(l.exact)
+        FROM invoices i JOIN invoice_lines l ON l.invoice_id = i.id AND l.kind = 'late_usage'
+        WHERE i.month = :month AND (CAST(:tenants AS uuid[]) IS NULL OR l.tenant_id = ANY (:tenants))
+            AND (CAST(:models AS text[]) IS NULL OR l.model = ANY (:models))
+        GROUP BY 1, 2, 3, 4, 5),
     billed AS (
         SELECT tenant_id, model, tier, price_version, sum(input_tokens - cached_input_tokens) AS input,
             sum(cached_input_tokens) AS cached_input, sum(output_tokens - reasoning_tokens) AS output,
@@ -58,13 +73,17 @@ _USAGE_CTES = """
             AND (CAST(:models AS text[]) IS NULL OR model = ANY (:models))
         GROUP BY 1, 2, 3, 4),
     parts AS (
-        SELECT 'usage' AS kind, b.tenant_id, b.model, b.tier, b.price_version,
+        SELECT 'usage' AS kind, b.tenant_id, b.model, b.tier, b.price_version, CAST(NULL AS date) AS used_in,
             b.input - coalesce(l.input, 0) AS input, b.cached_input - coalesce(l.cached_input, 0) AS cached_input,
             b.output - coalesce(l.output, 0) AS output, b.reasoning - coalesce(l.reasoning, 0) AS reasoning,
             b.cost - coalesce(l.cost, 0) AS cost
-        FROM billed b LEFT JOIN late l USING (tenant_id, model, tier, price_version)
+        FROM billed b LEFT JOIN (
+            SELECT tenant_id, model, tier, price_version, sum(input) AS input, sum(cached_input) AS cached_input,
+                sum(output) AS output, sum(reasoning) AS reasoning, sum(cost) AS cost
+            FROM late GROUP BY 1, 2, 3, 4) l USING (tenant_id, model, tier, price_version)
         UNION ALL
-        SELECT 'late_usage', tenant_id, model, tier, price_version, input, cached_input, output, reasoning, cost
+        SELECT 'late_usage', tenant_id, model, tier, price_version, used_in, input, cached_input, output, reasoning,
+            cost
         FROM late),
     groups AS (
         SELECT g.*, p.input AS input_price, p.cached_input AS cached_input_price, p.output AS output_price,
@@ -75,11 +94,12 @@ _USAGE_CTES = """
 _CUSTOMERS = f"""
     WITH {_USAGE_CTES}
     SELECT b.tenant_id AS customer, b.mode, g.* FROM billing_accounts b LEFT JOIN groups g ON g.tenant_id = b.tenant_id
-    ORDER BY b.tenant_id, g.model, g.tier, g.price_version, g.kind DESC
+    ORDER BY b.tenant_id, g.model, g.tier, g.price_version, g.kind DESC, g.used_in
 """  # noqa: S608 - constants only
-_USAGE = (
-    f"WITH {_USAGE_CTES} SELECT g.* FROM groups g ORDER BY tenant_id, model, tier, price_version, kind DESC"  # noqa: S608
-)
+_USAGE = f"""
+    WITH {_USAGE_CTES}
+    SELECT g.* FROM groups g ORDER BY tenant_id, model, tier, price_version, kind DESC, used_in
+"""  # noqa: S608 - constants only
 
 
 @platform_wide("the invoice run reads every organisation, one after the other")
@@ -87,7 +107,7 @@ async def customers(connection: AsyncConnection, month: date) -> AsyncIterator[C
     """Every tenant in id order with its usage of the month, streamed."""
     start, end = bounds(month)
     rows = await connection.stream(
-        text(_CUSTOMERS), {"start": start, "until": end, "tenants": None, "models": None}
+        text(_CUSTOMERS), {"month": month, "start": start, "until": end, "tenants": None, "models": None}
     )
     tenant_id: UUID | None = None
     mode = ""
@@ -119,6 +139,7 @@ async def usage_groups(
     rows = await connection.execute(
         text(_USAGE),
         {
+            "month": month,
             "start": start,
             "until": until,
             "tenants": None if tenants is None else list(tenants),
@@ -138,6 +159,7 @@ def _group(row: Row[Any]) -> UsageGroup:
         tokens={name: int(row._mapping[name]) for name in CLASSES},
         prices={name: int(row._mapping[f"{name}_price"]) for name in CLASSES},
         cost=int(row.cost),
+        used_in=row.used_in,
     )
 
 

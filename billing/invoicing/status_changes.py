@@ -48,12 +48,33 @@ async def void_invoice(connection: AsyncConnection, invoice_id: UUID) -> None:
         await book_all(connection, bookings)
 
 
-async def write_off_invoice(connection: AsyncConnection, invoice_id: UUID) -> int:
-    """Write off what is open of an invoice; returns its cents. Raises NotFound; Conflict when nothing is open."""
-    invoice = await _open_invoice(connection, invoice_id, "written off")
+async def lock_to_write_off(connection: AsyncConnection, invoice_id: UUID) -> int:
+    """The open cents of an invoice, which do not change until the transaction ends. Raises as `write_off_invoice`."""
+    return _to_write_off(await _open_invoice(connection, invoice_id, "written off"))
+
+
+def _to_write_off(invoice: Row[Any]) -> int:
+    """The open cents of a locked invoice. Raises Conflict when nothing is open."""
     cents = int(invoice.open_cents)
     if cents <= 0:
         raise Conflict(f"nothing of {invoice.number} is open: it is paid when Stripe's event is applied")
+    return cents
+
+
+async def write_off_invoice(
+    connection: AsyncConnection, invoice_id: UUID, *, at_most: int | None = None
+) -> int:
+    """Write off what is open of an invoice; returns its cents.
+
+    Raises NotFound; Conflict when nothing is open, or more than `at_most` cents.
+    """
+    invoice = await _open_invoice(connection, invoice_id, "written off")
+    cents = _to_write_off(invoice)
+    if at_most is not None and cents > at_most:
+        raise Conflict(
+            f"${pico_to_usd(cents * PICO_PER_CENT)} of {invoice.number} is open, and a write-off of "
+            f"${pico_to_usd(at_most * PICO_PER_CENT)} was requested: reject it and request the write-off again"
+        )
     await connection.execute(
         text("UPDATE invoices SET status = 'uncollectible' WHERE id = :id AND tenant_id = :tenant_id"),
         {"id": invoice_id, "tenant_id": invoice.tenant_id},

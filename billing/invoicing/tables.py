@@ -73,6 +73,7 @@ invoice_lines = Table(
     string("description"),
     Column("adjustment_id", Uuid),
     Column("stripe_item_id", Text),
+    Column("used_in", Date),
     UniqueConstraint("invoice_id", "position"),
     Index(
         "ix_invoice_lines_adjustment_id",
@@ -198,6 +199,7 @@ correction_lines = Table(
     pico("old_exact"),
     pico("new_exact"),
     pico("delta"),
+    Column("used_in", Date),
     Index("ix_correction_lines_tenant_id", "tenant_id"),
     Index("ix_correction_lines_customer", "correction_id", "tenant_id"),
 )

@@ -215,6 +215,7 @@ async def trace_line(
         "start": start,
         "end": end,
         "late": row.kind == "late_usage",
+        "used_in": row.used_in,
         "after": after,
         "limit": limit + 1,
     }
@@ -251,6 +252,8 @@ def _trace_sql(token_class: str) -> str:
         FROM usage u LEFT JOIN usage_late l ON l.request_id = u.request_id
         WHERE u.tenant_id = :tenant AND u.model = :model AND u.tier = :tier AND u.price_version = :price
             AND u.ended_at >= :start AND u.ended_at < :end AND (coalesce(l.ended_at, u.ended_at) < :start) = :late
+            AND (CAST(:used_in AS date) IS NULL
+                OR date_trunc('month', l.ended_at AT TIME ZONE 'UTC')::date = :used_in)
             AND u.outcome NOT IN ('engine_failed', 'zero_output') AND {tokens} > 0
             AND (CAST(:after AS uuid) IS NULL OR u.request_id > :after)
         ORDER BY u.request_id LIMIT :limit

@@ -1,38 +1,41 @@
 """The approval limit and the four-eyes principle.
 
 One person may do acts of up to the limit alone, added up by person and organisation over WINDOW; what exceeds it, or
-has no bound, takes effect when another person approves it. People are compared by their ids: a mail address or a shell
-user is a label.
+has no bound, takes effect when another person approves it. People are compared by their ids: a mail address is a label.
+Several people may share a shell user, so a command without a person's token has no known author: it does acts within
+the limit, out of one sum for all such commands, and takes no part in an act of two people. A person whose credentials
+another one gave could be that one, until a third confirms them: all that such a person requests waits, and an approval
+takes two people who are confirmed.
 
 This module stores requests and decisions. The code that owns an approval's `kind` carries it out, in the transaction of
 the decision.
 """
 
 from datetime import timedelta
-from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import Row, insert, select, text, update
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.functions import func
 
-from billing.ledger.tables import approvals
-from core.errors import Conflict, NotFound
+from billing.ledger.tables import approval_limit, approvals
+from core.errors import Conflict, NotFound, PermissionDenied
 from core.ids import uuid7
-from core.money import usd_to_pico
-from tenants import shell_users
+from core.money import PICO_PER_USD
+from tenants import members
 from tenants.scoping import platform_wide
 
 MAX_LIST = 1000
 """Open approvals in one list at most."""
 WINDOW = timedelta(days=30)
 """The time over which the acts of one person for one organisation add up, so that the limit cannot be split."""
-DEFAULT_LIMIT_USD = Decimal(100)
-"""The limit unless Settings.approval_limit_usd says otherwise, in US dollars."""
+DEFAULT_LIMIT = 100 * PICO_PER_USD
+"""The limit in picodollars of a database in which no first start has stored one."""
 
-_SHELL = "shell:"
+_SHELL = "shell"
 _SYSTEM = "system"
 
 
@@ -40,14 +43,14 @@ class Person(msgspec.Struct, frozen=True):
     """A person who requests or decides."""
 
     id: str
-    """The user's id; `shell:NAME` for a shell user whom no person is mapped to, `system` for the platform itself."""
+    """The user's id; `shell` for a command without a person's token, `system` for the platform itself."""
     label: str
     """A mail address or a name, for display."""
 
     @property
     def is_known(self) -> bool:
         """Whether it is certain which person this is."""
-        return self.id != _SYSTEM and not self.id.startswith(_SHELL)
+        return self.id not in (_SYSTEM, _SHELL)
 
 
 class Approval(msgspec.Struct, frozen=True):
@@ -66,11 +69,17 @@ class Approval(msgspec.Struct, frozen=True):
     """approved | rejected | within_limit (needed none); None = open"""
 
 
-async def person(connection: AsyncConnection, kind: str, actor_id: str, label: str) -> Person:
-    """The person behind an actor of `kind` user, token, cli or system; a shell user's by its mapping."""
-    if kind != "cli":
-        return Person(actor_id, label)
-    return Person(await _resolved(connection, _SHELL + actor_id), label)
+class Waiting(msgspec.Struct, frozen=True):
+    """An act that waits for another person."""
+
+    approval: Approval
+    is_new: bool
+    """False when an earlier, equal request waits already."""
+
+
+def person(kind: str, actor_id: str, label: str) -> Person:
+    """The person behind an actor of `kind` user, token, cli or system."""
+    return Person(_SHELL if kind == "cli" else actor_id, label)
 
 
 async def admit(
@@ -81,27 +90,39 @@ async def admit(
     tenant_id: UUID | None,
     amount: int | None,
     facts: dict[str, Any],
-    limit_usd: Decimal = DEFAULT_LIMIT_USD,
+    besides: int = 0,
     source_id: UUID | None = None,
-) -> Approval | None:
+) -> Waiting | None:
     """Whether `by` may do an act of `amount` picodollars (None = without a bound) alone, in the act's transaction.
 
-    Returns None when it may, which counts the act; else the open approval that the act waits for. The platform itself
-    needs none. `source_id` makes it idempotent: an act that was counted, approved or is waiting is not counted again.
-    Raises Conflict when the same source is an act of another amount.
+    Returns None when it may, which counts the act; else the open approval that the act waits for: an earlier request
+    of the same person with the same facts, or a new one. The platform itself needs none. `besides` are picodollars
+    that count against the limit, too. `source_id` makes the act idempotent: one that was counted, approved or is
+    waiting is not counted again.
+    Raises Conflict when the same source is an act of another amount, PermissionDenied when it would wait and `by` is
+    not known as a person.
     """
     if amount == 0 or by.id == _SYSTEM:
         return None
     await lock(connection, by, tenant_id)
-    source_id = source_id or uuid7()
-    earlier = await _find(connection, kind, source_id)
-    if earlier is not None:
-        known = None if earlier.amount is None else int(earlier.amount)
-        if (earlier.tenant_id, known) != (tenant_id, amount):
-            raise Conflict(f"{source_id} is another act of the kind {kind} already")
-        return _view(earlier) if earlier.decision is None else None
-    limit = usd_to_pico(limit_usd)
-    waits = amount is None or amount + await done_alone(connection, by, tenant_id) > limit
+    if source_id is not None:
+        earlier = await _find(connection, kind, source_id)
+        if earlier is not None:
+            known = None if earlier.amount is None else int(earlier.amount)
+            if (earlier.tenant_id, known) != (tenant_id, amount):
+                raise Conflict(f"{source_id} is another act of the kind {kind} already")
+            return Waiting(_view(earlier), is_new=False) if earlier.decision is None else None
+    else:
+        equal = await _find_equal(connection, kind, by, tenant_id, facts)
+        if equal is not None:
+            return Waiting(equal, is_new=False)
+    waits = (
+        amount is None
+        or await _unconfirmed(connection, by)
+        or amount + besides + await done_alone(connection, by, tenant_id) > await limit(connection)
+    )
+    if waits:
+        _require_known(by)
     values = {
         "id": uuid7(),
         "kind": kind,
@@ -110,7 +131,7 @@ async def admit(
         "requested_by": by.label,
         "requested_by_id": by.id,
         "amount": amount,
-        "source_id": source_id,
+        "source_id": source_id or uuid7(),
     }
     if not waits:
         values |= {
@@ -120,7 +141,34 @@ async def admit(
             "decision": "within_limit",
         }
     made = _view((await connection.execute(insert(approvals).values(values).returning(*approvals.c))).one())
-    return made if waits else None
+    return Waiting(made, is_new=True) if waits else None
+
+
+@platform_wide("one limit for the platform")
+async def limit(connection: AsyncConnection) -> int:
+    """The picodollars that one person may move alone for an organisation within WINDOW."""
+    stored = await connection.scalar(select(approval_limit.c.amount))
+    return DEFAULT_LIMIT if stored is None else int(stored)
+
+
+async def store_first_limit(connection: AsyncConnection, amount: int) -> bool:
+    """Store the limit unless one is stored; returns whether it was."""
+    made = await connection.execute(
+        pg_insert(approval_limit)
+        .values(amount=amount)
+        .on_conflict_do_nothing()
+        .returning(approval_limit.c.id)
+    )
+    return made.one_or_none() is not None
+
+
+async def store_limit(connection: AsyncConnection, amount: int) -> None:
+    """Store the limit in picodollars, whichever it was."""
+    await connection.execute(
+        pg_insert(approval_limit)
+        .values(amount=amount)
+        .on_conflict_do_update(index_elements=["id"], set_={"amount": amount})
+    )
 
 
 async def lock(connection: AsyncConnection, by: Person, tenant_id: UUID | None) -> None:
@@ -153,7 +201,8 @@ async def request(
     by: Person,
     tenant_id: UUID | None = None,
 ) -> UUID:
-    """Request an approval that is needed whatever the amount. Returns its id."""
+    """Request an approval that is needed whatever the amount. Returns its id. Raises PermissionDenied as `admit`."""
+    _require_known(by)
     approval_id = uuid7()
     await connection.execute(
         insert(approvals).values(
@@ -196,32 +245,36 @@ async def decide(connection: AsyncConnection, approval_id: UUID, *, by: Person, 
 
 async def check_decidable(connection: AsyncConnection, approval_id: UUID, *, by: Person) -> None:
     """Raise as `decide` unless `by` may approve an open request now; it stays locked until the transaction ends."""
-    await _require_another(connection, await _open(connection, approval_id), by)
-
-
-async def _require_another(connection: AsyncConnection, row: Row[Any], by: Person) -> None:
-    """Raise Conflict unless `by` is known to be another person than the requester."""
-    if not by.is_known:
-        raise Conflict(
-            f"{by.label} is not mapped to a person, so it cannot approve: a person maps their shell user with "
-            "`penstock users claim-shell`"
-        )
-    requester = await _resolved(connection, row.requested_by_id)
-    if requester == by.id:
+    row = await _open(connection, approval_id)
+    requester = Person(row.requested_by_id, row.requested_by)
+    _require_known(by)
+    if row.requested_by_id == by.id:
         raise Conflict(f"{row.requested_by} requested this, so another person must approve it")
-    if not Person(requester, row.requested_by).is_known:
+    if not requester.is_known:
         raise Conflict(
-            f"the shell user {row.requested_by} requested this and is not mapped to a person, who could be {by.label}: "
-            "reject it, or map the shell user first (`penstock users claim-shell`)"
+            f"{row.requested_by} requested this in a shell without a token, and could be {by.label}: reject it, and "
+            "request it again with a token"
         )
+    for one in (by, requester):
+        if await _unconfirmed(connection, one):
+            raise Conflict(
+                f"another person gave {one.label} a password, and could be {one.label}: a third person must approve "
+                "that first (a request of the kind person.confirm)"
+            )
 
 
-async def _resolved(connection: AsyncConnection, person_id: str) -> str:
-    """The id of the person whom a shell user is mapped to now; other ids, and a shell user without one, unchanged."""
-    if not person_id.startswith(_SHELL):
-        return person_id
-    found = await shell_users.person_of(connection, person_id.removeprefix(_SHELL))
-    return person_id if found is None else str(found)
+async def _unconfirmed(connection: AsyncConnection, one: Person) -> bool:
+    """Whether another person gave this person's credentials and a third has not confirmed them."""
+    return one.is_known and await members.unconfirmed_change(connection, UUID(one.id)) is not None
+
+
+def _require_known(by: Person) -> None:
+    """Raise PermissionDenied unless it is certain which person acts."""
+    if not by.is_known:
+        raise PermissionDenied(
+            f"this takes two people, and the shell user {by.label} may be anyone: set PENSTOCK_ADMIN_TOKEN to a "
+            "token of your own, which `penstock users token` makes"
+        )
 
 
 @platform_wide("approvals are found by their id; only the platform's roles may see the table")
@@ -257,6 +310,28 @@ async def _find(connection: AsyncConnection, kind: str, source_id: UUID) -> Row[
             )
         )
     ).one_or_none()
+
+
+@platform_wide("an act without an organisation, such as a list price, is the platform's")
+async def _find_equal(
+    connection: AsyncConnection, kind: str, by: Person, tenant_id: UUID | None, facts: dict[str, Any]
+) -> Approval | None:
+    """An open request of `by` for the same act."""
+    row = (
+        await connection.execute(
+            select(approvals)
+            .where(
+                approvals.c.decision.is_(None),
+                approvals.c.kind == kind,
+                approvals.c.requested_by_id == by.id,
+                approvals.c.tenant_id.is_not_distinct_from(tenant_id),
+                approvals.c.facts == facts,
+            )
+            .order_by(approvals.c.requested_at)
+            .limit(1)
+        )
+    ).one_or_none()
+    return None if row is None else _view(row)
 
 
 async def list_open(

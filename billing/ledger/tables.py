@@ -217,6 +217,16 @@ approvals = Table(
 )
 """Acts of one person under the approval limit, and requests that another person must approve."""
 
+approval_limit = Table(
+    "approval_limit",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False, server_default="1"),
+    pico("amount"),
+    CheckConstraint("id = 1", name="one_row"),
+    CheckConstraint("amount >= 0", name="amount"),
+)
+"""What one person may move alone. One row; the first start stores it."""
+
 adjustments = Table(
     "adjustments",
     metadata,

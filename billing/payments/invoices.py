@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -49,11 +50,12 @@ async def apply_invoice(
         return "foreign"
     require_usd(invoice.currency, f"invoice {invoice.id}")
     await _store_applied(connection, ours, invoice)
-    before = await _open_cents(connection, ours)
     for one, payment in paid:
+        before = await _open_cents(connection, ours)
         await _book_payment(connection, ours, one, payment)
-    if ours.status == "uncollectible":
-        await _recover(connection, ours, before, await _open_cents(connection, ours))
+        if ours.status == "uncollectible":
+            left = await _open_cents(connection, ours)
+            await _recover(connection, ours, cash.source_id(_payment_id(one, payment)), before, left)
     if invoice.status == "paid" and ours.status in ("open", "uncollectible"):
         await _mark_paid(connection, ours, invoice)
     elif ours.status == "void" and paid:
@@ -113,21 +115,56 @@ async def _open_cents(connection: AsyncConnection, ours: Row[Any]) -> int:
     )
 
 
-async def _recover(connection: AsyncConnection, ours: Row[Any], before: int, left: int) -> None:
-    """Reverse the write-off as far as payments lowered the open cents from `before` to `left`."""
-    if (recovered := min(before, before - left)) > 0:
-        source = derived_uuid(ours.id, "recovered", left)
+async def _recover(connection: AsyncConnection, ours: Row[Any], by: UUID, before: int, left: int) -> None:
+    """Reverse the write-off as far as `by` lowered the open cents from `before` to `left`; each `by` reverses it once.
+
+    `by` is the source of a payment, or the invoice's id for its status. What was not written off, such as a payment
+    that was refunded later, is no expense and is not reversed.
+    """
+    if (recovered := min(before, await _written_off_cents(connection, ours)) - max(left, 0)) > 0:
+        source = _recovery_source(ours, by)
         amount = recovered * PICO_PER_CENT
         await transfers.book(
             connection, "write_off", ours.tenant_id, "invoiced", "uncollectible", amount, source
         )
 
 
+def _recovery_source(ours: Row[Any], by: UUID) -> UUID:
+    """The ledger source of what `by` recovered of the written-off invoice."""
+    return derived_uuid(ours.id, "recovered", by)
+
+
+@platform_wide("by the id of the locked invoice")
+async def _written_off_cents(connection: AsyncConnection, ours: Row[Any]) -> int:
+    """The cents of our invoice that are booked as uncollectible: its write-off less what was recovered."""
+    payments = await connection.execute(
+        text("SELECT payment_intent FROM stripe_payments WHERE invoice_id = :id"), {"id": ours.id}
+    )
+    recovering = [ours.id, *(cash.source_id(intent) for intent in payments.scalars())]
+    booked = await connection.execute(
+        text(
+            "SELECT coalesce(sum(CASE WHEN source_id = :id THEN amount ELSE -amount END), 0) FROM ledger_transfers "
+            "WHERE kind = 'write_off' AND tenant_id = :tenant AND source_id = ANY(CAST(:sources AS uuid[]))"
+        ),
+        {
+            "id": ours.id,
+            "tenant": ours.tenant_id,
+            "sources": [ours.id, *(_recovery_source(ours, by) for by in recovering)],
+        },
+    )
+    return int(booked.scalar_one()) // PICO_PER_CENT
+
+
+def _payment_id(one: InvoicePayment, payment: PaymentIntent | None) -> str:
+    """What identifies a payment; one outside of Stripe by the invoice payment's own id."""
+    return one.id if payment is None else payment.id
+
+
 async def _book_payment(
     connection: AsyncConnection, ours: Row[Any], one: InvoicePayment, payment: PaymentIntent | None
 ) -> None:
-    """Book cash against `invoiced`. A payment outside of Stripe is identified by the invoice payment's own id."""
-    intent = one.id if payment is None else payment.id
+    """Book cash against `invoiced`."""
+    intent = _payment_id(one, payment)
     if one.paid_cents <= 0:
         return
     await connection.execute(
@@ -161,7 +198,7 @@ async def _mark_paid(connection: AsyncConnection, ours: Row[Any], invoice: Invoi
         {"at": at, "id": ours.id, "tenant": ours.tenant_id},
     )
     if ours.status == "uncollectible":
-        await _recover(connection, ours, await _open_cents(connection, ours), 0)
+        await _recover(connection, ours, ours.id, await _open_cents(connection, ours), 0)
 
 
 async def _notify_paid_void(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:

@@ -1,20 +1,46 @@
 """What was found equal to Stripe, so that a later comparison of the month asks Stripe only for what changed since.
 
 An object is taken as equal while our facts have the digest of then, no event of Stripe's object was recorded since, and
-the comparison is not older than TRUSTED_DAYS.
+its instant of the week has not passed since (`is_due_again`). These instants are spread over the week, so that the
+objects that were first compared together are not all compared again in one run. `CallBudget` bounds the calls of a run.
 """
 
 import hashlib
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-TRUSTED_DAYS = 7
-"""Days after which an object is compared again although nothing has changed."""
+COMPARED_EVERY = timedelta(days=7)
+"""Time in which each object is compared again once although nothing has changed."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def is_due_again(kind: str, object_id: str, compared_at: datetime, now: datetime) -> bool:
+    """Whether the instant of the object in each COMPARED_EVERY, by the hash of its name, lies in (compared_at, now]."""
+    named = hashlib.sha256(f"{kind} {object_id}".encode()).digest()
+    offset = timedelta(seconds=int.from_bytes(named[:8]) % int(COMPARED_EVERY.total_seconds()))
+    return (now - _EPOCH - offset) // COMPARED_EVERY > (compared_at - _EPOCH - offset) // COMPARED_EVERY
+
+
+class CallBudget:
+    """The calls of Stripe that a run may still make, over all months that it compares."""
+
+    def __init__(self, calls: int | None = None) -> None:
+        """`calls` None = as many as it takes."""
+        self._left = calls
+
+    def take(self, calls: int) -> bool:
+        """Whether `calls` calls may be made; they count as made."""
+        if self._left is None:
+            return True
+        if self._left < calls:
+            return False
+        self._left -= calls
+        return True
 
 
 class _Equal(msgspec.Struct, frozen=True):
@@ -41,13 +67,14 @@ class Compared:
             return cls({}, began_at)
         rows = await connection.execute(
             text(
-                "SELECT kind, object_id, digest, figures, compared_at FROM stripe_compared "
-                "WHERE month = :month AND compared_at > CAST(:now AS timestamptz) - make_interval(days => :days)"
+                "SELECT kind, object_id, digest, figures, compared_at FROM stripe_compared WHERE month = :month"
             ),
-            {"month": month, "now": began_at, "days": TRUSTED_DAYS},
+            {"month": month},
         )
         known = {
-            (row.kind, row.object_id): _Equal(row.digest, tuple(row.figures), row.compared_at) for row in rows
+            (row.kind, row.object_id): _Equal(row.digest, tuple(row.figures), row.compared_at)
+            for row in rows
+            if not is_due_again(row.kind, row.object_id, row.compared_at, began_at)
         }
         return cls(known, began_at)
 

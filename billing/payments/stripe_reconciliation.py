@@ -20,7 +20,7 @@ from billing.ledger import months
 from billing.ledger.check_result import CheckResult
 from billing.payments.invoices import INVOICE_KEY
 from billing.payments.push_invoices import LINE_KEY, invoice_items
-from billing.payments.stripe_compared import Compared
+from billing.payments.stripe_compared import CallBudget, Compared
 from billing.payments.stripe_gateway import StripeGateway
 from billing.payments.stripe_types import Invoice
 from core.db import Database
@@ -46,7 +46,7 @@ class Reconciliation(msgspec.Struct, frozen=True):
     at: datetime
     """When it ended."""
     ok: bool
-    """Whether there were no problems."""
+    """Whether everything was compared and there were no problems."""
     invoices: int
     """Invoices of our books in the comparison."""
     invoiced_usd: str
@@ -59,6 +59,8 @@ class Reconciliation(msgspec.Struct, frozen=True):
     """Tokens in Stripe's meter."""
     problems: list[str]
     """The first MAX_PROBLEMS differences."""
+    waiting: int = 0
+    """Objects that the budget of calls left for a later comparison."""
 
 
 class _Books(msgspec.Struct):
@@ -72,6 +74,14 @@ class _Books(msgspec.Struct):
     meter_id: str | None
     problems: list[str]
     compared: Compared
+    budget: CallBudget
+    waiting: int = 0
+
+    def may_ask(self, calls: int) -> bool:
+        """Whether an object may be asked for with `calls` calls; otherwise it is counted as waiting."""
+        allowed = self.budget.take(calls)
+        self.waiting += not allowed
+        return allowed
 
 
 def unix_bounds(month: date) -> tuple[int, int]:
@@ -81,14 +91,21 @@ def unix_bounds(month: date) -> tuple[int, int]:
 
 
 async def compare_month(
-    database: Database, gateway: StripeGateway, month: date, *, only_changed: bool = False
+    database: Database,
+    gateway: StripeGateway,
+    month: date,
+    *,
+    only_changed: bool = False,
+    budget: CallBudget | None = None,
 ) -> Reconciliation:
     """Compare `month` (its first day) with Stripe and store the result. Raises Unavailable without an answer.
 
-    With `only_changed`, objects that were found equal and have not changed count with the figures of then.
+    With `only_changed`, objects that were found equal and have not changed count with the figures of then. `budget`
+    bounds the calls of Stripe, where a list counts as one; None = no bound. When it leaves objects waiting and no
+    problem was found, no result is stored: the next comparison with `only_changed` goes on with them.
     """
     async with database.read() as connection:
-        ours = await _read(connection, month, only_changed=only_changed)
+        ours = await _read(connection, month, budget or CallBudget(), only_changed=only_changed)
     problems = ours.problems
     invoiced, paid = await _invoices(gateway, ours, problems)
     movements = await _cash(gateway, ours, month, problems)
@@ -98,15 +115,17 @@ async def compare_month(
             month=month,
             began_at=ours.began_at,
             at=datetime.now(UTC),
-            ok=not problems,
+            ok=not problems and not ours.waiting,
             invoices=len(ours.invoices),
             invoiced_usd=pico_to_usd(invoiced * PICO_PER_CENT),
             paid_usd=pico_to_usd(paid * PICO_PER_CENT),
             movements=movements,
             metered_tokens=tokens,
             problems=problems[:MAX_PROBLEMS],
+            waiting=ours.waiting,
         )
-        await _store(connection, found)
+        if found.ok or problems:
+            await _store(connection, found)
         await ours.compared.store(connection, month)
     return found
 
@@ -186,7 +205,9 @@ _PROBLEM_QUERIES = {
 
 
 @platform_wide("a month's books are those of every organisation")
-async def _read(connection: AsyncConnection, month: date, *, only_changed: bool = False) -> _Books:
+async def _read(
+    connection: AsyncConnection, month: date, budget: CallBudget, *, only_changed: bool
+) -> _Books:
     start, end = unix_bounds(month)
     began = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     invoices = (await connection.execute(text(_INVOICES), {"month": month})).all()
@@ -217,6 +238,7 @@ async def _read(connection: AsyncConnection, month: date, *, only_changed: bool 
         meter_id,
         problems,
         compared,
+        budget,
     )
 
 
@@ -255,6 +277,8 @@ async def _invoices(gateway: StripeGateway, ours: _Books, problems: list[str]) -
         ]
         known = ours.compared.figures("invoice", row.id, mine, row.changed_at)
         if known is None:
+            if not ours.may_ask(2):
+                return
             found = await gateway.invoice(row.stripe_invoice_id)
             known = (found.total_cents, found.paid_cents)
             differences = await _invoice_differences(gateway, row, found, lines)
@@ -310,6 +334,8 @@ async def _cash(gateway: StripeGateway, ours: _Books, month: date, problems: lis
     known = ours.compared.figures("cash", "", mine, months.final_at(month))
     if known is not None:
         return known[0]
+    if not ours.may_ask(1):
+        return 0
     differences = []
     theirs = {move.id: move for move in await gateway.balance_transactions(*unix_bounds(month))}
     for identity, move in theirs.items():
@@ -345,6 +371,8 @@ async def _meter(gateway: StripeGateway, ours: _Books, month: date, problems: li
             total[0] += known[0]
             return
         if row.customer_id is not None and ours.meter_id is not None:
+            if not ours.may_ask(1):
+                return
             sums = await gateway.meter_event_summaries(ours.meter_id, row.customer_id, start, end)
             theirs = sum(one.tokens for one in sums)
         total[0] += theirs

@@ -122,7 +122,7 @@ async def set_price(
             f"a price of {model} ({tier}) already starts at {start.isoformat()}", param="effective_from"
         ) from error
     await derive_prices(connection, now, tenant_id=tenant_id, model=model, tier=tier, by=created_by)
-    return await _get_version(connection, row.id)
+    return await get_version(connection, row.id)
 
 
 async def end_price(
@@ -158,7 +158,7 @@ async def end_price(
     if not ids:
         raise NotFound(f"no price of {model} ({tier}) holds at {end.isoformat()} or later", param="model")
     await derive_prices(connection, now, tenant_id=tenant_id, model=model, tier=tier, by=ended_by)
-    return [await _get_version(connection, version) for version in ids]
+    return [await get_version(connection, version) for version in ids]
 
 
 async def withdraw_price(connection: AsyncConnection, version: int, *, withdrawn_by: str) -> PriceView:
@@ -167,7 +167,7 @@ async def withdraw_price(connection: AsyncConnection, version: int, *, withdrawn
     Raises NotFound; Conflict when the version has begun, is derived from a contract, or is withdrawn already.
     """
     now = await lock_price_books(connection)
-    price = await _get_version(connection, version)
+    price = await get_version(connection, version)
     if price.contract_id is not None:
         raise Conflict("this price follows from a contract: change the contract, or the list price")
     if price.status != "scheduled":
@@ -191,7 +191,7 @@ async def withdraw_price(connection: AsyncConnection, version: int, *, withdrawn
     await derive_prices(
         connection, now, tenant_id=price.tenant_id, model=price.model, tier=price.tier, by=withdrawn_by
     )
-    return await _get_version(connection, version)
+    return await get_version(connection, version)
 
 
 def _book_key(model: str, tier: str, tenant_id: UUID | None) -> dict[str, object]:
@@ -259,7 +259,8 @@ async def _insert_version(
 
 
 @platform_wide("only finance's changes look a version up by its id")
-async def _get_version(connection: AsyncConnection, version: int) -> PriceView:
+async def get_version(connection: AsyncConnection, version: int) -> PriceView:
+    """One price version, whatever its status. Raises NotFound."""
     row = (
         await connection.execute(
             text("SELECT *, clock_timestamp() AS now FROM price_versions WHERE id = :id"), {"id": version}

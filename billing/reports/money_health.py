@@ -31,6 +31,8 @@ class MoneyHealth(msgspec.Struct, frozen=True):
     """Deliveries of NOTICE_WINDOW that have failed, or are pending after FAILED_ATTEMPTS attempts."""
     drift_usd: str
     """Cost of usage rows less the ledger over DRIFT_WINDOW; "0.00" when every request was booked."""
+    differing_days: int
+    """Days whose usage rows differed from their rollup when they were compared last."""
 
 
 _HEALTH = text(
@@ -47,6 +49,7 @@ _HEALTH = text(
             WHERE p.month IS NULL ORDER BY r.month, r.at DESC) n) AS differences,
         (SELECT count(*) FROM notice_deliveries WHERE created_at >= :notices
             AND (state = 'failed' OR (state = 'pending' AND attempts >= :retries))) AS undelivered,
+        (SELECT count(*) FROM usage_day_state WHERE difference IS NOT NULL) AS days,
         (SELECT coalesce(sum(cost), 0) FROM usage WHERE ended_at >= :since AND ended_at < :now) AS used,
         (SELECT coalesce(sum(t.amount), 0) FROM ledger_transfers t
             WHERE t.effective_at >= :since AND t.effective_at < :now AND (t.kind = 'usage'
@@ -78,4 +81,5 @@ async def money_health(connection: AsyncConnection) -> MoneyHealth:
         stripe_differences=int(row.differences),
         undelivered_notices=row.undelivered,
         drift_usd=pico_to_usd(int(row.used) - int(row.booked)),
+        differing_days=row.days,
     )

@@ -62,27 +62,39 @@ def credit_amount(charged: int, percent: int) -> int:
     return -(-charged * percent // 100)
 
 
-@platform_wide("every contract's service level is measured")
-async def measure_month(
-    connection: AsyncConnection, month: date, *, open_only: bool = False
-) -> list[SlaResult]:
+async def measure_month(database: Database, month: date) -> list[SlaResult]:
     """Measure every contract with a service level in `month` (its first day), without booking credits.
 
-    `open_only` omits contracts whose measurement is stored already.
+    Raises an ExceptionGroup of the contracts that failed, after all the others.
     """
+    contracts = await _contracts(database, month, open_only=False)
+    results = []
+
+    async def measure(contract_id: UUID) -> None:
+        async with database.read() as connection:
+            results.append(await _measure(connection, month, contracts[contract_id]))
+
+    await for_each(contracts, measure, "the service level of contract")
+    return results
+
+
+@platform_wide("every contract's service level is measured")
+async def _contracts(database: Database, month: date, *, open_only: bool) -> dict[UUID, Row[Any]]:
+    """The contracts with a service level in `month` by id; with `open_only`, without those that are measured."""
     start, end = bounds(month)
-    rows = await connection.execute(
-        text(
-            "SELECT c.id, c.tenant_id, c.sla, greatest(lower(c.effective), CAST(:start AS timestamptz)) AS start, "
-            "least(upper(c.effective), CAST(:end AS timestamptz)) AS until FROM contracts c "
-            "WHERE c.sla IS NOT NULL AND c.withdrawn_at IS NULL "
-            "AND c.effective && tstzrange(CAST(:start AS timestamptz), CAST(:end AS timestamptz)) "
-            "AND NOT (:open_only AND EXISTS (SELECT 1 FROM sla_credits s WHERE s.contract_id = c.id "
-            "AND s.month = :month)) ORDER BY c.tenant_id, lower(c.effective)"
-        ),
-        {"start": start, "end": end, "month": month, "open_only": open_only},
-    )
-    return [await _measure(connection, month, row) for row in rows.all()]
+    async with database.read() as connection:
+        rows = await connection.execute(
+            text(
+                "SELECT c.id, c.tenant_id, c.sla, greatest(lower(c.effective), CAST(:start AS timestamptz)) AS start, "
+                "least(upper(c.effective), CAST(:end AS timestamptz)) AS until FROM contracts c "
+                "WHERE c.sla IS NOT NULL AND c.withdrawn_at IS NULL "
+                "AND c.effective && tstzrange(CAST(:start AS timestamptz), CAST(:end AS timestamptz)) "
+                "AND NOT (:open_only AND EXISTS (SELECT 1 FROM sla_credits s WHERE s.contract_id = c.id "
+                "AND s.month = :month)) ORDER BY c.tenant_id, lower(c.effective)"
+            ),
+            {"start": start, "end": end, "month": month, "open_only": open_only},
+        )
+        return {row.id: row for row in rows}
 
 
 async def _measure(connection: AsyncConnection, month: date, contract: Row[Any]) -> SlaResult:
@@ -167,43 +179,44 @@ async def _charged(connection: AsyncConnection, bound: dict[str, Any]) -> int:
     return int(cost or 0) - int(lost or 0)
 
 
-@platform_wide("every contract's service level is credited")
 async def credit_month(database: Database, month: date) -> list[SlaResult]:
     """Measure the contracts that are not measured yet and book the credits, each contract in its own transaction.
 
     Raises Conflict until the month's late window is over, and an ExceptionGroup of the contracts that failed, after all
     the others.
     """
-    async with database.read() as connection:
-        now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
-        if now < final_at(month):
-            raise Conflict(
-                f"usage can still reach {month_name(month)} until {final_at(month).isoformat()}: only a dry run can "
-                "measure it now"
-            )
-        measured = await measure_month(connection, month, open_only=True)
-    by_contract = {result.contract_id: result for result in measured}
+    now = await _now(database)
+    if now < final_at(month):
+        raise Conflict(
+            f"usage can still reach {month_name(month)} until {final_at(month).isoformat()}: only a dry run can "
+            "measure it now"
+        )
+    contracts = await _contracts(database, month, open_only=True)
     results = []
 
-    async def book(contract_id: UUID) -> None:
-        result = by_contract[contract_id]
+    async def credit(contract_id: UUID) -> None:
         async with database.system() as connection:
+            result = await _measure(connection, month, contracts[contract_id])
             booked = await _book_credit(connection, month, result)
         results.append(msgspec.structs.replace(result, booked=booked))
 
-    await for_each(by_contract, book, "the service level of contract")
+    await for_each(contracts, credit, "the service level of contract")
     return results
 
 
-@platform_wide("every contract's service level is credited")
 async def credit_last_month(database: Database) -> int:
     """`credit_month` for the newest month whose late window is over; returns how many credits were booked."""
-    async with database.read() as connection:
-        now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    now = await _now(database)
     month = month_of(now)
     while now < final_at(month):
         month = month_of(bounds(month)[0] - timedelta(days=1))
     return sum(result.booked for result in await credit_month(database, month))
+
+
+async def _now(database: Database) -> datetime:
+    async with database.read() as connection:
+        now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    return now
 
 
 async def _book_credit(connection: AsyncConnection, month: date, result: SlaResult) -> bool:

@@ -6,11 +6,15 @@ summed from their hours; rolling up an hour invalidates its day until the day is
 of the host cost is computed (billing/usage/gpu_shares.py).
 """
 
+import logging
+
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.usage.gpu_shares import share_new_days
 from core.db import Database
+
+log = logging.getLogger(__name__)
 
 _DIRTY_CLOSED_HOURS = (
     "SELECT DISTINCT hour FROM dirty_hours "
@@ -26,9 +30,12 @@ _INCOMPLETE_PAST_DAYS = (
 )
 _UNVERIFIED_DAYS = (
     "SELECT day FROM usage_day_state WHERE whole AND NOT verified AND day >= clock_timestamp() - interval '62 days' "
-    "AND day < clock_timestamp() - interval '3 days' ORDER BY day"
+    "AND day < clock_timestamp() - interval '3 days' AND (compared_at IS NULL OR clock_timestamp() >= compared_at "
+    "+ least(greatest(compared_at - differs_since, interval '10 minutes'), interval '1 day')) ORDER BY day"
 )
-"""Days that no late usage can enter any more (a day and the late window of 48 h), of the months that may be open."""
+"""Days that no late usage can enter any more (a day and the late window of 48 h), of the months that may be open.
+
+A day that differed waits as long again as it has differed, 10 minutes to a day."""
 
 
 async def roll_up(database: Database) -> int:
@@ -53,17 +60,22 @@ async def roll_up(database: Database) -> int:
 
 
 async def verify_days(database: Database) -> int:
-    """Compare the rows of past days with their rollup, each day once, and remember those that are equal; returns the
-    number of days that are.
+    """Compare the rows of past days with their rollup, each day once, and remember the result; returns the number of
+    days that are equal.
 
-    The close reads the rows of the other days of its month (billing/close/checks.py `drift`).
+    A day that differs is kept with its difference in `usage_day_state`, logged, and compared again at growing
+    intervals, or at once when it is rolled up again. The close reads the rows of the days that are not equal
+    (billing/close/checks.py `drift`).
     """
     async with database.system() as connection:
         days = (await connection.execute(text(_UNVERIFIED_DAYS))).scalars().all()
     equal = 0
     for day in days:
         async with database.system() as connection:
-            equal += bool(await connection.scalar(text("SELECT penstock_verify_day(:day)"), {"day": day}))
+            found = await connection.scalar(text("SELECT penstock_verify_day(:day)"), {"day": day})
+        equal += found == "equal"
+        if found not in ("equal", "wait"):
+            log.error("the rollup of %s differs from its usage rows: %s", f"{day:%Y-%m-%d}", found)
     return equal
 
 

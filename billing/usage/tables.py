@@ -76,10 +76,14 @@ usage_day_state = Table(
     Column("whole", Boolean, nullable=False),
     Column("shared_by", LargeBinary),
     Column("verified", Boolean, nullable=False, server_default=text("false")),
+    Column("compared_at", DateTime(timezone=True)),
+    Column("differs_since", DateTime(timezone=True)),
+    Column("difference", Text),
     Index("ix_usage_day_state_due", "day", postgresql_where=text("NOT whole")),
 )
 """Whether a day's sums equal its hours (`whole`), the digest of its host costs, and whether its hours were found equal
-to its rows since they were summed (`verified`); no row: no hour is rolled up."""
+to its rows since they were summed (`verified`); no row: no hour is rolled up. `difference` says how rows and hours
+differed at the last comparison, null = not."""
 
 usage_archives = Table(
     "usage_archives",

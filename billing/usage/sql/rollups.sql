@@ -53,7 +53,7 @@ BEGIN
 END $$;
 
 -- Recompute a day from its hours. Reports read hours that became dirty since then from the rows. Clearing shared_by
--- causes the day's share of the host costs to be computed again.
+-- causes the day's share of the host costs to be computed again, and clearing compared_at the comparison with the rows.
 CREATE OR REPLACE FUNCTION penstock_roll_day(p_day timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('penstock_rollup'));
@@ -70,5 +70,5 @@ BEGIN
     GROUP BY h.tenant_id, h.project_id, h.key_id, h.model, h.tier, h.region, h.price_version, h.list_price_version,
         h.simulated;
     INSERT INTO usage_day_state (day, whole) VALUES (p_day, true)
-        ON CONFLICT (day) DO UPDATE SET whole = true, verified = false, shared_by = NULL;
+        ON CONFLICT (day) DO UPDATE SET whole = true, verified = false, shared_by = NULL, compared_at = NULL;
 END $$;

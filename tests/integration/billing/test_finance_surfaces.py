@@ -21,11 +21,10 @@ from admin.users import create_admin_token, create_user
 from api import app as api_app
 from api.admin import approvals, billing, contracts, ledger
 from api.admin.deps import AdminDeps
-from cli import context
 from cli.main import app as penstock
 from core.db import Database
 from tests.integration.billing.support import make_customer
-from tests.support.approving import approve_all, approve_shell_requests, map_shell
+from tests.support.approving import approve_all, approve_requests, set_limit, token_of
 
 PEPPER = b"p" * 32
 ADMIN = system_actor("test")
@@ -46,7 +45,17 @@ def shell(pg_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands act on the test's database, for an organisation `acme`."""
     monkeypatch.setenv("DATABASE_URL", pg_url)
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("PENSTOCK_KEY_PEPPER", PEPPER.decode())
+    monkeypatch.setenv("PENSTOCK_ADMIN_TOKEN", asyncio.run(_token(pg_url, "ann@example.com")))
     run_json("tenants", "create", "Acme")
+
+
+async def _token(pg_url: str, email: str) -> str:
+    database = Database(pg_url)
+    try:
+        return await token_of(database, PEPPER, email)
+    finally:
+        await database.close()
 
 
 @pytest.mark.usefixtures("shell")
@@ -54,7 +63,7 @@ def test_lots_prices_and_contracts_on_the_command_line(pg_url: str) -> None:
     def approved(*words: str) -> None:
         """Run a command that waits, and approve it."""
         assert run_json(*words)["status"] == "waiting"
-        asyncio.run(approve_shell_requests(pg_url))
+        asyncio.run(approve_requests(pg_url))
 
     run_json("credits", "grant", "acme", "25", "--expires", "2100-01-01", "--reason", "welcome")
     run_json("credits", "grant", "acme", "5", "--kind", "purchased", "--priority", "1", "--reason", "wire")
@@ -83,7 +92,7 @@ def test_lots_prices_and_contracts_on_the_command_line(pg_url: str) -> None:
     approved("prices", "end", "m", "--reason", "retired")
     assert run_json("prices", "list") == []
     [ended] = run_json("contracts", "list", "--tenant", "acme")
-    assert (ended["id"], ended["ended_by"]) == (contract["id"], context.os_user())
+    assert (ended["id"], ended["ended_by"]) == (contract["id"], "ann@example.com")
     assert run_json("prices", "unpriced") == []
     for words in (
         ("credits", "grant", "acme", "5", "--expires", "2020-01-01", "--reason", "r"),
@@ -100,19 +109,26 @@ def test_lots_prices_and_contracts_on_the_command_line(pg_url: str) -> None:
         assert refused.stdout == ""
 
 
+async def _limit(pg_url: str, usd: str) -> None:
+    database = Database(pg_url)
+    try:
+        await set_limit(database, usd)
+    finally:
+        await database.close()
+
+
 @pytest.mark.usefixtures("shell")
 def test_adjustments_and_books_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pg_url: str
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_APPROVAL_LIMIT_USD", "10")
+    asyncio.run(_limit(pg_url, "10"))
     assert run_json("adjustments", "request", "acme", "10", "--reason", "r")["status"] == "booked"
     assert run_json("adjustments", "request", "acme", "-10.01", "--reason", "r")["status"] == "waiting"
     [waiting] = run_json("adjustments", "list", "--waiting")
     own = run("adjustments", "approve", waiting["id"])
     assert (own.exit_code, own.stdout) == (2, "")
-    asyncio.run(_map_both(pg_url))
-    monkeypatch.setattr(context, "os_user", lambda: "somebody-else")
-    assert run_json("adjustments", "approve", waiting["id"])["decided_by"] == "somebody-else"
+    monkeypatch.setenv("PENSTOCK_ADMIN_TOKEN", asyncio.run(_token(pg_url, "bob@example.com")))
+    assert run_json("adjustments", "approve", waiting["id"])["decided_by"] == "bob@example.com"
     assert len(run_json("adjustments", "list", "--tenant", "acme")) == 2
 
     balance = run_json("ledger", "trial-balance")
@@ -141,13 +157,6 @@ def test_adjustments_and_books_on_the_command_line(
     ):
         refused = run(*words)
         assert (refused.exit_code, refused.stdout) == (2, ""), refused.output
-
-
-async def _map_both(pg_url: str) -> None:
-    database = Database(pg_url)
-    for name in (None, "somebody-else"):
-        await map_shell(database, name)
-    await database.close()
 
 
 async def _committed(database: Database) -> UUID:

@@ -23,7 +23,7 @@ from cli.main import app as penstock
 from core.db import Database
 from tests.integration.billing.reports.test_report import MODELS, now_hour, settle_some
 from tests.integration.billing.support import make_customer, price
-from tests.support.approving import approve_shell_requests
+from tests.support.approving import approve_requests, token_of
 
 PEPPER = b"p" * 32
 ADMIN = system_actor("test")
@@ -39,14 +39,27 @@ def run_json(*words: str) -> object:
     return json.loads(result.stdout)
 
 
+async def _token(pg_url: str) -> str:
+    database = Database(pg_url)
+    try:
+        return await token_of(database, PEPPER, "ann@example.com")
+    finally:
+        await database.close()
+
+
 def test_prices_and_credits_on_the_command_line(pg_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", pg_url)
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("PENSTOCK_KEY_PEPPER", PEPPER.decode())
     run_json("tenants", "create", "Acme")
-    asked = run_json("prices", "set", "m", "--input", "0.5", "--output", "1.6", "--tenant", "acme")
+    words = ("prices", "set", "m", "--input", "0.5", "--output", "1.6", "--tenant", "acme")
+    unknown = run(*words)
+    assert (unknown.exit_code, unknown.stdout, "set PENSTOCK_ADMIN_TOKEN" in unknown.stderr) == (2, "", True)
+    monkeypatch.setenv("PENSTOCK_ADMIN_TOKEN", asyncio.run(_token(pg_url)))
+    asked = run_json(*words)
     assert asked["status"] == "waiting"  # type: ignore[index]
     assert run_json("prices", "list") == []
-    asyncio.run(approve_shell_requests(pg_url))
+    asyncio.run(approve_requests(pg_url))
     [set_] = run_json("prices", "list")  # type: ignore[misc]
     assert (set_["output"], set_["cached_input"]) == ("1.60", "0.50")
     given = run_json("credits", "grant", "acme", "25", "--reason", "welcome")

@@ -2,34 +2,99 @@
 
 import asyncio
 import signal
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import text
 
+from billing.ledger import credits
+from billing.metering.holds import HoldManager
+from core.clock import SystemClock
 from core.db import Database
+from core.ids import uuid7
+from core.money import usd_to_pico
 from core.outbox import enqueue
 from core.settings import Settings
 from jobs.outbox import IMMEDIATE_RETRIES, dispatch
 from jobs.work import schedule
 from tenants.logins import count_attempt
-from tests.integration.billing.support import make_customer
+from tests.integration.billing.invoicing.support import Platform
+from tests.integration.billing.support import make_customer, price
 from tests.support.jobs_role import jobs_role
 from tests.support.waiting import until
 
+_STATE = {
+    "transfers": "SELECT kind, count(*), sum(amount) FROM ledger_transfers GROUP BY kind ORDER BY kind",
+    "accounts": "SELECT tenant_id, balance, owed, invoiced, held, open_holds FROM billing_accounts ORDER BY 1",
+    "lots": "SELECT id, remaining FROM credit_grants ORDER BY id",
+    "draws": "SELECT count(*), sum(amount) FROM grant_draws",
+    "invoices": "SELECT tenant_id, month, total_cents FROM invoices ORDER BY 1, 2",
+    "lines": "SELECT count(*), sum(cents) FROM invoice_lines",
+    "report": "SELECT sum(requests), sum(input_tokens), sum(output_tokens), sum(cost) FROM usage_hours",
+    "seals": "SELECT count(*) FROM ledger_seals",
+    "unsealed": "SELECT count(*) FROM ledger_unsealed",
+    "notices": "SELECT kind, count(*) FROM notices GROUP BY kind ORDER BY kind",
+}
+"""What jobs change in these books."""
+
+
+async def _books_with_work(platform: Platform, pg_url: str) -> None:
+    """A month to invoice, hours to roll up, credit that has expired, a hold of a process that died."""
+    database = platform.database
+    await price(database)
+    postpaid = await make_customer(database, name="Postpaid", mode="postpaid")
+    await platform.use(postpaid, input=3_000_000)
+    prepaid = await make_customer(database, "10", name="Prepaid")
+    await platform.use(prepaid, input=1_000_000)
+    async with database.system() as connection:
+        await credits.add_lot(
+            connection, lot_id=uuid7(), tenant_id=prepaid.tenant_id, amount=usd_to_pico("5"), kind="promotional",
+            reason="r", created_by="t", expires_at=await platform.clock.now() + timedelta(days=1),
+        )  # fmt: skip
+    await platform.end_month()
+    manager = HoldManager(pg_url, "api", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
+    await manager.start()
+    await manager.place(prepaid.hold())
+    await manager.close()
+
 
 @pytest.mark.promise(11)
-async def test_every_job_may_run_twice_and_at_once(database: Database, pg_url: str) -> None:
-    await make_customer(database, "1")
-    settings = Settings(database_url=pg_url)
-    for job in schedule(settings):
-        await asyncio.gather(*(job.work(database, settings) for _ in range(3)))
-        await job.work(database, settings)
-    async with database.system() as connection:
-        assert (await connection.execute(text("SELECT count(*) FROM ledger_seals"))).scalar_one() == 1
-        assert (await connection.execute(text("SELECT count(*) FROM ledger_unsealed"))).scalar_one() == 0
+async def test_every_job_may_run_twice_and_at_once(pg_url: str) -> None:
+    platform = await Platform.begin(pg_url)
+    database, settings = platform.database, Settings(database_url=pg_url)
+    await _books_with_work(platform, pg_url)
+
+    async def state() -> dict[str, list[tuple[Any, ...]]]:
+        return {name: [tuple(row) for row in await platform.rows(sql)] for name, sql in _STATE.items()}
+
+    try:
+        before = await state()
+        for job in schedule(settings):
+            await asyncio.gather(*(job.work(database, settings) for _ in range(3)))
+        [reaper] = [job for job in schedule(settings) if job.name == "penstock.reap"]
+        for _ in range(8):  # the time to live, in steps that are no absence of the reaper
+            await platform.clock.set(await platform.clock.now() + timedelta(seconds=settings.hold_ttl_s / 4))
+            await reaper.work(database, settings)
+        for job in schedule(settings):
+            await job.work(database, settings)
+        once = await state()
+        assert [
+            name for name in _STATE if name not in ("unsealed", "notices") and before[name] == once[name]
+        ] == []
+        assert [total for _, _, total in once["invoices"]] == [300, 100]
+        assert [row[1:] for row in once["accounts"] if row[4]] == [], "the hold was released"
+        assert once["unsealed"] == [(0,)]
+        for _ in range(2):
+            for job in schedule(settings):
+                await asyncio.gather(*(job.work(database, settings) for _ in range(2)))
+            assert await state() == once
+        await platform.is_sound()
+    finally:
+        await database.close()
 
 
 async def test_old_changes_and_sign_in_failures_are_deleted(database: Database, pg_url: str) -> None:

@@ -7,12 +7,13 @@ import pytest
 from sqlalchemy import text
 
 from billing.payments import stripe_reconciliation
+from billing.payments.stripe_compared import COMPARED_EVERY, CallBudget
 from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.settings import Settings
 from jobs import payments
+from tests.integration.billing.payments.scenes import MONTH, invoiced, save_card
 from tests.integration.billing.payments.support import drain, gateway_to, postpaid, send
-from tests.integration.billing.payments.test_invoices import MONTH, invoiced, save_card
 from tests.integration.jobs.test_stripe_jobs import settings
 from tests.support.stripe_sim import FakeStripe, fake_stripe
 
@@ -39,8 +40,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     return made
 
 
-async def compare(database: Database, gateway: StripeGateway) -> stripe_reconciliation.Reconciliation:
-    return await stripe_reconciliation.compare_month(database, gateway, MONTH, only_changed=True)
+async def compare(
+    database: Database, gateway: StripeGateway, *, calls: int | None = None
+) -> stripe_reconciliation.Reconciliation:
+    return await stripe_reconciliation.compare_month(
+        database, gateway, MONTH, only_changed=True, budget=CallBudget(calls)
+    )
 
 
 async def test_stripe_is_asked_only_for_what_changed(
@@ -107,6 +112,59 @@ async def test_what_differs_is_asked_for_each_time(
         calls.clear()
         assert (await stripe_reconciliation.compare_month(database, gateway, MONTH)).ok
         assert "invoice" in {name for name, _ in calls}
+
+
+async def test_what_was_found_equal_is_compared_again_over_the_week(
+    database: Database, fake_stripe: FakeStripe, calls: list[tuple[str, Any]]
+) -> None:
+    """Ten invoices that were compared in one run become due in several, each once within COMPARED_EVERY."""
+    async with gateway_to(fake_stripe) as gateway:
+        for number in range(10):
+            await invoiced(database, await postpaid(database, f"C{number}"), [1200])
+        await send(database, gateway)
+        await drain(database, gateway)
+        assert (await compare(database, gateway)).ok
+        async with database.engine.begin() as owner:
+            await owner.execute(
+                text("UPDATE stripe_events SET received_at = received_at - interval '30 days'")
+            )
+        asked: list[list[Any]] = []
+        for _ in range(7):
+            async with database.engine.begin() as owner:  # a day passes
+                await owner.execute(
+                    text("UPDATE stripe_compared SET compared_at = compared_at - CAST(:step AS interval)"),
+                    {"step": COMPARED_EVERY / 7},
+                )
+            calls.clear()
+            assert (await compare(database, gateway)).ok
+            asked.append([one for name, one in calls if name == "invoice"])
+        assert len({one for run in asked for one in run}) == 10
+        assert max(len(run) for run in asked) < 10
+
+
+async def test_a_run_makes_so_many_calls_and_the_next_one_goes_on(
+    database: Database, fake_stripe: FakeStripe, calls: list[tuple[str, Any]]
+) -> None:
+    async with gateway_to(fake_stripe) as gateway:
+        for number in range(5):
+            await invoiced(database, await postpaid(database, f"C{number}"), [1200])
+        await send(database, gateway)
+        await drain(database, gateway)
+        waiting = []
+        asked: list[str] = []
+        for _ in range(3):
+            calls.clear()
+            found = await compare(database, gateway, calls=4)
+            assert len(calls) <= 4
+            asked += [one for name, one in calls if name == "invoice"]
+            waiting.append((found.waiting, found.ok))
+            assert found.problems == []
+            async with database.read() as connection:
+                (stored,) = await connection.execute(text("SELECT count(*) FROM stripe_reconciliations"))
+            assert stored[0] == found.ok
+        assert waiting == [(4, False), (2, False), (0, True)]
+        assert len(asked) == len(set(asked)) == 5
+        assert found.invoiced_usd == "60.00"
 
 
 async def test_webhooks_and_refunds_do_not_wait_for_the_comparison(

@@ -1,6 +1,5 @@
 """The jobs on Stripe as the jobs role runs them, and the roles that may start them through admin/."""
 
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -74,11 +73,9 @@ async def test_an_owner_buys_the_jobs_book_and_the_platform_refunds(
             payment_intent=bought.payment_intent,
             amount_usd="1",
             reason="r",
-            limit_usd=Decimal(100),
         )
     await admin_payments.refund(
         database, ADMIN, tenant_id=tenant_id, payment_intent=bought.payment_intent, amount_usd="5", reason="r",
-        limit_usd=Decimal(100),
     )  # fmt: skip
     assert await payments.send(database, settings) == 1
     assert await payments.send(database, settings) == 0

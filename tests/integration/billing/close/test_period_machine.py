@@ -22,7 +22,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from billing.close.periods import close_month
 from billing.invoicing.correction_booking import apply_correction
 from billing.invoicing.corrections import decide_correction, request_correction, request_reversal
 from billing.invoicing.lines import MINIMUM_CENTS
@@ -37,8 +36,11 @@ from core.ids import uuid7
 from core.money import PICO_PER_CENT
 from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.support import MODEL, Customer, make_customer, price
+from tests.support.closing import close_month
 
 RATE = 1_000_003
+ANN = Person(str(UUID(int=1)), "ann")
+BOB = Person(str(UUID(int=2)), "bob")
 """Picodollars per input token; odd, so that nearly every line is rounded."""
 
 
@@ -254,13 +256,11 @@ class PeriodMachine(RuleBasedStateMachine):
             await roll_up(self.platform.database)
             async with self.platform.database.system() as connection:
                 try:
-                    asked = await request_correction(
-                        connection, month, spec, reason="r", by=Person("1", "ann")
-                    )
+                    asked = await request_correction(connection, month, spec, reason="r", by=ANN)
                 except InvalidRequest:
                     return None
             async with self.platform.database.system() as connection:
-                await decide_correction(connection, asked.id, by=Person("2", "bob"), approve=True)
+                await decide_correction(connection, asked.id, by=BOB, approve=True)
             await apply_correction(self.platform.database, asked.id)
             return asked.id
 
@@ -282,9 +282,9 @@ class PeriodMachine(RuleBasedStateMachine):
 
         async def act() -> None:
             async with self.platform.database.system() as connection:
-                asked = await request_reversal(connection, last.id, reason="r", by=Person("1", "ann"))
+                asked = await request_reversal(connection, last.id, reason="r", by=ANN)
             async with self.platform.database.system() as connection:
-                await decide_correction(connection, asked.id, by=Person("2", "bob"), approve=True)
+                await decide_correction(connection, asked.id, by=BOB, approve=True)
             await apply_correction(self.platform.database, asked.id)
 
         self.do(act())

@@ -11,7 +11,6 @@ from sqlalchemy.exc import DBAPIError
 from billing.close import checks
 from billing.close.periods import (
     checklist,
-    close_month,
     get_period,
     list_periods,
     make_due_invoices,
@@ -28,6 +27,7 @@ from core.ids import uuid7
 from core.money import PICO_PER_USD
 from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.support import MODEL, Customer, make_customer, price
+from tests.support.closing import close_month
 
 
 async def red(platform: Platform, month: Any) -> dict[str, str]:

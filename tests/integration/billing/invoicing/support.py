@@ -177,16 +177,20 @@ class Platform:
             books = await verify(connection)
         assert books.problems == []
 
-    async def commit_to(self, customer: Customer, amount: int, *, since: datetime, days: int = 14) -> UUID:
-        """A contract with committed monthly spend."""
+    async def commit_to(
+        self, customer: Customer, amount: int, *, since: datetime, days: int = 14, automatic: bool = False
+    ) -> UUID:
+        """A contract with committed monthly spend; `automatic`: invoices are paid by the saved card."""
         contract = uuid7()
         await self.rows(
-            "INSERT INTO contracts (id, tenant_id, effective, commit_monthly, payment_days, reason, created_by) "
-            "VALUES (:id, :tenant, tstzrange(:since, NULL), :amount, :days, 'test', 'test') RETURNING id",
+            "INSERT INTO contracts (id, tenant_id, effective, commit_monthly, payment_days, automatic_payment, reason, "
+            "created_by) VALUES (:id, :tenant, tstzrange(:since, NULL), :amount, :days, :automatic, 'test', 'test') "
+            "RETURNING id",
             id=contract,
             tenant=customer.tenant_id,
             since=since,
             amount=amount,
             days=days,
+            automatic=automatic,
         )
         return contract

@@ -3,12 +3,11 @@
 import asyncio
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import NAMESPACE_DNS, UUID, uuid5
 
 import asyncpg
 import pytest
 
-from billing.close.periods import close_month
 from billing.invoicing import correction_booking, corrections
 from billing.invoicing.correction_booking import apply_all, apply_correction
 from billing.invoicing.corrections import (
@@ -33,13 +32,14 @@ from core.ids import uuid7
 from core.money import PICO_PER_CENT, PICO_PER_USD
 from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.support import MODEL, Customer, account, make_customer, price
+from tests.support.closing import close_month
 
 HALF = {"rates": [{"model": MODEL, "input": "0.5", "cached_input": "0.05", "output": "5", "reasoning": "10"}]}
 DOUBLE = {"rates": [{"model": MODEL, "input": "2", "cached_input": "0.2", "output": "20", "reasoning": "40"}]}
 
 
 def someone(name: str) -> Person:
-    return Person(f"id of {name}", name)
+    return Person(str(uuid5(NAMESPACE_DNS, name)), name)
 
 
 async def request(platform: Platform, month: date, spec: dict[str, Any], by: str = "ann") -> Correction:
@@ -491,18 +491,15 @@ async def test_late_usage_is_corrected_after_the_rows_that_say_so_are_gone(
     month = await platform.end_month()
     await close_month(platform.database, month, by="fin")
     assert [one.kind for one in await platform.lines(acme, month)] == ["late_usage"]
-    # As after the month's partition is dropped: the sums stay, but late usage cannot be told apart.
+    # As after the month's partition is dropped: the sums stay, and the invoice's lines tell late usage apart.
     owner = await asyncpg.connect(pg_url)
     await owner.execute("SET session_replication_role = replica; DELETE FROM usage_late")
     await owner.close()
     done = await decide(platform, await request(platform, month, HALF))
     assert (done.status, done.delta_usd) == ("approved", "-0.50")
-    third = await platform.end_month()
-    await make_invoices(platform.database, third)
-    assert [(one.kind, one.cents) for one in await platform.lines(acme, third)] == [
-        ("adjustment", -50),
-        ("carried", 50),
-    ]
+    (line,) = await platform.rows("SELECT kind, used_in, delta FROM correction_lines")
+    assert (line.kind, line.used_in, int(line.delta)) == ("late_usage", early, -PICO_PER_USD // 2)
+    assert await platform.one("SELECT sum(cents) FROM credit_notes") == 50
     await platform.is_sound()
 
 
@@ -604,7 +601,7 @@ async def test_a_correction_counts_late_usage_in_the_month_it_belongs_to(
     # A correction of the later month leaves its own shortfall alone: late usage is none of its usage.
     async with platform.database.read() as connection:
         told = await dry_run(connection, second, parse_spec(spec))
-    assert {line.kind for line in told.lines} == {"late_usage"}
+    assert {(line.kind, line.used_in) for line in told.lines} <= {("late_usage", month), ("commit", month)}
     await decide(platform, await reverse(platform, done))
     assert await platform.balance(acme, "revenue") == -before - part
     await platform.is_sound()

@@ -130,6 +130,21 @@ async def test_two_runs_at_once_make_each_invoice_once(
     await platform.is_sound()
 
 
+async def test_invoices_have_the_payment_terms_of_the_contract(platform: Platform) -> None:
+    await price(platform.database)
+    start, _ = bounds(platform.month)
+    terms = {"A": (60, True), "B": (45, False)}
+    customers = {name: await make_customer(platform.database, name=name, mode="postpaid") for name in terms}
+    for name, (days, automatic) in terms.items():
+        await platform.commit_to(customers[name], PICO_PER_USD, since=start, days=days, automatic=automatic)
+    month = await platform.end_month()
+    await make_invoices(platform.database, month)
+    for name, (days, automatic) in terms.items():
+        invoice = await platform.invoice(customers[name], month)
+        assert invoice.due_at - invoice.finalized_at == timedelta(days=days)
+        assert invoice.automatic_payment is automatic
+
+
 async def test_what_the_commitment_lacks_is_a_line_and_revenue_of_the_month(platform: Platform) -> None:
     await price(platform.database)
     acme = await make_customer(platform.database, mode="postpaid")

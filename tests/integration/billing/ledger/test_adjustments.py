@@ -1,6 +1,5 @@
 """Manual adjustments: booked or waiting for approval, exact for prepaid and postpaid customers."""
 
-from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -29,7 +28,6 @@ async def ask(database: Database, customer: Customer, usd: str, **facts: Any) ->
             "tenant_id": customer.tenant_id,
             "amount_usd": usd,
             "reason": "wrong price",
-            "limit_usd": Decimal(100),
             **facts,
         },
     )
@@ -115,7 +113,7 @@ async def test_above_the_limit_another_person_must_agree(database: Database) -> 
 
 async def test_a_decision_about_something_else_changes_nothing(database: Database) -> None:
     async with database.system() as connection:
-        other = await approvals.request(connection, kind="rerate", facts={}, by=Person("eve", "eve"))
+        other = await approvals.request(connection, kind="rerate", facts={}, by=Person(str(uuid7()), "eve"))
     with pytest.raises(Conflict, match="rerate"):
         await admin_adjustments.decide_adjustment(database, ADA, approval_id=other, approve=True)
     [still] = await decisions.list_approvals(database, ADA)

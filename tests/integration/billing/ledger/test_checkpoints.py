@@ -1,19 +1,24 @@
 """Checkpoints of the ledger: what they cover is not read again for a close, and is still verified in turns."""
 
+import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
-from billing.close.periods import checklist, close_month
+from billing.close.periods import checklist
 from billing.ledger import checkpoints
 from billing.ledger.invariants import BOOK_CHECKS, FRESH_CHECKS, HOLD_CHECKS
 from billing.ledger.months import bounds, next_month
 from billing.ledger.transfers import seal
 from billing.ledger.verification import verify
+from billing.reports.money_health import money_health
 from billing.usage import rollups
 from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.support import Customer, make_customer, price
+from tests.support.closing import close_month
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -155,6 +160,18 @@ async def test_the_whole_verification_compares_the_monthly_sums(platform: Platfo
     assert any("monthly sums differ" in problem for problem in problems)
 
 
+async def test_only_transfers_that_differ_at_first_sight_are_looked_up_one_by_one(platform: Platform) -> None:
+    await used(platform, 3)
+    async with platform.database.engine.begin() as owner:
+        await owner.execute(text("SET LOCAL track_functions = 'all'"))
+        assert await owner.scalar(text("SELECT penstock_checkpoint(100, 100)")) == 3
+        calls = text(
+            "SELECT calls FROM pg_stat_xact_user_functions WHERE funcname IN ('penstock_usage_differs', "
+            "'penstock_checkpoint') ORDER BY funcname"
+        )
+        assert [row.calls for row in await owner.execute(calls)] == [1]
+
+
 async def test_links_of_the_earlier_format_are_covered(platform: Platform) -> None:
     acme = await used(platform, 1)
     await harm(platform, "DELETE FROM ledger_seals",
@@ -189,6 +206,78 @@ async def test_days_that_were_compared_are_not_read_again_unless_they_change(pla
     assert await rollups.verify_days(platform.database) == 1
     assert (await close_month(platform.database, month, by="fin")).ok
     assert acme.tenant_id
+
+
+async def test_a_day_that_differs_is_kept_as_a_finding_and_compared_more_seldom(
+    platform: Platform, caplog: pytest.LogCaptureFixture
+) -> None:
+    acme = await used(platform, 1)
+    await platform.end_month()
+    await rollups.roll_up(platform.database)
+    await harm(platform, "UPDATE usage_hours SET cost = cost + 7")
+
+    async def compared() -> int:
+        caplog.clear()
+        assert await rollups.verify_days(platform.database) == 0
+        return len([one for one in caplog.records if "differs from its usage rows" in one.message])
+
+    async def finding() -> Any:
+        (row,) = await platform.rows("SELECT verified, difference FROM usage_day_state WHERE whole")
+        return tuple(row)
+
+    assert await compared() == 1
+    told = f"1 organisations, the first {acme.tenant_id}: rows less rollup are 0 requests and -7 picodollars"
+    assert await finding() == (False, told)
+    async with platform.database.read() as connection:
+        assert (await money_health(connection)).differing_days == 1
+    # The first pause is ten minutes; then a day waits as long again as it has differed.
+    for minutes in (10, 11, 23, 47):
+        assert await compared() == 0
+        await platform.clock.set(
+            await platform.clock.now() + timedelta(minutes=minutes) - timedelta(minutes=1)
+        )
+        assert await compared() == 0, f"less than {minutes} minutes"
+        await platform.clock.set(await platform.clock.now() + timedelta(minutes=2))
+        assert await compared() == 1, f"after {minutes} minutes"
+    await platform.rows("SELECT penstock_roll_hour(hour) FROM usage_hours")
+    await rollups.roll_up(platform.database)
+    assert await rollups.verify_days(platform.database) == 1, (
+        "a day that was rolled up again is compared at once"
+    )
+    assert await finding() == (True, None)
+    async with platform.database.read() as connection:
+        assert (await money_health(connection)).differing_days == 0
+
+
+async def test_the_comparison_of_a_day_holds_no_lock_of_the_rollup(platform: Platform) -> None:
+    await used(platform, 1)
+    await platform.end_month()
+    await rollups.roll_up(platform.database)
+    async with platform.database.system() as busy:
+        await busy.execute(text("SELECT pg_advisory_xact_lock(hashtext('penstock_rollup'))"))
+        async with asyncio.timeout(30):
+            assert await rollups.verify_days(platform.database) == 1
+
+
+async def test_a_day_that_is_rolled_up_during_its_comparison_is_not_taken_as_equal(
+    platform: Platform,
+) -> None:
+    await used(platform, 1)
+    await platform.end_month()
+    await rollups.roll_up(platform.database)
+    async with platform.database.system() as roller:
+        # Rolling up holds the day's row; the comparison has read its snapshot and waits to store the result.
+        await roller.execute(
+            text("SELECT penstock_roll_hour(hour), penstock_roll_day(day) FROM usage_hours, usage_day_state")
+        )
+        comparing = asyncio.create_task(rollups.verify_days(platform.database))
+        await until(
+            lambda: platform.one(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
+            )
+        )
+    assert await comparing == 0
+    assert await rollups.verify_days(platform.database) == 1
 
 
 async def test_expensive_checks_wait_for_the_cheap_ones(platform: Platform) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from admin import billing as admin_billing
+from admin import credits as admin_credits
 from admin.actor import system_actor
 from billing.ledger import credits
 from billing.ledger.accounts import GrantView
@@ -198,7 +198,7 @@ async def test_finance_gives_lots_and_sees_them(database: Database) -> None:
     await price(database)
     customer = await make_customer(database)
     when = FAR - timedelta(days=1)
-    given = await admin_billing.grant_credit(
+    given = await admin_credits.grant_credit(
         database,
         ADMIN,
         tenant_id=customer.tenant_id,
@@ -209,13 +209,13 @@ async def test_finance_gives_lots_and_sees_them(database: Database) -> None:
         priority=3,
     )
     assert given.balance_usd == "5.00"
-    [lot] = await admin_billing.list_lots(database, ADMIN, tenant_id=customer.tenant_id)
+    [lot] = await admin_credits.list_lots(database, ADMIN, tenant_id=customer.tenant_id)
     assert (lot.kind, lot.priority, lot.expires_at) == ("purchased", 3, when.isoformat())
-    grants: list[GrantView] = await admin_billing.list_grants(database, ADMIN, tenant_id=customer.tenant_id)
+    grants: list[GrantView] = await admin_credits.list_grants(database, ADMIN, tenant_id=customer.tenant_id)
     assert [grant.id for grant in grants] == [lot.id]
     for facts in ({"kind": "sla"}, {"kind": "adjustment"}, {"currency": "EUR"}):
         with pytest.raises(InvalidRequest):
-            await admin_billing.grant_credit(
+            await admin_credits.grant_credit(
                 database,
                 ADMIN,
                 tenant_id=customer.tenant_id,

@@ -6,8 +6,9 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
+from admin import accounts as admin_accounts
 from admin import alerts as admin_alerts
-from admin import billing as admin_billing
+from admin import credits as admin_credits
 from billing.notifications.alerts import evaluate
 from billing.notifications.endpoints import NoticeView
 from billing.usage.rollups import roll_up
@@ -32,7 +33,7 @@ async def spend(database: Database, customer: Customer, tokens: int) -> None:
 async def test_the_organisations_budget_needs_no_rule(database: Database) -> None:
     await price(database)
     customer = await make_customer(database, "100")
-    await admin_billing.set_budget(database, ADMIN, tenant_id=customer.tenant_id, usd="1")
+    await admin_accounts.set_budget(database, ADMIN, tenant_id=customer.tenant_id, usd="1")
     await spend(database, customer, 49_999)
     assert await evaluate(database) == 0
     await spend(database, customer, 1)
@@ -96,7 +97,7 @@ async def test_a_low_balance_is_told_once_until_it_is_filled_up(database: Databa
     assert await evaluate(database) == 0
     await spend(database, customer, 60_000)
     assert [await evaluate(database) for _ in range(2)] == [1, 0]
-    await admin_billing.grant_credit(
+    await admin_credits.grant_credit(
         database, ADMIN, tenant_id=customer.tenant_id, amount_usd="1", reason="more"
     )
     assert await evaluate(database) == 0

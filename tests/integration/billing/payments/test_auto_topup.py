@@ -15,6 +15,7 @@ from billing.payments.stripe_types import PaymentIntent
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, Unavailable
 from core.ids import uuid7
+from tests.integration.billing.payments.scenes import dispute
 from tests.integration.billing.payments.support import (
     books,
     drain,
@@ -141,11 +142,6 @@ async def test_a_rule_needs_a_card_and_a_cap(database: Database) -> None:
                 monthly_cap_cents=499,
                 by="t",
             )
-
-
-def dispute(fake: FakeStripe, intent: str) -> str:
-    charge = fake.client().v1.payment_intents.retrieve(intent).latest_charge
-    return str(fake.control("POST", f"/charges/{charge}/dispute")["id"])
 
 
 async def enabled(database: Database) -> bool:

@@ -16,11 +16,12 @@ from billing.payments.book_updates import apply_update
 from billing.payments.customers import ensure_customer, refresh_cards, set_tax_id
 from billing.payments.invoices import prepare_invoice
 from billing.payments.payments import prepare_payment
+from billing.payments.stripe_compared import CallBudget
 from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.ids import uuid7
+from tests.integration.billing.payments.scenes import MONTH, invoiced
 from tests.integration.billing.payments.support import books, one, postpaid, prepaid, send, sound
-from tests.integration.billing.payments.test_invoices import MONTH, invoiced
 from tests.support.stripe_sim import FakeStripe
 
 KEY = "STRIPE_TEST_API_KEY"
@@ -130,7 +131,7 @@ async def test_an_invoice_is_sent_line_by_line_and_paid(database: Database, eith
     found = await books(database)
     assert (found.get("invoiced", 0), found["cash"]) == (0, 6900 - found["fees"])
     async with database.read() as connection:
-        ours = await stripe_reconciliation._read(connection, MONTH)
+        ours = await stripe_reconciliation._read(connection, MONTH, CallBudget(), only_changed=False)
     problems: list[str] = []
     assert await stripe_reconciliation._invoices(either.gateway, ours, problems) == (6900, 6900)
     assert problems == []

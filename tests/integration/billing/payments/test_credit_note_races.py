@@ -7,32 +7,30 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from billing.payments import push_credit_notes, stripe_reconciliation
+from billing.payments import push_credit_notes
 from billing.payments.push_credit_notes import Split, split
-from billing.payments.stripe_gateway import StripeGateway
 from billing.payments.stripe_types import CreditNote, Invoice
 from core.db import Database
 from core.ids import uuid7
+from tests.integration.billing.payments.scenes import (
+    MONTH,
+    credit_note,
+    invoiced,
+    opened,
+    pay_part,
+    save_card,
+    settled,
+    state,
+)
 from tests.integration.billing.payments.support import (
     books,
     drain,
-    equals_stripe,
     gateway_to,
     one,
     postpaid,
     send,
 )
-from tests.integration.billing.payments.test_invoice_status_changes import pay_part
-from tests.integration.billing.payments.test_invoices import MONTH, credit_note, invoiced, save_card, state
 from tests.support.stripe_sim import FakeStripe
-
-
-async def opened(database: Database, gateway: StripeGateway, cents: int) -> tuple[UUID, UUID, str]:
-    """An organisation with an invoice that is open in Stripe."""
-    tenant_id = await postpaid(database)
-    invoice_id = await invoiced(database, tenant_id, [cents])
-    await send(database, gateway)
-    return tenant_id, invoice_id, (await state(database)).stripe_invoice_id
 
 
 async def wishes_refund(database: Database, note_id: UUID) -> None:
@@ -50,17 +48,6 @@ async def wishes_refund(database: Database, note_id: UUID) -> None:
             text("UPDATE credit_notes SET correction_id = :correction WHERE id = :id"),
             {"correction": correction, "id": note_id},
         )
-
-
-async def settled(database: Database, gateway: StripeGateway) -> None:
-    """Send and apply everything; assert that nothing is blocked and the month equals Stripe."""
-    for _ in range(2):
-        await send(database, gateway)
-        await drain(database, gateway)
-    assert (await one(database, "SELECT count(*) AS n FROM stripe_pushes WHERE status = 'blocked'")).n == 0
-    assert (await one(database, "SELECT count(*) AS n FROM outbox WHERE done_at IS NULL")).n == 0
-    await equals_stripe(database, gateway)
-    assert (await stripe_reconciliation.compare_month(database, gateway, MONTH)).problems == []
 
 
 async def note_parts(database: Database) -> tuple[str, int, int]:
@@ -152,6 +139,21 @@ async def test_a_refund_is_at_most_what_the_card_was_charged(
         assert customer.balance == -2000
 
 
+async def test_a_note_pays_back_no_more_than_is_left_of_the_payment(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    async with gateway_to(fake_stripe) as gateway:
+        tenant_id, invoice_id, stripe_id = await opened(database, gateway, 3000)
+        pay_part(fake_stripe, stripe_id, 3000)
+        await drain(database, gateway)
+        payments = await gateway.invoice_payments(invoice_id=stripe_id)
+        [intent] = [str(made.payment_intent) for _, made in payments if made.status == "paid"]
+        fake_stripe.client().v1.refunds.create({"payment_intent": intent, "amount": 2600})
+        await credit_note(database, invoice_id, tenant_id, 1000, "refund")
+        await send(database, gateway)
+        assert await note_parts(database) == ("refund", 600, 400)
+
+
 async def test_a_refund_whose_event_comes_before_the_push_is_stored_is_booked_once(
     database: Database, fake_stripe: FakeStripe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +199,8 @@ async def test_the_note_of_an_invoice_paid_in_full_by_credit_before_its_push_doe
         fake_stripe.advance(86_400)
         await settled(database, gateway)
         theirs = fake_stripe.client().v1.invoices.retrieve((await state(database)).stripe_invoice_id)
-        assert (theirs.status, theirs.amount_paid) == ("paid", 0)
+        assert (theirs.status, theirs.amount_paid, theirs.auto_advance) == ("paid", 0, False)
+        assert theirs.collection_method == "send_invoice", "no card is charged"
         kinds = {event.type for event in fake_stripe.client().v1.events.list().data}
         assert "invoice.sent" not in kinds
         assert fake_stripe.client().v1.charges.list().data == []

@@ -11,6 +11,15 @@ from billing.payments import stripe_reconciliation
 from billing.payments.invoices import prepare_invoice
 from core.db import Database
 from core.errors import Conflict
+from tests.integration.billing.payments.scenes import (
+    MONTH,
+    credit_note,
+    exchange,
+    invoiced,
+    pay_part,
+    save_card,
+    state,
+)
 from tests.integration.billing.payments.support import (
     books,
     drain,
@@ -19,13 +28,6 @@ from tests.integration.billing.payments.support import (
     one,
     postpaid,
     send,
-)
-from tests.integration.billing.payments.test_invoices import (
-    MONTH,
-    credit_note,
-    invoiced,
-    save_card,
-    state,
 )
 from tests.support.stripe_sim import FakeStripe
 
@@ -41,9 +43,7 @@ async def test_a_written_off_invoice_is_uncollectible_in_stripe(
             await send(database, gateway)
         async with database.system() as connection:
             assert await write_off_invoice(connection, invoice_id) == 5000
-        for _ in range(2):
-            await send(database, gateway)
-            await drain(database, gateway)
+        await exchange(database, gateway)
         ours = await state(database)
         assert ours.status == "uncollectible"
         assert (ours.stripe_invoice_id is not None) == sent_before
@@ -61,31 +61,13 @@ async def test_a_void_invoice_is_void_in_stripe(database: Database, fake_stripe:
         await send(database, gateway)
         async with database.system() as connection:
             await void_invoice(connection, invoice_id)
-        for _ in range(2):
-            await send(database, gateway)
-            await drain(database, gateway)
+        await exchange(database, gateway)
         ours = await state(database)
         assert ours.status == "void"
         assert (await gateway.invoice(ours.stripe_invoice_id)).status == "void"
         found = await books(database)
         assert (found.get("invoiced", 0), found["receivable"]) == (0, 5000)
         await equals_stripe(database, gateway)
-
-
-def pay_part(fake: FakeStripe, stripe_id: str, cents: int) -> None:
-    """The customer pays a part of an invoice by card."""
-    stripe = fake.client().v1
-    customer = str(stripe.invoices.retrieve(stripe_id).customer)
-    intent = stripe.payment_intents.create(
-        {
-            "amount": cents,
-            "currency": "usd",
-            "customer": customer,
-            "payment_method": "pm_card_visa",
-            "confirm": True,
-        }
-    )
-    stripe.invoices.attach_payment(stripe_id, {"payment_intent": intent.id})
 
 
 async def test_a_write_off_leaves_out_what_was_paid_and_a_later_payment_reverses_it(

@@ -1,22 +1,13 @@
 """Postpaid invoices in Stripe: sent line by line, compared to the cent, paid, credited; dunning; the close's check."""
 
-from datetime import date
-from typing import Any
-from uuid import UUID
-
 import pytest
 from sqlalchemy import text
 
 from admin import invoices as admin_invoices
 from admin import users as admin_users
-from billing.ledger import transfers
 from billing.payments import dunning, meter_events, push_invoices, stripe_reconciliation
-from billing.payments.customers import ensure_customer, refresh_cards
-from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
-from core.ids import uuid7
-from core.money import PICO_PER_CENT
-from core.outbox import enqueue
+from tests.integration.billing.payments.scenes import MONTH, credit_note, exchange, invoiced, save_card, state
 from tests.integration.billing.payments.support import (
     books,
     drain,
@@ -28,123 +19,6 @@ from tests.integration.billing.payments.support import (
 )
 from tests.support.stripe_sim import FakeStripe
 from tests.support.tenancy import ADMIN
-
-MONTH = date(2026, 10, 1)
-
-
-async def invoiced(
-    database: Database,
-    tenant_id: UUID,
-    cents: list[int],
-    *,
-    due_days: int = 14,
-    automatic: bool = False,
-    month: date = MONTH,
-) -> UUID:
-    """An open invoice with these lines, booked as the invoice run books it."""
-    invoice_id, total = uuid7(), sum(cents)
-    async with database.system() as connection:
-        await transfers.book(
-            connection, "commit", tenant_id, "receivable", "revenue", total * PICO_PER_CENT, uuid7()
-        )
-        await connection.execute(
-            text(
-                "INSERT INTO invoices (id, tenant_id, month, kind, status, exact, total_cents, number, due_at, "
-                "finalized_at, automatic_payment) VALUES (:id, :tenant, :month, 'postpaid', 'open', :exact, :cents, "
-                ":number, now() + make_interval(days => :days), now(), :automatic)"
-            ),
-            {
-                "id": invoice_id,
-                "tenant": tenant_id,
-                "month": month,
-                "exact": total * PICO_PER_CENT,
-                "cents": total,
-                "number": f"T-{str(invoice_id)[-8:]}",
-                "days": due_days,
-                "automatic": automatic,
-            },
-        )
-        for position, amount in enumerate(cents):
-            await connection.execute(
-                text(
-                    "INSERT INTO invoice_lines (id, invoice_id, tenant_id, position, kind, model, class, tier, "
-                    "tokens, exact, cents, description) VALUES (:id, :invoice, :tenant, :at, 'adjustment', 'm', "
-                    "'', 'standard', 0, :exact, :cents, 'Line')"
-                ),
-                {
-                    "id": uuid7(),
-                    "invoice": invoice_id,
-                    "tenant": tenant_id,
-                    "at": position,
-                    "exact": amount * PICO_PER_CENT,
-                    "cents": amount,
-                },
-            )
-        await transfers.book(
-            connection, "invoice", tenant_id, "invoiced", "receivable", total * PICO_PER_CENT, invoice_id
-        )
-        await enqueue(connection, "stripe.push_invoice", {"invoice_id": str(invoice_id)})
-    return invoice_id
-
-
-async def save_card(
-    database: Database, gateway: StripeGateway, fake: FakeStripe, tenant_id: UUID, card: str
-) -> None:
-    customer = await ensure_customer(database, gateway, tenant_id)
-    fake.client().v1.payment_methods.attach(card, {"customer": customer})
-    await refresh_cards(database, gateway, customer)
-
-
-async def state(database: Database) -> Any:
-    return await one(database, "SELECT status, stripe_invoice_id FROM invoices")
-
-
-async def credit_note(
-    database: Database,
-    invoice_id: UUID,
-    tenant_id: UUID,
-    cents: int,
-    pays: str,
-    lines: dict[int, int] | None = None,
-) -> UUID:
-    """A credit note over `cents`; `lines` maps positions of invoice lines to their credited cents."""
-    note_id = uuid7()
-    async with database.system() as connection:
-        await connection.execute(
-            text(
-                "INSERT INTO credit_notes (id, invoice_id, tenant_id, reason, exact, cents, pays, adjustment_id) "
-                "VALUES (:id, :invoice, :tenant, 'test', :exact, :cents, :pays, :id)"
-            ),
-            {
-                "id": note_id,
-                "invoice": invoice_id,
-                "tenant": tenant_id,
-                "exact": cents * PICO_PER_CENT,
-                "cents": cents,
-                "pays": pays,
-            },
-        )
-        for position, part in (lines or {}).items():
-            await connection.execute(
-                text(
-                    "INSERT INTO credit_note_lines (id, credit_note_id, tenant_id, invoice_line_id, exact, cents, "
-                    "description) SELECT :id, :note, tenant_id, id, :exact, :cents, 'Credit' FROM invoice_lines "
-                    "WHERE invoice_id = :invoice AND position = :at"
-                ),
-                {
-                    "id": uuid7(),
-                    "note": note_id,
-                    "exact": part * PICO_PER_CENT,
-                    "cents": part,
-                    "invoice": invoice_id,
-                    "at": position,
-                },
-            )
-        amount = cents * PICO_PER_CENT
-        await transfers.book(connection, "adjustment", tenant_id, "revenue", "receivable", amount, note_id)
-        await transfers.book(connection, "credit_note", tenant_id, "receivable", "invoiced", amount, note_id)
-        await enqueue(connection, "stripe.push_credit_note", {"credit_note_id": str(note_id)})
-    return note_id
 
 
 @pytest.mark.promise(14)
@@ -246,9 +120,7 @@ async def test_a_credit_note_reaches_stripe_once(
             await drain(database, gateway)
         await credit_note(database, invoice_id, tenant_id, 1000, pays)
         fake_stripe.fail("reset_after", path="/v1/credit_notes$", skip=1, times=1)
-        for _ in range(2):
-            await send(database, gateway)
-            await drain(database, gateway)
+        await exchange(database, gateway)
         await equals_stripe(database, gateway)
         left = {"invoice": 2000, "balance": -1000, "refund": 0}[pays]
         assert (await books(database)).get("invoiced", 0) == left

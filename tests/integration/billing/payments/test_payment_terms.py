@@ -9,8 +9,8 @@ from sqlalchemy import text
 
 from admin import contracts as admin_contracts
 from core.db import Database
+from tests.integration.billing.payments.scenes import invoiced, save_card, state
 from tests.integration.billing.payments.support import drain, equals_stripe, gateway_to, one, postpaid, send
-from tests.integration.billing.payments.test_invoices import invoiced, save_card, state
 from tests.support.stripe_sim import FakeStripe
 from tests.support.tenancy import ADMIN
 

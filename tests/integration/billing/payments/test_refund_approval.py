@@ -1,6 +1,5 @@
 """Refunds above the limit, also in several parts, need a second person; nothing is booked before."""
 
-from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +21,7 @@ from tests.integration.billing.payments.support import (
     send,
     spend,
 )
+from tests.support.approving import set_limit
 from tests.support.stripe_sim import FakeStripe
 from tests.support.tenancy import ADMIN, audit_actions
 
@@ -33,12 +33,12 @@ async def ask(
     database: Database, actor: Actor, tenant_id: UUID, intent: str, usd: str | None, **more: Any
 ) -> RequestedRefund:
     return await admin_payments.refund(
-        database, actor, tenant_id=tenant_id, payment_intent=intent, amount_usd=usd, reason="unhappy",
-        limit_usd=Decimal(10), **more,
+        database, actor, tenant_id=tenant_id, payment_intent=intent, amount_usd=usd, reason="unhappy", **more,
     )  # fmt: skip
 
 
 async def test_a_second_person_agrees(database: Database, fake_stripe: FakeStripe) -> None:
+    await set_limit(database, "10")
     tenant_id, refund_id = await prepaid(database), uuid7()
     async with gateway_to(fake_stripe) as gateway:
         intent = await buy(database, gateway, fake_stripe, tenant_id)
@@ -61,13 +61,13 @@ async def test_a_second_person_agrees(database: Database, fake_stripe: FakeStrip
     actions = [action for action in await audit_actions(database) if action.startswith("payment.refund")]
     assert actions == [
         "payment.refund.request",
-        "payment.refund.request",
         "payment.refund.approve",
         "payment.refund",
     ]
 
 
 async def test_small_refunds_add_up(database: Database, fake_stripe: FakeStripe) -> None:
+    await set_limit(database, "10")
     tenant_id = await prepaid(database)
     async with gateway_to(fake_stripe) as gateway:
         intent = await buy(database, gateway, fake_stripe, tenant_id)
@@ -85,6 +85,7 @@ async def test_small_refunds_add_up(database: Database, fake_stripe: FakeStripe)
 
 
 async def test_what_was_used_meanwhile_is_not_refunded(database: Database, fake_stripe: FakeStripe) -> None:
+    await set_limit(database, "10")
     tenant_id = await prepaid(database)
     async with gateway_to(fake_stripe) as gateway:
         intent = await buy(database, gateway, fake_stripe, tenant_id)

@@ -5,10 +5,9 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from billing.payments import refund_requests
 from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
-from core.ids import uuid7
+from tests.integration.billing.payments.scenes import ask, credit, decide, dispute
 from tests.integration.billing.payments.support import (
     books,
     buy,
@@ -21,32 +20,6 @@ from tests.integration.billing.payments.support import (
     spend,
 )
 from tests.support.stripe_sim import FakeStripe
-
-
-async def ask(
-    database: Database, tenant_id: UUID, intent: str, cents: int | None
-) -> refund_requests.RequestedRefund:
-    async with database.system() as connection:
-        return await refund_requests.request_refund(
-            connection, refund_id=uuid7(), tenant_id=tenant_id, payment_intent=intent, cents=cents, reason="test",
-            by="test",
-        )  # fmt: skip
-
-
-async def credit(database: Database, tenant_id: UUID) -> int:
-    return -(await books(database, tenant_id)).get("credit", 0)
-
-
-def dispute(fake: FakeStripe, intent: str) -> str:
-    charge = fake.client().v1.payment_intents.retrieve(intent).latest_charge
-    return str(fake.control("POST", f"/charges/{charge}/dispute")["id"])
-
-
-def decide(fake: FakeStripe, dispute_id: str, ending: str) -> None:
-    fake.client().v1.disputes.update(
-        dispute_id, {"evidence": {"uncategorized_text": f"{ending}_evidence"}, "submit": True}
-    )
-    fake.advance(86_400)
 
 
 async def failed_refund(database: Database, gateway: StripeGateway, fake: FakeStripe, tenant_id: UUID) -> str:

@@ -1,17 +1,17 @@
 """Refunds requested here and made in Stripe, failed refunds, disputes won and lost."""
 
 from typing import Any
-from uuid import UUID
 
 import pytest
 
-from billing.payments import refund_requests, refunds, topups
+from billing.payments import refunds, topups
 from billing.payments.book_updates import apply_update
 from billing.payments.payments import prepare_payment
 from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, NotFound, Unavailable
 from core.ids import uuid7
+from tests.integration.billing.payments.scenes import ask, credit
 from tests.integration.billing.payments.support import (
     RETURN_URL,
     books,
@@ -25,25 +25,6 @@ from tests.integration.billing.payments.support import (
     spend,
 )
 from tests.support.stripe_sim import FakeStripe
-
-
-async def ask(
-    database: Database, tenant_id: UUID, intent: str, cents: int | None, refund_id: UUID | None = None
-) -> refund_requests.RequestedRefund:
-    async with database.system() as connection:
-        return await refund_requests.request_refund(
-            connection,
-            refund_id=refund_id or uuid7(),
-            tenant_id=tenant_id,
-            payment_intent=intent,
-            cents=cents,
-            reason="test",
-            by="test",
-        )
-
-
-async def credit(database: Database, tenant_id: UUID) -> int:
-    return -(await books(database, tenant_id)).get("credit", 0)
 
 
 async def test_what_is_left_is_refunded_once(database: Database, fake_stripe: FakeStripe) -> None:

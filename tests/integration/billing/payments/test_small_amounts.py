@@ -6,6 +6,7 @@ import pytest
 
 from billing.payments import stripe_reconciliation
 from core.db import Database
+from tests.integration.billing.payments.scenes import MONTH, credit_note, invoiced, save_card
 from tests.integration.billing.payments.support import (
     books,
     drain,
@@ -15,7 +16,6 @@ from tests.integration.billing.payments.support import (
     postpaid,
     send,
 )
-from tests.integration.billing.payments.test_invoices import MONTH, credit_note, invoiced, save_card
 from tests.support.stripe_sim import FakeStripe
 
 AUGUST, SEPTEMBER = date(2026, 8, 1), date(2026, 9, 1)

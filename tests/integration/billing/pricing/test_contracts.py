@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from admin import billing as admin_billing
 from admin import contracts as admin_contracts
+from admin import prices as admin_prices
 from admin.actor import Actor, system_actor
 from billing.ledger.verification import verify
 from billing.pricing.prices import PriceView
@@ -43,7 +43,7 @@ async def priced(database: Database, customer: Customer, at: datetime, model: st
 
 
 async def set_price(database: Database, output: str, **facts: Any) -> PriceView:
-    return await admin_billing.set_price(
+    return await admin_prices.set_price(
         database, ADMIN, **{"model": "m", "input": "1", "output": output, **facts}
     )
 
@@ -93,7 +93,7 @@ async def test_an_explicit_price_wins_and_the_discount_comes_back_after_it(datab
     start = await now(database)
     days = [start + timedelta(days=n) for n in range(8)]
     await set_price(database, "7", tenant_id=customer.tenant_id, effective_from=days[2])
-    await admin_billing.end_price(
+    await admin_prices.end_price(
         database, ADMIN, model="m", tenant_id=customer.tenant_id, at=days[4], reason="special offer over"
     )
     await set_price(database, "20", effective_from=days[5])
@@ -105,7 +105,7 @@ async def test_an_explicit_price_wins_and_the_discount_comes_back_after_it(datab
         *[(18_000_000, "derived")] * 2,
     ]
     assert await sound(database)
-    history = await admin_billing.list_prices(database, ADMIN, tenant_id=customer.tenant_id, history=True)
+    history = await admin_prices.list_prices(database, ADMIN, tenant_id=customer.tenant_id, history=True)
     assert {row.status for row in history} == {"current", "scheduled"}
     assert [row.ended_by for row in history if row.contract_id is None and row.tenant_id] == ["test"]
 
@@ -192,18 +192,18 @@ async def test_a_book_has_no_gap_until_somebody_ends_it(database: Database) -> N
     assert [(await priced(database, customer, day + after))[0] for day in days] == [
         n * 10**6 for n in (1, 1, 2, 3, 4, 4)
     ]
-    await admin_billing.withdraw_price(database, ADMIN, version=two.id, reason="typing error")
+    await admin_prices.withdraw_price(database, ADMIN, version=two.id, reason="typing error")
     assert (await priced(database, customer, days[2] + after))[0] == 10**6
     with pytest.raises(Conflict, match="withdrawn"):
-        await admin_billing.withdraw_price(database, ADMIN, version=two.id, reason="again")
+        await admin_prices.withdraw_price(database, ADMIN, version=two.id, reason="again")
     with pytest.raises(Conflict, match="current"):
-        await admin_billing.withdraw_price(database, ADMIN, version=two.id - 1, reason="running")
+        await admin_prices.withdraw_price(database, ADMIN, version=two.id - 1, reason="running")
     assert await sound(database)
-    ended = await admin_billing.end_price(database, ADMIN, model="m", at=days[3], reason="retired")
+    ended = await admin_prices.end_price(database, ADMIN, model="m", at=days[3], reason="retired")
     assert [row.status for row in ended] == ["current", "withdrawn", "withdrawn"]
     assert await priced(database, customer, days[3]) is None
     with pytest.raises(NotFound):
-        await admin_billing.end_price(database, ADMIN, model="m", at=days[3], reason="again")
+        await admin_prices.end_price(database, ADMIN, model="m", at=days[3], reason="again")
     await set_price(database, "9", effective_from=days[5])
     assert await priced(database, customer, days[4]) is None
     assert await priced(database, customer, days[5]) == (9 * 10**6, "list")
@@ -249,7 +249,7 @@ async def _history(database: Database, steps: list[tuple[str, int, int, int]]) -
             elif what != "end contract":
                 book = own if what == "end own" else listed
                 tenant = customer.tenant_id if what == "end own" else None
-                await admin_billing.end_price(
+                await admin_prices.end_price(
                     database, ADMIN, model=model, tenant_id=tenant, at=at, reason="r"
                 )
                 for later in [start for start in book if start >= day]:

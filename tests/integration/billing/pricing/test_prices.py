@@ -7,7 +7,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from admin import billing as admin_billing
+from admin import accounts as admin_accounts
+from admin import credits as admin_credits
+from admin import prices as admin_prices
 from admin.actor import Actor, system_actor
 from billing.pricing.prices import Rates
 from billing.reports.activity import activity
@@ -24,9 +26,9 @@ def viewer(customer: Customer, role: str = "tenant_viewer") -> Actor:
     return Actor(kind="user", id="u", label="u", role=role, tenant_id=customer.tenant_id)  # type: ignore[arg-type]
 
 
-async def set_price(database: Database, **changes: object) -> admin_billing.PriceView:
+async def set_price(database: Database, **changes: object) -> admin_prices.PriceView:
     facts: dict[str, object] = {"model": "m", "input": "1", "output": "2", **changes}
-    return await admin_billing.set_price(database, ADMIN, **facts)  # type: ignore[arg-type]
+    return await admin_prices.set_price(database, ADMIN, **facts)  # type: ignore[arg-type]
 
 
 async def test_a_new_price_ends_the_one_before_and_stops_at_the_next(database: Database) -> None:
@@ -34,12 +36,12 @@ async def test_a_new_price_ends_the_one_before_and_stops_at_the_next(database: D
     first = await set_price(database)
     scheduled = await set_price(database, input="3", effective_from=later)
     second = await set_price(database, input="2")
-    rows = {row.id: row for row in await admin_billing.list_prices(database, ADMIN, history=True)}
+    rows = {row.id: row for row in await admin_prices.list_prices(database, ADMIN, history=True)}
     assert rows[first.id].effective_to == rows[second.id].effective_from
     assert rows[second.id].effective_to == rows[scheduled.id].effective_from == later.isoformat()
     assert rows[scheduled.id].effective_to is None
     assert (rows[first.id].cached_input, rows[first.id].reasoning) == ("1.00", "2.00")
-    current = await admin_billing.list_prices(database, ADMIN)
+    current = await admin_prices.list_prices(database, ADMIN)
     assert [row.id for row in current] == [second.id, scheduled.id]
     with pytest.raises(Conflict):
         await set_price(database, input="4", effective_from=later)
@@ -61,7 +63,7 @@ async def test_a_new_price_ends_the_one_before_and_stops_at_the_next(database: D
 async def test_wrong_prices_are_refused(database: Database, changes: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest):
         await set_price(database, **changes)
-    assert await admin_billing.list_prices(database, ADMIN, history=True) == []
+    assert await admin_prices.list_prices(database, ADMIN, history=True) == []
 
 
 @pytest.mark.parametrize(
@@ -88,16 +90,16 @@ async def test_the_database_itself_refuses(database: Database, values: str, cons
 async def test_catalog_prices_fill_gaps_only(database: Database) -> None:
     await price(database, model="set")
     rates = Rates("1", "1", "1", "1")
-    made = await admin_billing.ensure_list_prices(database, ADMIN, {"set": rates, "new": rates})
+    made = await admin_prices.ensure_list_prices(database, ADMIN, {"set": rates, "new": rates})
     assert [row.model for row in made] == ["new"]
-    assert await admin_billing.ensure_list_prices(database, ADMIN, {"set": rates, "new": rates}) == []
+    assert await admin_prices.ensure_list_prices(database, ADMIN, {"set": rates, "new": rates}) == []
 
 
 async def test_credit_is_given_once_per_grant_and_audited(database: Database) -> None:
     customer = await make_customer(database)
     grant_id = uuid7()
     for _ in range(2):
-        account = await admin_billing.grant_credit(
+        account = await admin_credits.grant_credit(
             database,
             ADMIN,
             tenant_id=customer.tenant_id,
@@ -106,7 +108,7 @@ async def test_credit_is_given_once_per_grant_and_audited(database: Database) ->
             grant_id=grant_id,
         )
     assert (account.balance_usd, account.available_usd) == ("12.50", "12.50")
-    grants = await admin_billing.list_grants(database, ADMIN, tenant_id=customer.tenant_id)
+    grants = await admin_credits.list_grants(database, ADMIN, tenant_id=customer.tenant_id)
     assert [(one.amount_usd, one.reason) for one in grants] == [("12.50", "welcome")]
     async with database.system() as connection:
         audited = await connection.execute(text("SELECT action FROM audit_log WHERE action = 'credit.grant'"))
@@ -117,7 +119,7 @@ async def test_credit_is_given_once_per_grant_and_audited(database: Database) ->
 async def test_wrong_amounts_are_refused(database: Database, amount: str) -> None:
     customer = await make_customer(database)
     with pytest.raises(InvalidRequest):
-        await admin_billing.grant_credit(
+        await admin_credits.grant_credit(
             database, ADMIN, tenant_id=customer.tenant_id, amount_usd=amount, reason="r"
         )
 
@@ -126,22 +128,22 @@ async def test_budgets_and_limits(database: Database) -> None:
     prepaid = await make_customer(database, "10")
     postpaid = await make_customer(database, mode="postpaid", name="Later")
     owner = viewer(prepaid, "tenant_owner")
-    account = await admin_billing.set_budget(database, owner, tenant_id=prepaid.tenant_id, usd="4")
+    account = await admin_accounts.set_budget(database, owner, tenant_id=prepaid.tenant_id, usd="4")
     assert (account.budget_usd, account.available_usd) == ("4.00", "4.00")
-    account = await admin_billing.set_budget(database, owner, tenant_id=prepaid.tenant_id, usd=None)
+    account = await admin_accounts.set_budget(database, owner, tenant_id=prepaid.tenant_id, usd=None)
     assert account.budget_usd is None
     with pytest.raises(Conflict):
-        await admin_billing.set_credit_limit(
+        await admin_accounts.set_credit_limit(
             database, ADMIN, tenant_id=prepaid.tenant_id, usd="1", reason="r"
         )
-    account = await admin_billing.get_account(database, ADMIN, tenant_id=postpaid.tenant_id)
+    account = await admin_accounts.get_account(database, ADMIN, tenant_id=postpaid.tenant_id)
     assert account.available_usd is None
-    account = await admin_billing.set_credit_limit(
+    account = await admin_accounts.set_credit_limit(
         database, ADMIN, tenant_id=postpaid.tenant_id, usd="100", reason="contract"
     )
     assert account.available_usd == "100.00"
     with pytest.raises(Conflict):
-        await admin_billing.grant_credit(
+        await admin_credits.grant_credit(
             database, ADMIN, tenant_id=postpaid.tenant_id, amount_usd="1", reason="r"
         )
 
@@ -155,20 +157,20 @@ async def test_roles(database: Database) -> None:
     await price(database, tenant_id=other.tenant_id, output="5")
     await price(database, tenant_id=mine.tenant_id, output="6")
     actor = viewer(mine)
-    assert (await admin_billing.get_account(database, actor, tenant_id=mine.tenant_id)).balance_usd == "1.00"
-    prices = await admin_billing.list_prices(database, actor, tenant_id=other.tenant_id)
+    assert (await admin_accounts.get_account(database, actor, tenant_id=mine.tenant_id)).balance_usd == "1.00"
+    prices = await admin_prices.list_prices(database, actor, tenant_id=other.tenant_id)
     assert {row.tenant_id for row in prices} == {None, mine.tenant_id}
     for act in (
-        admin_billing.get_account(database, actor, tenant_id=other.tenant_id),
-        admin_billing.list_grants(database, actor, tenant_id=other.tenant_id),
-        admin_billing.set_budget(database, actor, tenant_id=mine.tenant_id, usd="1"),
-        admin_billing.grant_credit(database, actor, tenant_id=mine.tenant_id, amount_usd="1", reason="r"),
-        admin_billing.set_price(database, actor, model="m", input="0", output="0"),
+        admin_accounts.get_account(database, actor, tenant_id=other.tenant_id),
+        admin_credits.list_grants(database, actor, tenant_id=other.tenant_id),
+        admin_accounts.set_budget(database, actor, tenant_id=mine.tenant_id, usd="1"),
+        admin_credits.grant_credit(database, actor, tenant_id=mine.tenant_id, amount_usd="1", reason="r"),
+        admin_prices.set_price(database, actor, model="m", input="0", output="0"),
     ):
         with pytest.raises(PermissionDenied):
             await act
     with pytest.raises(NotFound):
-        await admin_billing.get_account(database, ADMIN, tenant_id=UUID(int=1))
+        await admin_accounts.get_account(database, ADMIN, tenant_id=UUID(int=1))
 
 
 async def test_activity_of_nothing(database: Database) -> None:

@@ -29,7 +29,7 @@ async def customer(database: Database) -> Customer:
 
 
 async def test_nothing_is_wrong_at_first(database: Database, customer: Customer) -> None:
-    assert await health(database) == MoneyHealth(0, 0, 0, 0, 0, "0.00")
+    assert await health(database) == MoneyHealth(0, 0, 0, 0, 0, "0.00", 0)
 
 
 async def test_a_booking_without_usage_is_drift(database: Database, customer: Customer) -> None:

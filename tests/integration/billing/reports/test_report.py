@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from admin import billing as admin_billing
+from admin import usage as admin_usage
 from admin.actor import Actor, system_actor
 from billing.ledger.verification import verify
 from billing.metering.tokens_today import tokens_today
@@ -157,13 +157,13 @@ async def test_a_tenant_gets_its_own_report_without_our_cost(database: Database)
     hour = await now_hour(database)
     span = {"start": hour - timedelta(days=3), "end": hour + timedelta(hours=1)}
     viewer = Actor(kind="user", id="u", label="v", role="tenant_viewer", tenant_id=mine.tenant_id)
-    rows = await admin_billing.usage_report(database, viewer, group_by=("tenant",), **span)
+    rows = await admin_usage.usage_report(database, viewer, group_by=("tenant",), **span)
     assert [row.tenant for row in rows] == ["Mine"]
     assert rows[0].gpu_cost_usd is None
-    whole = await admin_billing.usage_report(database, system_actor("t"), group_by=("tenant",), **span)
+    whole = await admin_usage.usage_report(database, system_actor("t"), group_by=("tenant",), **span)
     assert rows[0].cost_usd == next(row.cost_usd for row in whole if row.tenant == "Mine")
     with pytest.raises(PermissionDenied):
-        await admin_billing.usage_report(
+        await admin_usage.usage_report(
             database, viewer, group_by=("tenant",), tenant_id=other.tenant_id, **span
         )
 

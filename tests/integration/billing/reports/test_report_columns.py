@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from admin import billing as admin_billing
+from admin import usage as admin_usage
 from billing.reports.compare import flatten, parse_compare, previous_period
 from billing.reports.report_format import compared_csv
 from billing.reports.usage_report import totals, usage_report
@@ -89,7 +89,7 @@ async def test_two_periods_side_by_side(database: Database) -> None:
     middle = month.start + timedelta(days=2)
     asked = {"start": middle, "end": month.end, "group_by": ("tenant", "model")}
     before = (month.start, middle)
-    rows = await admin_billing.compare_usage(database, ADMIN, before=before, **asked)
+    rows = await admin_usage.compare_usage(database, ADMIN, before=before, **asked)
     both = sum(
         usd_to_pico(str(row.figures["cost_usd"].now)) + usd_to_pico(str(row.figures["cost_usd"].before))
         for row in rows
@@ -103,9 +103,7 @@ async def test_two_periods_side_by_side(database: Database) -> None:
     assert {"cost_usd", "cost_usd_before", "cost_usd_difference", "cost_usd_percent"} <= set(lines[0])
     assert any(line["cost_usd_difference"].startswith("-") or line["cost_usd_difference"] for line in lines)
     viewer = member(month.customers[0].tenant_id, "tenant_viewer")
-    mine = flatten(
-        await admin_billing.compare_usage(database, viewer, before=before, **asked), with_gpu=False
-    )
+    mine = flatten(await admin_usage.compare_usage(database, viewer, before=before, **asked), with_gpu=False)
     assert {row["tenant"] for row in mine} == {"=Rich, Inc."}
     assert not [name for name in mine[0] if "gpu" in name or "margin" in name]
 

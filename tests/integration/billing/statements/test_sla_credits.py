@@ -14,7 +14,6 @@ from sqlalchemy import text
 from admin import alerts as admin_alerts
 from admin import statements as admin_statements
 from billing.close.checks import CHECKS
-from billing.close.periods import close_month
 from billing.invoicing.run import make_invoices
 from billing.ledger.months import parse_month
 from billing.ledger.verification import verify
@@ -25,6 +24,7 @@ from core.errors import Conflict
 from core.money import usd_to_pico
 from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.support import Customer, account, make_customer, price
+from tests.support.closing import close_month
 from tests.support.tenancy import ADMIN
 
 TTFT = {"metric": "ttft", "percentile": 95, "threshold": 800, "credit_percent": 10}
@@ -185,29 +185,40 @@ def test_a_month_is_not_closed_before_it_is_measured() -> None:
     assert parse_month("2026-10").month == 10
 
 
-async def test_one_contract_that_fails_does_not_stop_the_others(platform: Platform) -> None:
+@pytest.mark.parametrize("what", ["measurement", "booking"])
+async def test_one_contract_that_fails_does_not_stop_the_others(
+    platform: Platform, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
     database = platform.database
     await price(database)
     customers = [await make_customer(database, "100", name=name) for name in ("Broken", "Well", "Fine")]
+    contracts = [await contract(platform, customer, UP) for customer in customers]
     for customer in customers:
-        await contract(platform, customer, UP)
         await answered(platform, customer, *[10] * 3)
         await answered(platform, customer, 0, outcome="engine_failed")
-    month = await platform.end_month()
+    await platform.end_month()
     async with database.engine.begin() as owner:
-        await owner.execute(
-            text(
-                "CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN RAISE EXCEPTION 'the books of this tenant are broken'; END $$"
+        if what == "measurement":
+            await owner.execute(text("SET LOCAL session_replication_role = replica"))
+            rule = text('UPDATE contracts SET sla = \'{"metric": "luck"}\' WHERE id = :id')
+            await owner.execute(rule, {"id": contracts[0]})
+        else:
+            await owner.execute(
+                text(
+                    "CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS "
+                    "$$ BEGIN RAISE EXCEPTION 'the books of this tenant are broken'; END $$"
+                )
             )
-        )
-        await owner.execute(
-            text(
-                "CREATE TRIGGER broken BEFORE INSERT ON sla_credits FOR EACH ROW "
-                f"WHEN (NEW.tenant_id = '{customers[0].tenant_id}') EXECUTE FUNCTION broken()"
+            await owner.execute(
+                text(
+                    "CREATE TRIGGER broken BEFORE INSERT ON sla_credits FOR EACH ROW "
+                    f"WHEN (NEW.tenant_id = '{customers[0].tenant_id}') EXECUTE FUNCTION broken()"
+                )
             )
-        )
-    with pytest.raises(ExceptionGroup):
-        await credit_month(database, month)
+    with pytest.raises(ExceptionGroup, match="the service level of contract: 1 failed"):
+        await credit_last_month(database)
+    assert [one.message for one in caplog.records if "contract" in one.message] == [
+        f"the service level of contract {contracts[0]} failed"
+    ]
     balances = [int((await account(database, customer)).balance) for customer in customers]
     assert balances == [usd_to_pico(usd) for usd in ("97", "97.75", "97.75")]

@@ -16,7 +16,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin import alerts as admin_alerts
 from admin import statements as admin_statements
-from billing.close.periods import close_month
 from billing.ledger import credits
 from billing.ledger.adjustments import adjust
 from billing.metering.records import Outcome
@@ -35,6 +34,7 @@ from core.tokens import TokenUsage
 from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.spending import settle_one
 from tests.integration.billing.support import Customer, make_customer, price
+from tests.support.closing import close_month
 from tests.support.tenancy import ADMIN, member
 
 

@@ -87,7 +87,7 @@ def test_late_usage_leaves_a_month_at_what_it_would_have_cost_in_time(
     charged = used + held.shortfall
     for cost in late:
         after = held.plus(cost)
-        lines = late_commit_lines([LateUsage(date(2031, 6, 1), cost, held.shortfall - after.shortfall)])
+        lines = late_commit_lines([LateUsage(date(2031, 6, 1), cost, 0, held.shortfall - after.shortfall)])
         charged += cost + sum(line.exact for line in lines)
         held = after
     assert charged == max(committed, used + sum(late))

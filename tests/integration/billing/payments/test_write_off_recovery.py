@@ -1,0 +1,95 @@
+"""What is paid after a write-off reverses the expense once, whatever happened to earlier payments."""
+
+import pytest
+
+from billing.invoicing.status_changes import write_off_invoice
+from billing.payments.stripe_gateway import StripeGateway
+from core.db import Database
+from tests.integration.billing.payments.support import books, drain, gateway_to, one, postpaid, send
+from tests.integration.billing.payments.test_invoice_status_changes import pay_part
+from tests.integration.billing.payments.test_invoices import invoiced, state
+from tests.support.stripe_sim import FakeStripe
+
+
+async def payment_of(database: Database, cents: int) -> str:
+    """The payment intent of the only payment of `cents`."""
+    return str(
+        (
+            await one(database, f"SELECT payment_intent FROM stripe_payments WHERE cents = {cents}")
+        ).payment_intent
+    )
+
+
+async def figures(database: Database) -> tuple[int, int]:
+    """Cents of (invoiced, uncollectible)."""
+    found = await books(database)
+    return found.get("invoiced", 0), found.get("uncollectible", 0)
+
+
+async def written_off(database: Database, gateway: StripeGateway) -> str:
+    """Stripe's id of an invoice of $500 that was sent and then written off."""
+    invoice_id = await invoiced(database, await postpaid(database), [50_000])
+    await send(database, gateway)
+    stripe_id = str((await state(database)).stripe_invoice_id)
+    async with database.system() as connection:
+        await write_off_invoice(connection, invoice_id)
+    await send(database, gateway)
+    return stripe_id
+
+
+async def test_a_recovered_payment_that_was_refunded_is_not_recovered_again(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    async with gateway_to(fake_stripe) as gateway:
+        stripe_id = await written_off(database, gateway)
+        await drain(database, gateway)
+        pay_part(fake_stripe, stripe_id, 20_000)
+        await drain(database, gateway)
+        assert await figures(database) == (0, 30_000)
+        intent = await payment_of(database, 20_000)
+        fake_stripe.client().v1.refunds.create({"payment_intent": intent})
+        await drain(database, gateway)
+        assert await figures(database) == (20_000, 30_000)
+        pay_part(fake_stripe, stripe_id, 30_000)
+        for _ in range(2):
+            await drain(database, gateway)
+        assert (await state(database)).status == "paid"
+        assert await figures(database) == (20_000, 0)
+
+
+async def test_equal_payments_are_recovered_each(database: Database, fake_stripe: FakeStripe) -> None:
+    async with gateway_to(fake_stripe) as gateway:
+        stripe_id = await written_off(database, gateway)
+        for number in range(1, 6):
+            pay_part(fake_stripe, stripe_id, 10_000)
+            for _ in range(2):
+                await drain(database, gateway)
+            assert await figures(database) == (0, 50_000 - number * 10_000)
+
+
+@pytest.mark.parametrize("ending", ["lost", "won on appeal"])
+async def test_a_dispute_over_a_recovered_payment_is_a_loss_and_no_write_off(
+    database: Database, fake_stripe: FakeStripe, ending: str
+) -> None:
+    async with gateway_to(fake_stripe) as gateway:
+        stripe_id = await written_off(database, gateway)
+        pay_part(fake_stripe, stripe_id, 50_000)
+        await drain(database, gateway)
+        assert await figures(database) == (0, 0)
+        intent = await payment_of(database, 50_000)
+        charge = fake_stripe.client().v1.payment_intents.retrieve(intent).latest_charge
+        dispute_id = str(fake_stripe.control("POST", f"/charges/{charge}/dispute")["id"])
+        await drain(database, gateway)
+        fake_stripe.control("POST", f"/disputes/{dispute_id}/settle", outcome="lost")
+        await drain(database, gateway)
+        if ending == "won on appeal":
+            fake_stripe.control("POST", f"/disputes/{dispute_id}/settle", outcome="won")
+        for _ in range(2):
+            await drain(database, gateway)
+        found = await books(database)
+        assert (found.get("disputed", 0), found.get("dispute_losses", 0)) == (
+            0,
+            50_000 if ending == "lost" else 0,
+        )
+        assert await figures(database) == (0, 0)
+        assert (await state(database)).status == "paid"
