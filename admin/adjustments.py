@@ -1,14 +1,13 @@
 """Manual adjustments of customers' accounts; above a limit they need the approval of a second person."""
 
 from datetime import date
-from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from admin.actor import Actor, require
-from admin.approval_limit import person_of
+from admin.approval_limit import admit, person_of
 from admin.audit import record
 from admin.transactions import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, adjustments, approvals, months
@@ -48,13 +47,12 @@ async def request_adjustment(
     amount_usd: str,
     reason: str,
     corrects: str | None = None,
-    limit_usd: Decimal,
     adjustment_id: UUID | None = None,
 ) -> AdjustmentRequest:
     """Adjust a customer's account by `amount_usd` US dollars (above 0 credits the customer, "-5" charges 5 dollars).
 
-    It is booked at once while the absolute amounts that the person moved alone for the customer stay within `limit_usd`
-    (Settings.approval_limit_usd); else an approval is created. `corrects` is the corrected month, YYYY-MM.
+    It is booked at once while the absolute amounts that the person moved alone for the customer stay within the
+    approval limit; else an approval is created. `corrects` is the corrected month, YYYY-MM.
 
     Raises InvalidRequest, NotFound, PermissionDenied.
     """
@@ -71,14 +69,13 @@ async def request_adjustment(
     }
     async with write_system(database) as connection:
         await accounts.get_account(connection, tenant_id)
-        waiting = await approvals.admit(
+        waiting = await admit(
             connection,
+            actor,
             kind=KIND,
-            by=await person_of(connection, actor),
             tenant_id=tenant_id,
             amount=abs(amount),
             facts=facts,
-            limit_usd=limit_usd,
             source_id=adjustment_id,
         )
         shown_id = adjustment_id if waiting is None else waiting.id
@@ -92,16 +89,16 @@ async def request_adjustment(
                 created_by=actor.label,
                 corrects=month,
             )
-        await record(
-            connection,
-            actor,
-            "adjustment.request" if waiting else "adjustment.book",
-            tenant_id=tenant_id,
-            object_kind="approval" if waiting else "adjustment",
-            object_id=shown_id,
-            reason=reason,
-            after=facts,
-        )
+            await record(
+                connection,
+                actor,
+                "adjustment.book",
+                tenant_id=tenant_id,
+                object_kind="adjustment",
+                object_id=adjustment_id,
+                reason=reason,
+                after=facts,
+            )
     return _request_view(shown_id, tenant_id, facts, actor.label, "waiting" if waiting else "booked", None)
 
 
@@ -114,7 +111,7 @@ async def decide_adjustment(
     """
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
-        by = await person_of(connection, actor)
+        by = person_of(actor)
         approval = await approvals.decide(connection, approval_id, by=by, approve=approve)
         if approval.kind != KIND or approval.tenant_id is None:
             raise Conflict(f"this is a request for a {approval.kind}, not for an adjustment")

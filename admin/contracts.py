@@ -153,17 +153,25 @@ async def end_contract(
     Raises NotFound, InvalidRequest, Conflict, WaitsForApproval.
     """
     require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        contract = await contracts.get_contract(connection, contract_id)
     facts = {
         "contract_id": str(contract_id),
+        "effective_from": instant_fact(contract.effective_from),
+        "effective_to": instant_fact(contract.effective_to),
+        "discount_bps": contract.discount_bps,
+        "commit_monthly_usd": contract.commit_monthly_usd,
+        "sla": contract.sla,
         "at": instant_fact(at),
-        "reason": clean_reason(reason),
+        "reason": reason,
     }
     return await under_limit(
         database,
         actor,
         apply_contract_end,
         kind=CONTRACT_END,
-        tenant_id=None,
+        tenant_id=contract.tenant_id,
         amount=None,
         facts=facts,
         warning_of=lambda ended: ended.warning,

@@ -39,7 +39,7 @@ async def request_correction(
     parsed = rerate.parse_spec(spec)
     await rollups.roll_up(database)
     async with write_system(database) as connection:
-        by = await person_of(connection, actor)
+        by = person_of(actor)
         asked = await corrections.request_correction(connection, month, parsed, reason=reason, by=by)
         await record(
             connection,
@@ -61,7 +61,7 @@ async def request_reversal(
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:
-        by = await person_of(connection, actor)
+        by = person_of(actor)
         asked = await corrections.request_reversal(connection, correction_id, reason=reason, by=by)
         await record(
             connection,
@@ -86,7 +86,7 @@ async def decide_correction(
     require(actor, *PLATFORM_ROLES)
     cleaned = None if reason is None else clean_reason(reason)
     async with write_system(database) as connection:
-        by = await person_of(connection, actor)
+        by = person_of(actor)
         decided = await corrections.decide_correction(connection, correction_id, by=by, approve=approve)
         await record(
             connection,

@@ -6,9 +6,21 @@ from uuid import UUID
 
 import msgspec
 
-from admin import adjustments, billing, contracts, corrections, invoices, payments, periods
+from admin import (
+    accounts,
+    adjustments,
+    contracts,
+    corrections,
+    credits,
+    invoices,
+    payments,
+    periods,
+    prices,
+    tenants,
+    users,
+)
 from admin.actor import Actor, require
-from admin.approval_limit import Acting, CarryOut, person_of
+from admin.approval_limit import LIMIT_SET, Acting, CarryOut, apply_limit, person_of
 from admin.audit import record
 from admin.transactions import read, write_system
 from billing.invoicing.corrections import APPROVAL_KIND as CORRECTION
@@ -20,14 +32,17 @@ from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
 
 _CARRY_OUT: Mapping[str, CarryOut[Any]] = {
-    billing.CREDIT_GRANT: billing.apply_grant,
-    billing.CREDIT_LIMIT: billing.apply_credit_limit,
-    billing.PRICE_SET: billing.apply_price,
-    billing.PRICE_END: billing.apply_price_end,
-    billing.PRICE_WITHDRAW: billing.apply_price_withdrawal,
+    LIMIT_SET: apply_limit,
+    users.CONFIRM: users.apply_confirmation,
+    credits.CREDIT_GRANT: credits.apply_grant,
+    accounts.CREDIT_LIMIT: accounts.apply_credit_limit,
+    prices.PRICE_SET: prices.apply_price,
+    prices.PRICE_END: prices.apply_price_end,
+    prices.PRICE_WITHDRAW: prices.apply_price_withdrawal,
     contracts.CONTRACT_ADD: contracts.apply_contract,
     contracts.CONTRACT_END: contracts.apply_contract_end,
     invoices.WRITE_OFF: invoices.apply_write_off,
+    tenants.TIER_SET: tenants.apply_tier,
     periods.PARKED_WRITE_OFF: periods.apply_parked_write_off,
 }
 """What carries out an approved act, in the transaction of the decision."""
@@ -87,23 +102,19 @@ async def _decide(
     database: Database, actor: Actor, found: Approval, *, approve: bool, reason: str | None
 ) -> object:
     cleaned = None if reason is None else clean_reason(reason)
-    closes = found.kind == periods.PERIOD_CLOSE
-    if not closes and found.kind not in _CARRY_OUT:
-        raise Conflict(f"requests for a {found.kind} are not decided here")
-    acting = Acting(actor, found.requested_by, actor.label)
-    made: object = None
-    if (
-        closes and approve
-    ):  # a close has transactions of its own and is idempotent, so the decision is stored after it
+    carry_out = _CARRY_OUT.get(found.kind)
+    if found.kind == periods.PERIOD_CLOSE and approve:
         async with database.system() as connection:
-            by = await person_of(connection, actor)
-            await approvals.check_decidable(connection, found.id, by=by)
-        made = await periods.apply_close(database, acting, found.facts)
+            await approvals.check_decidable(connection, found.id, by=person_of(actor))
+        carry_out = await periods.prepare_close(database, found.facts)
+    elif carry_out is None and found.kind != periods.PERIOD_CLOSE:
+        raise Conflict(f"requests for a {found.kind} are not decided here")
+    made: object = None
     async with write_system(database) as connection:
-        by = await person_of(connection, actor)
-        await approvals.decide(connection, found.id, by=by, approve=approve)
-        if approve and not closes:
-            made = await _CARRY_OUT[found.kind](connection, acting, found.tenant_id, found.facts)
+        await approvals.decide(connection, found.id, by=person_of(actor), approve=approve)
+        if approve and carry_out is not None:
+            acting = Acting(actor, found.requested_by, actor.label)
+            made = await carry_out(connection, acting, found.tenant_id, found.facts)
         await record(
             connection,
             actor,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import date
-from decimal import Decimal
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,11 +14,10 @@ from billing.close.periods import check_and_make_invoices
 from billing.invoicing import status_changes, views
 from billing.invoicing.run import InvoiceRun
 from billing.invoicing.views import InvoiceDetail, InvoiceView, TracePage
-from billing.ledger.approvals import DEFAULT_LIMIT_USD
 from billing.ledger.months import month_name
 from core.db import Database
 from core.errors import InvalidRequest
-from core.money import pico_to_usd, usd_to_pico
+from core.money import PICO_PER_CENT, usd_to_pico
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES, READERS
 
@@ -99,43 +97,39 @@ async def void_invoice(database: Database, actor: Actor, *, ref: str, reason: st
         return await _read_and_record(connection, actor, "invoice.void", before, reason)
 
 
-async def write_off_invoice(
-    database: Database, actor: Actor, *, ref: str, reason: str, limit_usd: Decimal = DEFAULT_LIMIT_USD
-) -> InvoiceView:
-    """Write off the open amount of an invoice; above `limit_usd` (Settings.approval_limit_usd) it waits for a second
-    person.
+async def write_off_invoice(database: Database, actor: Actor, *, ref: str, reason: str) -> InvoiceView:
+    """Write off the open amount of an invoice; above the approval limit it waits for a second person.
 
     Raises NotFound, Conflict, WaitsForApproval.
     """
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor, PLATFORM_ROLES) as connection:
         invoice = (await views.find_invoice(connection, ref)).invoice
-    open_pico = usd_to_pico(invoice.open_usd)
-    facts = {
-        "invoice_id": str(invoice.id),
-        "number": invoice.number,
-        "amount_usd": pico_to_usd(open_pico),
-        "reason": clean_reason(reason),
-    }
+    facts = {"invoice_id": str(invoice.id), "number": invoice.number, "reason": clean_reason(reason)}
+
+    async def amount(connection: AsyncConnection) -> int:
+        return PICO_PER_CENT * await status_changes.lock_to_write_off(connection, invoice.id)
+
     return await under_limit(
         database,
         actor,
         apply_write_off,
         kind=WRITE_OFF,
         tenant_id=invoice.tenant_id,
-        amount=open_pico,
+        amount=amount,
         facts=facts,
-        limit_usd=limit_usd,
     )
 
 
 async def apply_write_off(
     connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
 ) -> InvoiceView:
-    """Carry out `write_off_invoice`."""
+    """Carry out `write_off_invoice`: what is open now, up to the amount that was requested."""
     del tenant_id
-    before = (await views.find_invoice(connection, facts["invoice_id"])).invoice
-    await status_changes.write_off_invoice(connection, before.id)
+    invoice_id, at_most = UUID(facts["invoice_id"]), usd_to_pico(facts["amount_usd"]) // PICO_PER_CENT
+    await status_changes.lock_to_write_off(connection, invoice_id)
+    before = (await views.find_invoice(connection, str(invoice_id))).invoice
+    await status_changes.write_off_invoice(connection, invoice_id, at_most=at_most)
     return await _read_and_record(connection, acting.actor, WRITE_OFF, before, facts["reason"])
 
 

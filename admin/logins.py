@@ -4,7 +4,7 @@ from uuid import UUID
 
 import msgspec
 
-from admin.actor import Actor, user_id_of, visible_user
+from admin.actor import Actor, visible_user
 from admin.audit import record
 from admin.transactions import write_system
 from core.db import Database
@@ -89,7 +89,7 @@ async def current_actor(database: Database, user_id: UUID) -> Actor | None:
 async def create_admin_token(
     database: Database, actor: Actor, *, pepper: bytes, user_id: UUID, name: str
 ) -> CreatedToken:
-    """Make a token for oneself; platform admins at the command line and the system may make one for others.
+    """Make a token for oneself; the platform itself may make one for others, as the first start does.
 
     Raises PermissionDenied for somebody else's token, Conflict beyond 20 live ones, NotFound, InvalidRequest.
     """
@@ -165,11 +165,11 @@ async def _token_owner(database: Database, actor: Actor, user_id: UUID, *, revok
     """The person whose tokens the actor may change. Raises NotFound, PermissionDenied."""
     async with database.read() as connection:
         user = visible_user(actor, user_id, await members.get_user(connection, user_id))
-    if actor.kind in ("cli", "system") and actor.is_platform:
+    if actor.kind == "system":
         return user
     if revoke and actor.role == "platform_admin":
         return user
-    if user_id_of(actor) != user_id:
+    if actor.kind not in ("user", "token") or actor.id != str(user_id):
         raise PermissionDenied("a token acts as its person, so only that person can make or revoke it")
     return user
 
@@ -193,5 +193,5 @@ def _actor(kind: str, user: UserView) -> Actor:
 
 def _bad_token(message: str) -> AuthenticationFailed:
     return AuthenticationFailed(
-        message + " Make one in the console or with `penstock users token`.", code="invalid_admin_token"
+        message + " Make one with `penstock users token`.", code="invalid_admin_token"
     )

@@ -4,13 +4,12 @@ Functions that talk to Stripe take a gateway (`billing.payments.stripe_gateway.o
 """
 
 from datetime import date
-from decimal import Decimal
 from uuid import UUID
 
 import msgspec
 
 from admin.actor import Actor, require
-from admin.approval_limit import person_of
+from admin.approval_limit import admit, person_of
 from admin.audit import record
 from admin.transactions import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, approvals
@@ -156,13 +155,12 @@ async def refund(
     payment_intent: str,
     amount_usd: str | None,
     reason: str,
-    limit_usd: Decimal,
     refund_id: UUID | None = None,
 ) -> RequestedRefund:
     """Take bought credit back and pay it back to the card; None = all that is left of the purchase. A job sends it.
 
     It is booked at once while all refunds of the purchase together, and what the person moved alone for the customer,
-    stay within `limit_usd` (Settings.approval_limit_usd); else it waits for another person.
+    stay within the approval limit; else it waits for another person.
 
     Raises InvalidRequest, NotFound, Conflict: less is left, requests hold it, or the payment is disputed.
     """
@@ -175,8 +173,7 @@ async def refund(
             raise InvalidRequest("amount_usd must be whole cents", param="amount_usd")
     refund_id = refund_id or uuid7()
     async with write_system(database) as connection:
-        by = await person_of(connection, actor)
-        await approvals.lock(connection, by, tenant_id)
+        await approvals.lock(connection, person_of(actor), tenant_id)
         wanted, in_all = await refund_requests.refundable(
             connection, refund_id=refund_id, tenant_id=tenant_id, payment_intent=payment_intent, cents=cents
         )
@@ -186,35 +183,35 @@ async def refund(
             "amount_usd": pico_to_usd(wanted * PICO_PER_CENT),
             "reason": reason,
         }
-        waiting = await approvals.admit(
+        waiting = await admit(
             connection,
+            actor,
             kind=REFUND,
-            by=by,
+            action="payment.refund",
             tenant_id=tenant_id,
             amount=wanted * PICO_PER_CENT,
             facts=facts,
-            limit_usd=limit_usd - Decimal(in_all - wanted) / 100,
+            besides=(in_all - wanted) * PICO_PER_CENT,
             source_id=refund_id,
         )
         if waiting is not None:
-            made = _pending_view(waiting)
-        else:
-            made = await refund_requests.request_refund(
-                connection,
-                refund_id=refund_id,
-                tenant_id=tenant_id,
-                payment_intent=payment_intent,
-                cents=cents,
-                reason=reason,
-                by=actor.label,
-            )
+            return _pending_view(waiting)
+        made = await refund_requests.request_refund(
+            connection,
+            refund_id=refund_id,
+            tenant_id=tenant_id,
+            payment_intent=payment_intent,
+            cents=cents,
+            reason=reason,
+            by=actor.label,
+        )
         await record(
             connection,
             actor,
-            "payment.refund.request" if waiting else "payment.refund",
+            "payment.refund",
             tenant_id=tenant_id,
-            object_kind="approval" if waiting else "payment",
-            object_id=made.id if waiting else payment_intent,
+            object_kind="payment",
+            object_id=payment_intent,
             reason=reason,
             after=made,
         )
@@ -230,7 +227,7 @@ async def decide_refund(
     """
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
-        by = await person_of(connection, actor)
+        by = person_of(actor)
         approval = await approvals.decide(connection, approval_id, by=by, approve=approve)
         if approval.kind != REFUND or approval.tenant_id is None:
             raise Conflict(f"this is a request for a {approval.kind}, not for a refund")

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable
 from datetime import date
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
-from admin.approval_limit import Acting, Facts, person_of, under_limit, waits
+from admin.approval_limit import Acting, CarryOut, Facts, admit, under_limit, waits
 from admin.audit import record
 from admin.transactions import read, write_system
 from billing.close import periods
 from billing.close.periods import Checklist, Period
-from billing.ledger import approvals
 from billing.ledger.months import month_name, parse_month
 from core.db import Database
 from core.ids import derived_uuid
@@ -58,57 +56,52 @@ async def close_period(
         before = await periods.get_period(connection, month)
     if before.status != "closed":
         await periods.require_closable(database, month)
-    async with write_system(database) as connection:
-        waiting = None
-        if before.status != "closed":
-            waiting = await approvals.admit(
+        async with write_system(database) as connection:
+            waiting = await admit(
                 connection,
+                actor,
                 kind=PERIOD_CLOSE,
-                by=await person_of(connection, actor),
                 tenant_id=None,
                 amount=None,
                 facts=facts,
                 source_id=derived_uuid(PERIOD_CLOSE, month),
             )
         if waiting is not None:
-            await record(
-                connection,
-                actor,
-                f"{PERIOD_CLOSE}.request",
-                tenant_id=None,
-                object_kind="approval",
-                object_id=waiting.id,
-                reason=facts["reason"],
-                after=facts,
-            )
-    if waiting is not None:
-        raise waits(waiting)
-    return await apply_close(database, Acting(actor, actor.label), facts, progress=progress)
+            raise waits(waiting)
+    carry_out = await prepare_close(database, facts, progress=progress)
+    async with write_system(database) as connection:
+        return await carry_out(connection, Acting(actor, actor.label), None, facts)
 
 
-async def apply_close(
-    database: Database, acting: Acting, facts: dict[str, Any], *, progress: Progress | None = None
-) -> Checklist:
-    """Carry out `close_period`: in transactions of its own, and idempotent."""
+async def prepare_close(
+    database: Database, facts: Facts, *, progress: Progress | None = None
+) -> CarryOut[Checklist]:
+    """Check the month and make its invoices, which takes long and is idempotent; returns what carries its close out."""
     month = parse_month(facts["month"], "month")
-    async with database.read() as connection:
+    final = await periods.prepare_close(database, month, progress=progress)
+
+    async def apply_close(
+        connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
+    ) -> Checklist:
         before = await periods.get_period(connection, month)
-    by = acting.requested_by if acting.approved_by is None else f"{acting.requested_by}, {acting.approved_by}"
-    closed = await periods.close_month(database, month, by=by, progress=progress)
-    if before.status != "closed":
-        async with write_system(database) as connection:
-            await record(
-                connection,
-                acting.actor,
-                PERIOD_CLOSE,
-                tenant_id=None,
-                object_kind="period",
-                object_id=month_name(month),
-                reason=facts["reason"],
-                before=before,
-                after=closed,
-            )
-    return closed
+        by = ", ".join(filter(None, (acting.requested_by, acting.approved_by)))
+        frozen = await periods.close_month(connection, month, final, by=by)
+        if frozen is not None:
+            return frozen
+        await record(
+            connection,
+            acting.actor,
+            PERIOD_CLOSE,
+            tenant_id=tenant_id,
+            object_kind="period",
+            object_id=month_name(month),
+            reason=facts["reason"],
+            before=before,
+            after=final,
+        )
+        return final
+
+    return apply_close
 
 
 async def write_off_parked(

@@ -146,8 +146,7 @@ async def run_sla(database: Database, actor: Actor, *, month: date, dry_run: boo
     """
     require(actor, *PLATFORM_ROLES)
     if dry_run:
-        async with read(database, actor, PLATFORM_ROLES) as connection:
-            return await sla_credits.measure_month(connection, month)
+        return await sla_credits.measure_month(database, month)
     results = await sla_credits.credit_month(database, month)
     async with write_system(database) as connection:
         await record(

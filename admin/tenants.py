@@ -1,6 +1,7 @@
 """Organisations: create, rename, suspend, resume, throttle."""
 
 from datetime import timedelta
+from decimal import Decimal
 from typing import Literal
 from uuid import UUID
 
@@ -8,13 +9,15 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
+from admin.approval_limit import Acting, Facts, under_limit
 from admin.audit import record
 from admin.transactions import page_size, read, write
-from billing.ledger.accounts import open_account
+from billing.ledger.accounts import open_account, set_credit_limit
 from core.clock import Clock, SystemClock
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
+from core.settings import DEFAULT_CREDIT_LIMIT_USD
 from tenants import limit_store, organisations, projects
 from tenants.names import clean_name, clean_reason, slug_of
 from tenants.principal import NO_LIMITS, Limits
@@ -24,6 +27,8 @@ from tenants.views import TenantView
 BillingMode = Literal["prepaid", "postpaid"]
 
 TIERS = ("priority", "standard", "batch")
+TIER_SET = "tenant.set_tier"
+"""The kind of changes of tier under the approval limit; without a bound, since prices differ by tier."""
 DEFAULT_PROJECT = "default"
 SHARE_PERCENT_MAX = 10_000
 """Percent; the scheduler's limit of weights, 100 times the default share."""
@@ -38,8 +43,11 @@ async def create_tenant(
     tier: str = "standard",
     billing_mode: BillingMode = "prepaid",
     limits: Limits = NO_LIMITS,
+    credit_limit_usd: Decimal = DEFAULT_CREDIT_LIMIT_USD,
 ) -> TenantView:
     """Make an organisation with its project "default", its billing account and its own `limits`.
+
+    A postpaid one may owe `credit_limit_usd` US dollars (Settings.default_credit_limit_usd).
 
     Raises Conflict when the short name made of `name` is taken, InvalidRequest for a bad name, tier or mode.
     """
@@ -57,6 +65,9 @@ async def create_tenant(
             raise Conflict(f"an organisation with the short name {slug!r} exists already", param="name")
         await projects.insert_project(connection, tenant.id, uuid7(), DEFAULT_PROJECT)
         await open_account(connection, tenant.id, billing_mode)
+        credit_limit = f"{credit_limit_usd:f}" if billing_mode == "postpaid" else None
+        if credit_limit is not None:
+            await set_credit_limit(connection, tenant.id, credit_limit)
         await limit_store.put_limits(connection, tenant.id, "tenant", tenant.id, limits)
         await record(
             connection,
@@ -70,6 +81,7 @@ async def create_tenant(
                 "slug": slug,
                 "tier": tier,
                 "billing_mode": billing_mode,
+                "credit_limit_usd": credit_limit,
                 "limits": msgspec.structs.asdict(limits),
             },
         )
@@ -127,14 +139,40 @@ async def rename_tenant(database: Database, actor: Actor, *, tenant_id: UUID, na
 async def set_tier(
     database: Database, actor: Actor, *, tenant_id: UUID, tier: str, reason: str
 ) -> TenantView:
-    """Change the tier, which selects queue band and prices. Raises NotFound, InvalidRequest."""
+    """Change the tier, which selects queue band and prices. Waits for a second person, as a change of prices does.
+
+    Raises NotFound, InvalidRequest, WaitsForApproval.
+    """
     require(actor, PLATFORM_ADMIN)
     _check_tier(tier)
-    reason = clean_reason(reason)
-    async with write(database, actor) as connection:
-        before = await _locked(connection, tenant_id)
-        await organisations.set_tier(connection, tenant_id, tier)
-        return await _read_and_record(connection, actor, "tenant.set_tier", before, reason)
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        before = await organisations.get_tenant(connection, tenant_id)
+    if before is None:
+        raise _unknown(tenant_id)
+    return await under_limit(
+        database,
+        actor,
+        apply_tier,
+        kind=TIER_SET,
+        tenant_id=tenant_id,
+        amount=0 if before.tier == tier else None,
+        facts={"previous_tier": before.tier, "tier": tier, "reason": clean_reason(reason)},
+    )
+
+
+async def apply_tier(
+    connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
+) -> TenantView:
+    """Carry out `set_tier`. Raises Conflict when the tier has changed since the request."""
+    assert tenant_id is not None  # noqa: S101 - requests of this kind always name it
+    before = await _locked(connection, tenant_id)
+    if before.tier != facts["previous_tier"]:
+        raise Conflict(
+            f"the organisation is in the tier {before.tier} now, not {facts['previous_tier']}: reject this request "
+            "and request the change again"
+        )
+    await organisations.set_tier(connection, tenant_id, facts["tier"])
+    return await _read_and_record(connection, acting.actor, TIER_SET, before, facts["reason"])
 
 
 async def set_share(

@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, readable, require, user_id_of, visible_user
+from admin.approval_limit import Acting, Facts, person_of
 from admin.audit import record
 from admin.logins import (
     CreatedToken,
@@ -19,6 +20,7 @@ from admin.logins import (
     verify_login,
 )
 from admin.transactions import page_size, write_system
+from billing.ledger import approvals
 from core.db import Database
 from core.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound, PermissionDenied
 from core.ids import uuid7
@@ -57,6 +59,10 @@ __all__ = [
 ]
 
 
+CONFIRM = "person.confirm"
+"""The kind of requests to confirm that a person of the platform is not the one who gave the password."""
+
+
 async def create_user(
     database: Database,
     actor: Actor,
@@ -68,7 +74,8 @@ async def create_user(
 ) -> UserView:
     """Make a person with one role: a tenant role with its organisation, or a platform role without one.
 
-    Raises PermissionDenied for a role the actor may not give, Conflict when the address is taken, NotFound,
+    A person of the platform takes part in acts of two people once another person has confirmed them (`CONFIRM`). Raises
+    PermissionDenied for a role the actor may not give, Conflict when the address is taken, NotFound,
     InvalidRequest.
     """
     require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
@@ -84,6 +91,8 @@ async def create_user(
             raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
         if not await members.insert_user(connection, tenant_id, user_id, email, password_hash, new_role):
             raise Conflict(f"the address {email} is taken", param="email")
+        if tenant_id is None:
+            await _ask_to_confirm(connection, actor, user_id, email, new=True)
         return await _read_and_record(connection, actor, "user.create", user_id, None)
 
 
@@ -151,13 +160,18 @@ async def enable_user(database: Database, actor: Actor, *, user_id: UUID) -> Use
 
 
 async def reset_password(database: Database, actor: Actor, *, user_id: UUID, password: str) -> UserView:
-    """Set another person's password. Raises PermissionDenied for the actor's own, NotFound, InvalidRequest."""
+    """Set another person's password; a person of the platform must then be confirmed, as a new one.
+
+    Raises PermissionDenied for the actor's own, NotFound, InvalidRequest.
+    """
     password_hash = await hash_password(check_password(password))
     async with write_system(database) as connection:
         before = await _locked(
             connection, actor, user_id, "reset your own password; change it with the old one"
         )
         await members.set_password_hash(connection, user_id, password_hash)
+        if before.tenant_id is None:
+            await _ask_to_confirm(connection, actor, user_id, before.email, new=False)
         return await _read_and_record(connection, actor, "user.reset_password", user_id, before)
 
 
@@ -174,6 +188,49 @@ async def change_password(database: Database, actor: Actor, *, current: str, new
     async with write_system(database) as connection:
         await members.set_password_hash(connection, user_id, password_hash)
         await _read_and_record(connection, actor, "user.change_password", user_id, user)
+
+
+async def apply_confirmation(
+    connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
+) -> UserView:
+    """Carry out an approved `CONFIRM`. Raises Conflict when the credentials were given again since."""
+    del tenant_id
+    user_id = UUID(facts["user_id"])
+    before = await members.get_user(connection, user_id, lock=True)
+    if str(await members.unconfirmed_change(connection, user_id)) != facts["change_id"]:
+        raise Conflict(f"the password of {facts['email']} was changed again since; reject this request")
+    await members.mark_confirmed(connection, user_id)
+    return await _read_and_record(connection, acting.actor, "user.confirm", user_id, before)
+
+
+async def _ask_to_confirm(
+    connection: AsyncConnection, actor: Actor, user_id: UUID, email: str, *, new: bool
+) -> None:
+    """Request the confirmation of credentials that `actor` has just given to a person of the platform.
+
+    The platform itself needs none. Nor does a shell without a token until two people are confirmed: whoever sets the
+    platform up says who they are. Raises PermissionDenied for such a shell later.
+    """
+    change_id = uuid7()
+    await members.lock_administrators(connection)
+    await members.mark_unconfirmed(connection, user_id, change_id, new=new)
+    if actor.kind == "system" or (actor.kind == "cli" and not await members.has_two_people(connection)):
+        await members.mark_confirmed(connection, user_id)
+        return
+    await approvals.admit(
+        connection,
+        kind=CONFIRM,
+        by=person_of(actor),
+        tenant_id=None,
+        amount=None,
+        facts={
+            "user_id": str(user_id),
+            "email": email,
+            "change_id": str(change_id),
+            "reason": "a new person" if new else "a new password",
+        },
+        source_id=change_id,
+    )
 
 
 def _grantable(actor: Actor, role: str) -> Role:

@@ -17,6 +17,7 @@ from core.clock import SystemClock
 from core.ids import incarnation
 from core.redis import connect
 from core.settings import Settings
+from core.supervise import FAILING
 from gateway.admission import Admission
 from gateway.director import Director
 from gateway.engine import HttpEngines
@@ -65,8 +66,8 @@ class Deps:
             settings.database_url, settings.data_dir / "spool", name, on_settled=self.holds.stop_renewing
         )
         catalog = load_catalog()
-        self.models = ModelDirectory(self.pools.models, catalog)
-        self.prices = PriceCache(self.pools.models, time.monotonic)
+        self.models = ModelDirectory(self.pools.models, catalog, max_age_s=settings.catalog_max_age_s)
+        self.prices = PriceCache(self.pools.models, time.monotonic, settings.catalog_max_age_s)
         self.scheduler = SchedulerClient(
             settings.scheduler_host,
             settings.scheduler_port,
@@ -157,10 +158,11 @@ class Deps:
         await self.pools.close()
 
     def checks(self) -> dict[str, bool]:
-        """Whether each service that admission needs is available, by name."""
+        """Whether each service that admission needs is available, by name; `task NAME` is one that keeps failing."""
         return {
             "billing": self.holds.connected,
             "usage_spool": self.meter.ready,
             "scheduler": self.scheduler.connected,
-            "models": bool(self.models.list()),
+            "models": bool(self.models.list()) and self.models.fresh,
+            **{f"task {name}": False for name in FAILING.names()},
         }

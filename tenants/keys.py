@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from core.clock import Clock
 from core.db import Database
 from core.errors import Unavailable
-from core.supervise import supervise
+from core.supervise import note_failure, supervise
 from tenants import changes, key_store, resolve
 from tenants.changes import Change
 from tenants.key_cache import KeyCache
@@ -235,6 +235,7 @@ class KeyRing:
             except Exception:
                 # The loop must survive any error: without it this process would accept revoked keys for ever.
                 logger.exception("tenancy changes not read, cached keys stay")
+                note_failure("keyring-poll")
             if self._closing.is_set() or self._clock.monotonic() - self._flushed_at >= self._flush_s:
                 await self._flush_used()
 

@@ -130,6 +130,40 @@ async def lock_administrators(connection: AsyncConnection) -> None:
     await connection.execute(select(func.pg_advisory_xact_lock(_ADMINISTRATORS_LOCK)))
 
 
+async def mark_unconfirmed(connection: AsyncConnection, user_id: UUID, change_id: UUID, *, new: bool) -> None:
+    """Note that one person gave this person's credentials in the change `change_id`, which made the person if `new`."""
+    values = {"unconfirmed_change": change_id} | ({"ever_confirmed": False} if new else {})
+    await connection.execute(update(users).where(users.c.id == user_id).values(values))
+
+
+async def mark_confirmed(connection: AsyncConnection, user_id: UUID) -> None:
+    """Note that this person's credentials need no confirmation any more."""
+    await connection.execute(
+        update(users).where(users.c.id == user_id).values(unconfirmed_change=None, ever_confirmed=True)
+    )
+
+
+async def unconfirmed_change(connection: AsyncConnection, user_id: UUID) -> UUID | None:
+    """The change of a person's credentials that another person has not confirmed; None when there is none."""
+    found: UUID | None = await connection.scalar(
+        select(users.c.unconfirmed_change).where(users.c.id == user_id)
+    )
+    return found
+
+
+@platform_wide("people of the platform")
+async def has_two_people(connection: AsyncConnection) -> bool:
+    """Whether two people of the platform were ever confirmed, disabled ones included."""
+    statement = (
+        select(func.count())
+        .select_from(memberships)
+        .join(users, users.c.id == memberships.c.user_id)
+        .where(memberships.c.tenant_id.is_(None), users.c.ever_confirmed)
+    )
+    count: int = (await connection.execute(statement)).scalar_one()
+    return count > 1
+
+
 async def count_other_administrators(
     connection: AsyncConnection, tenant_id: UUID | None, user_id: UUID
 ) -> int:

@@ -95,8 +95,11 @@ users = Table(
     string("password_hash"),
     Column("status", Text, nullable=False, server_default="active"),
     instant("created_at", now=True),
+    Column("unconfirmed_change", Uuid),
+    Column("ever_confirmed", Boolean, nullable=False, server_default="true"),
 )
-"""Users of the console. Email addresses are stored in lower case."""
+"""Users of the console. Email addresses are stored in lower case. `unconfirmed_change` is the last change of a platform
+person's credentials while another person has not confirmed it."""
 
 memberships = Table(
     "memberships",
@@ -107,16 +110,6 @@ memberships = Table(
     Index(None, "tenant_id"),
 )
 """The one role of a user, in one organisation or on the platform (tenant null)."""
-
-shell_users = Table(
-    "shell_users",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("user_id", Uuid, ForeignKey("users.id"), nullable=False),
-    instant("mapped_at", now=True),
-    Index(None, "user_id"),
-)
-"""The person of the platform behind each user of a host's shell."""
 
 admin_tokens = Table(
     "admin_tokens",

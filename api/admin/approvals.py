@@ -1,17 +1,17 @@
-"""Admin API: acts that wait for a second person, their decision, and which person a shell user is."""
+"""Admin API: acts that wait for a second person, their decision, and the approval limit."""
 
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from admin import decisions, shell_users
-from admin.actor import Actor
-from api.admin.deps import AdminDeps, Decision, RequestBody, ResponseModel
-
-ShellName = Annotated[str, Field(min_length=1, max_length=100, examples=["ada"])]
+from admin import approval_limit, decisions
+from admin.actor import Actor, require
+from api.admin.billing import Usd
+from api.admin.deps import WAITS, AdminDeps, Decision, Reason, RequestBody, ResponseModel
+from tenants.roles import PLATFORM_ROLES
 
 
 class ApprovalOut(ResponseModel):
@@ -22,9 +22,7 @@ class ApprovalOut(ResponseModel):
     tenant_id: UUID | None
     facts: dict[str, Any]
     requested_by: str
-    requested_by_id: str = Field(
-        description="The user's id, or `shell:NAME` of a shell user without a person."
-    )
+    requested_by_id: str = Field(description="The user's id, or `shell` for a command without a token.")
     requested_at: datetime
     decided_by: str | None
     decided_at: datetime | None
@@ -44,32 +42,24 @@ class DecisionOut(ResponseModel):
     result: dict[str, Any] | None
 
 
-class ShellUserOut(ResponseModel):
-    """A user of a platform host's shell and the person behind it."""
+class LimitOut(ResponseModel):
+    """What one person may do alone."""
 
-    name: str
-    user_id: UUID
-    email: str
-    mapped_at: datetime
+    limit_usd: str = Field(description="US dollars for one organisation in 30 days, all acts added up.")
 
 
-class ShellUserList(BaseModel):
-    """Shell users by name."""
+class LimitUpdate(RequestBody):
+    """Another limit, and why."""
 
-    data: list[ShellUserOut]
-
-
-class ShellUserClaim(RequestBody):
-    """The name of one's own user in the operating system of a platform host."""
-
-    name: ShellName
+    limit_usd: Usd
+    reason: Reason
 
 
 def router(deps: AdminDeps) -> APIRouter:
-    """Routes of approvals and shell users."""
+    """Routes of approvals and of the limit."""
     routes = deps.router("billing")
     _approval_routes(routes, deps)
-    _shell_routes(routes, deps)
+    _limit_routes(routes, deps)
     return routes
 
 
@@ -96,20 +86,20 @@ def _approval_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return DecisionOut.model_validate(decided)
 
 
-def _shell_routes(routes: APIRouter, deps: AdminDeps) -> None:
+def _limit_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/shell-users", summary="List shell users of platform hosts and their people")
-    async def list_shell_users(actor: Annotated[Actor, auth]) -> ShellUserList:
-        rows = await shell_users.list_all(deps.database, actor)
-        return ShellUserList(data=[ShellUserOut.model_validate(row) for row in rows])
+    @routes.get("/approval-limit", summary="What one person may do alone")
+    async def get_limit(actor: Annotated[Actor, auth]) -> LimitOut:
+        require(actor, *PLATFORM_ROLES)
+        return LimitOut.model_validate(await approval_limit.get_limit(deps.database))
 
-    @routes.post("/shell-users", status_code=201, summary="Map one's own shell user to oneself")
-    async def claim(actor: Annotated[Actor, auth], body: ShellUserClaim) -> ShellUserOut:
-        return ShellUserOut.model_validate(await shell_users.claim(deps.database, actor, name=body.name))
-
-    @routes.delete("/shell-users/{name}", status_code=204, summary="Release a shell user from its person")
-    async def release(
-        actor: Annotated[Actor, auth], name: Annotated[str, Path(min_length=1, max_length=100)]
-    ) -> None:
-        await shell_users.release(deps.database, actor, name=name)
+    @routes.put(
+        "/approval-limit",
+        responses=WAITS,
+        summary="Change it; on a platform with two people this waits for another person",
+    )
+    async def set_limit(actor: Annotated[Actor, auth], body: LimitUpdate) -> LimitOut:
+        return LimitOut.model_validate(
+            await approval_limit.set_limit(deps.database, actor, usd=body.limit_usd, reason=body.reason)
+        )

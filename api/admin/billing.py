@@ -7,7 +7,9 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Path, Query
 from pydantic import BaseModel, Field
 
-from admin import billing as admin_billing
+from admin import accounts as admin_accounts
+from admin import credits as admin_credits
+from admin import prices as admin_prices
 from admin.actor import Actor
 from api.admin.deps import WAITS, AdminDeps, Limit, Reason, ReasonBody, RequestBody, ResponseModel
 
@@ -182,19 +184,19 @@ def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
         tenant_id: UUID | None = None,
         history: Annotated[bool, Query(description="Include ended versions.")] = False,
     ) -> PriceList:
-        rows = await admin_billing.list_prices(
+        rows = await admin_prices.list_prices(
             deps.database, actor, model=model, tenant_id=tenant_id, history=history
         )
         return PriceList(data=[PriceOut.model_validate(row) for row in rows])
 
     @routes.post("/prices", status_code=201, responses=WAITS, summary="Set or schedule a price")
     async def set_price(actor: Annotated[Actor, auth], body: PriceCreate) -> PriceOut:
-        price = await admin_billing.set_price(deps.database, actor, **body.model_dump())
+        price = await admin_prices.set_price(deps.database, actor, **body.model_dump())
         return PriceOut.model_validate(price)
 
     @routes.post("/prices/end", responses=WAITS, summary="End a price book")
     async def end_price(actor: Annotated[Actor, auth], body: PriceEnd) -> PriceList:
-        rows = await admin_billing.end_price(deps.database, actor, **body.model_dump())
+        rows = await admin_prices.end_price(deps.database, actor, **body.model_dump())
         return PriceList(data=[PriceOut.model_validate(row) for row in rows])
 
     @routes.post("/prices/{version}/withdraw", responses=WAITS, summary="Withdraw a scheduled price")
@@ -203,12 +205,12 @@ def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
         version: Annotated[int, Path(ge=1, lt=2**63)],
         body: ReasonBody,
     ) -> PriceOut:
-        price = await admin_billing.withdraw_price(deps.database, actor, version=version, reason=body.reason)
+        price = await admin_prices.withdraw_price(deps.database, actor, version=version, reason=body.reason)
         return PriceOut.model_validate(price)
 
     @routes.get("/prices/unpriced", summary="List traffic without a price")
     async def list_unpriced(actor: Annotated[Actor, auth]) -> UnpricedList:
-        rows = await admin_billing.unpriced(deps.database, actor)
+        rows = await admin_prices.unpriced(deps.database, actor)
         return UnpricedList(data=[UnpricedOut.model_validate(row) for row in rows])
 
 
@@ -218,12 +220,12 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.get("/tenants/{tenant_id}/account", summary="Balance, held money and budget of an organisation")
     async def get_account(actor: Annotated[Actor, auth], tenant_id: UUID) -> AccountOut:
         return AccountOut.model_validate(
-            await admin_billing.get_account(deps.database, actor, tenant_id=tenant_id)
+            await admin_accounts.get_account(deps.database, actor, tenant_id=tenant_id)
         )
 
     @routes.get("/tenants/{tenant_id}/credits", summary="List credits of an organisation")
     async def list_grants(actor: Annotated[Actor, auth], tenant_id: UUID, limit: Limit = 100) -> GrantList:
-        rows = await admin_billing.list_grants(deps.database, actor, tenant_id=tenant_id, limit=limit)
+        rows = await admin_credits.list_grants(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return GrantList(data=[GrantOut.model_validate(row) for row in rows])
 
     @routes.post(
@@ -233,11 +235,10 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
         summary="Grant credit; above the approval limit it waits for a second person",
     )
     async def grant_credit(actor: Annotated[Actor, auth], tenant_id: UUID, body: CreditGrant) -> AccountOut:
-        account = await admin_billing.grant_credit(
+        account = await admin_credits.grant_credit(
             deps.database,
             actor,
             tenant_id=tenant_id,
-            limit_usd=deps.settings.approval_limit_usd,
             **body.model_dump(),
         )
         return AccountOut.model_validate(account)
@@ -248,12 +249,12 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
         tenant_id: UUID,
         spent: Annotated[bool, Query(description="Include lots with nothing left.")] = False,
     ) -> LotList:
-        rows = await admin_billing.list_lots(deps.database, actor, tenant_id=tenant_id, spent=spent)
+        rows = await admin_credits.list_lots(deps.database, actor, tenant_id=tenant_id, spent=spent)
         return LotList(data=[LotOut.model_validate(row) for row in rows])
 
     @routes.put("/tenants/{tenant_id}/budget", summary="Set or remove the monthly budget")
     async def set_budget(actor: Annotated[Actor, auth], tenant_id: UUID, body: BudgetUpdate) -> AccountOut:
-        account = await admin_billing.set_budget(
+        account = await admin_accounts.set_budget(
             deps.database, actor, tenant_id=tenant_id, usd=body.budget_usd
         )
         return AccountOut.model_validate(account)
@@ -266,12 +267,11 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
     async def set_credit_limit(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: CreditLimitUpdate
     ) -> AccountOut:
-        account = await admin_billing.set_credit_limit(
+        account = await admin_accounts.set_credit_limit(
             deps.database,
             actor,
             tenant_id=tenant_id,
             usd=body.credit_limit_usd,
             reason=body.reason,
-            limit_usd=deps.settings.approval_limit_usd,
         )
         return AccountOut.model_validate(account)

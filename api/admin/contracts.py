@@ -200,7 +200,6 @@ def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:
             deps.database,
             actor,
             tenant_id=tenant_id,
-            limit_usd=deps.settings.approval_limit_usd,
             **body.model_dump(),
         )
         return AdjustmentRequestOut.model_validate(made)

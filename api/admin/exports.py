@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from admin import billing as admin_billing
 from admin import exports as admin_exports
+from admin import usage as admin_usage
 from admin.actor import Actor
 from api.admin.deps import AdminDeps, RequestBody, ResponseModel
 from billing.exports.datasets import DatasetName
@@ -134,17 +134,17 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
             "group_by": parse_group_by(by),
             "tenant_id": tenant_id,
         }
-        with_gpu = admin_billing.sees_gpu_cost(actor)
+        with_gpu = admin_usage.sees_gpu_cost(actor)
         if compare is not None:
             before = parse_compare(compare, period[0], period[1], parse_instant)
-            compared = await admin_billing.compare_usage(deps.for_exports, actor, before=before, **asked)
+            compared = await admin_usage.compare_usage(deps.for_exports, actor, before=before, **asked)
             return {"data": flatten(compared, with_gpu=with_gpu)}
         if format != "json":
             found = await admin_exports.download(
                 deps.for_exports, actor, dataset="report", format=format, **asked
             )
             return _download_response(found)
-        rows = await admin_billing.usage_report(deps.for_exports, actor, **asked)
+        rows = await admin_usage.usage_report(deps.for_exports, actor, **asked)
         return {"data": to_objects(rows, with_gpu=with_gpu)}
 
     @routes.get("/usage/totals", summary="Compare the totals of the report with those of the ledger")
@@ -155,7 +155,7 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
         tenant_id: UUID | None = None,
     ) -> dict[str, Any]:
         period = parse_period(start, end)
-        found = await admin_billing.usage_totals(
+        found = await admin_usage.usage_totals(
             deps.for_exports, actor, start=period[0], end=period[1], tenant_id=tenant_id
         )
         plain: dict[str, Any] = msgspec.to_builtins(found)

@@ -1,6 +1,6 @@
 """Admin API: invoices, accounting months and corrections."""
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -206,6 +206,9 @@ class CorrectionLineOut(ResponseModel):
     token_class: str
     tier: str
     price_version: int
+    used_in: date | None = Field(
+        description="Of late usage, and of the committed spend that it meets: the first day of the month it belongs to."
+    )
     tokens: int
     old_price_per_mtok_usd: str | None
     new_price_per_mtok_usd: str | None
@@ -324,7 +327,6 @@ def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
             actor,
             ref=ref,
             reason=body.reason,
-            limit_usd=deps.settings.approval_limit_usd,
         )
         return InvoiceOut.model_validate(done)
 

@@ -335,7 +335,6 @@ def _refund_routes(routes: APIRouter, deps: AdminDeps) -> None:
             deps.database,
             actor,
             tenant_id=tenant_id,
-            limit_usd=deps.settings.approval_limit_usd,
             **body.model_dump(),
         )
         return RefundRequestOut.model_validate(made)

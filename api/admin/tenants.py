@@ -12,6 +12,7 @@ from admin import tenants as admin_tenants
 from admin.actor import Actor
 from api.admin.deps import (
     NO_REASON,
+    WAITS,
     AdminDeps,
     After,
     Limit,
@@ -131,6 +132,7 @@ def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
             tier=body.tier,
             billing_mode=body.billing_mode,
             limits=default_limits(deps.settings),
+            credit_limit_usd=deps.settings.default_credit_limit_usd,
         )
         return TenantOut.model_validate(tenant)
 
@@ -145,7 +147,7 @@ def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
         tenant = await admin_tenants.rename_tenant(deps.database, actor, tenant_id=tenant_id, name=body.name)
         return TenantOut.model_validate(tenant)
 
-    @routes.post("/tenants/{tenant_id}/tier", summary="Move an organisation to another tier")
+    @routes.post("/tenants/{tenant_id}/tier", responses=WAITS, summary="Move an organisation to another tier")
     async def set_tier(actor: Annotated[Actor, auth], tenant_id: UUID, body: TierUpdate) -> TenantOut:
         tenant = await admin_tenants.set_tier(
             deps.database, actor, tenant_id=tenant_id, tier=body.tier, reason=body.reason

@@ -1,6 +1,8 @@
 """Unpaid invoices count against the credit limit; approvals name people by id, and their amounts add up.
 
-`billing_accounts.invoiced` is the balance of the ledger account `invoiced`, as `owed` is that of `receivable`.
+`billing_accounts.invoiced` is the balance of the ledger account `invoiced`, as `owed` is that of `receivable`. It is
+summed while `billing_accounts` is locked, which no booking passes. No usage is booked on that account, so the sum reads
+the index of the transfers that are no usage (`ix_ledger_transfers_rare`) and not the ledger.
 """
 
 from alembic import op
@@ -15,9 +17,12 @@ def upgrade() -> None:
     op.execute("ALTER TABLE billing_accounts ADD COLUMN invoiced numeric(38,0) NOT NULL DEFAULT 0")
     op.execute(
         "UPDATE billing_accounts b SET invoiced = n.amount FROM ("
-        "SELECT a.tenant_id, sum(CASE WHEN t.debit_account = a.id THEN t.amount ELSE -t.amount END) AS amount "
-        "FROM ledger_accounts a JOIN ledger_transfers t ON a.id IN (t.debit_account, t.credit_account) "
-        "WHERE a.code = 'invoiced' GROUP BY a.tenant_id) n WHERE n.tenant_id = b.tenant_id"
+        "SELECT a.tenant_id, sum(m.amount) AS amount FROM ("
+        "SELECT s.account, sum(s.amount) AS amount FROM ledger_transfers t "
+        "CROSS JOIN LATERAL (VALUES (t.debit_account, t.amount), (t.credit_account, -t.amount)) s (account, amount) "
+        "WHERE t.kind <> 'usage' GROUP BY s.account) m "
+        "JOIN ledger_accounts a ON a.id = m.account AND a.code = 'invoiced' GROUP BY a.tenant_id) n "
+        "WHERE n.tenant_id = b.tenant_id"
     )
     op.execute(
         "ALTER TABLE approvals ADD COLUMN requested_by_id text, ADD COLUMN decided_by_id text, "

@@ -2,37 +2,29 @@
 
 from uuid import UUID
 
-from sqlalchemy import text
-
 from admin import decisions
-from admin.actor import Actor
-from cli.context import os_user
+from admin.actor import Actor, system_actor
+from admin.users import create_admin_token, create_user
+from billing.ledger import approvals
 from core.db import Database
 from core.ids import uuid7
+from core.money import usd_to_pico
 
 SECOND = Actor(kind="user", id=str(UUID(int=2)), label="second@example.com", role="finance")
 """The person who approves; no test signs in as this one."""
+_PLATFORM = system_actor("test")
 
 
-async def map_shell(database: Database, name: str | None = None) -> UUID:
-    """Map a shell user (None = this process's) to a new person, as `penstock users claim-shell` does.
-
-    Returns the person's id.
-    """
-    user_id = uuid7()
+async def set_limit(database: Database, usd: str) -> None:
+    """Store the approval limit, as the first start does."""
     async with database.system() as connection:
-        await connection.execute(
-            text("INSERT INTO users (id, email, password_hash) VALUES (:id, :email, 'x')"),
-            {"id": user_id, "email": f"shell-{user_id}@example.com"},
-        )
-        await connection.execute(
-            text("INSERT INTO memberships (user_id, role) VALUES (:id, 'platform_admin')"), {"id": user_id}
-        )
-        await connection.execute(
-            text("INSERT INTO shell_users (name, user_id) VALUES (:name, :id) ON CONFLICT DO NOTHING"),
-            {"name": name or os_user(), "id": user_id},
-        )
-    return user_id
+        await approvals.store_limit(connection, usd_to_pico(usd))
+
+
+async def token_of(database: Database, pepper: bytes, email: str) -> str:
+    """A new platform admin's token, which tells commands in PENSTOCK_ADMIN_TOKEN who acts."""
+    user = await create_user(database, _PLATFORM, email=email, password=uuid7().hex, role="platform_admin")
+    return (await create_admin_token(database, _PLATFORM, pepper=pepper, user_id=user.id, name="test")).secret
 
 
 async def approve_all(database: Database, kind: str | None = None) -> list[decisions.Decision]:
@@ -49,15 +41,5 @@ async def approve_requests(pg_url: str, kind: str | None = None) -> None:
     database = Database(pg_url)
     try:
         await approve_all(database, kind)
-    finally:
-        await database.close()
-
-
-async def approve_shell_requests(pg_url: str) -> None:
-    """Map the shell user and approve what it requested, for tests of commands."""
-    database = Database(pg_url)
-    try:
-        await map_shell(database)
-        await approve_all(database)
     finally:
         await database.close()

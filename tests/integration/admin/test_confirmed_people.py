@@ -1,0 +1,120 @@
+"""An account is a second person only when another person than its maker says so."""
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from admin import credits as admin_credits
+from admin import decisions
+from admin import users as admin_users
+from admin.actor import Actor
+from admin.logins import verify_login
+from billing.ledger.approvals import Approval
+from core.db import Database
+from core.errors import Conflict, PermissionDenied, WaitsForApproval
+from tests.integration.billing.support import Customer, make_customer
+from tests.support.tenancy import ADMIN
+
+PASSWORD = "correct horse battery"
+SHELL = Actor(kind="cli", id="root", label="root", role="platform_admin")
+
+
+async def make(database: Database, by: Actor, name: str, role: str = "platform_admin") -> Actor:
+    """A person of the platform, made by `by`, who signs in."""
+    email = f"{name}@example.com"
+    await admin_users.create_user(database, by, email=email, password=PASSWORD, role=role)
+    actor = await verify_login(database, email, PASSWORD)
+    assert actor is not None
+    return actor
+
+
+async def request(database: Database, by: Actor, customer: Customer, usd: str = "500") -> UUID:
+    """A grant of credit that waits."""
+    with pytest.raises(WaitsForApproval) as waits:
+        await admin_credits.grant_credit(
+            database, by, tenant_id=customer.tenant_id, amount_usd=usd, reason="friends"
+        )
+    assert waits.value.details is not None
+    return UUID(waits.value.details["approval_id"])
+
+
+async def approve(database: Database, by: Actor, approval_id: UUID) -> Any:
+    return await decisions.decide(database, by, approval_id=approval_id, approve=True)
+
+
+async def confirmations(database: Database) -> list[Approval]:
+    """Requests to confirm people, the oldest first."""
+    return await decisions.list_approvals(database, ADMIN, kind="person.confirm")
+
+
+async def test_an_admin_does_not_approve_with_an_account_of_their_making(database: Database) -> None:
+    ada, bob = await make(database, ADMIN, "ada"), await make(database, ADMIN, "bob", "finance")
+    customer = await make_customer(database)
+    eve = await make(database, ada, "eve")
+    mallory = await make(database, eve, "mallory")
+    for requester, approver in ((ada, eve), (eve, ada), (ada, mallory), (eve, mallory), (bob, eve)):
+        with pytest.raises(Conflict, match="a third person must approve"):
+            await approve(database, approver, await request(database, requester, customer))
+    of_eve, of_mallory = await confirmations(database)
+    for approver, one in ((ada, of_eve), (eve, of_eve), (ada, of_mallory), (bob, of_mallory)):
+        with pytest.raises(Conflict):
+            await approve(database, approver, one.id)
+    await approve(database, bob, of_eve.id)
+    await approve(database, eve, await request(database, ada, customer))
+    await approve(database, bob, of_mallory.id)
+    await approve(database, mallory, await request(database, ada, customer))
+
+
+async def test_a_new_password_makes_a_person_unconfirmed_until_another_confirms_it(
+    database: Database,
+) -> None:
+    ada, bob, cid = [await make(database, ADMIN, name) for name in ("ada", "bob", "cid")]
+    customer = await make_customer(database)
+    waiting = await request(database, ada, customer)
+    for password in ("first of adas choice", "second of adas choice"):
+        await admin_users.reset_password(database, ada, user_id=UUID(bob.id), password=password)
+    await admin_users.change_password(database, bob, current="second of adas choice", new=PASSWORD)
+    with pytest.raises(Conflict, match="gave bob@"):
+        await approve(database, bob, waiting)
+    first, second = await confirmations(database)
+    with pytest.raises(Conflict, match="changed again since"):
+        await approve(database, cid, first.id)
+    await approve(database, cid, second.id)
+    await approve(database, bob, waiting)
+    assert await confirmations(database) == [first]
+
+
+async def test_an_unconfirmed_person_has_no_allowance(database: Database) -> None:
+    ada = await make(database, ADMIN, "ada")
+    customer = await make_customer(database)
+    eve = await make(database, ada, "eve")
+    await request(database, eve, customer, "1")
+
+
+async def test_a_shell_makes_the_first_two_people_and_no_more(database: Database) -> None:
+    ada, bob = await make(database, SHELL, "ada"), await make(database, SHELL, "bob")
+    customer = await make_customer(database)
+    await approve(database, bob, await request(database, ada, customer))
+    with pytest.raises(PermissionDenied, match="set PENSTOCK_ADMIN_TOKEN"):
+        await make(database, SHELL, "eve")
+    assert await verify_login(database, "eve@example.com", PASSWORD) is None
+    await admin_users.reset_password(database, ada, user_id=UUID(bob.id), password=PASSWORD)
+    for act in (make(database, SHELL, "eve"), _reset(database, SHELL, bob)):
+        with pytest.raises(PermissionDenied, match="set PENSTOCK_ADMIN_TOKEN"):
+            await act
+
+
+async def test_a_shell_helps_a_platform_whose_second_person_cannot_be_confirmed(database: Database) -> None:
+    ada = await make(database, ADMIN, "ada")
+    bob = await make(database, ada, "bob")
+    customer = await make_customer(database)
+    waiting = await request(database, ada, customer)
+    with pytest.raises(Conflict):
+        await approve(database, bob, waiting)
+    await _reset(database, SHELL, bob)
+    await approve(database, bob, waiting)
+
+
+async def _reset(database: Database, by: Actor, person: Actor) -> None:
+    await admin_users.reset_password(database, by, user_id=UUID(person.id), password=PASSWORD)
