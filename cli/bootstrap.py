@@ -4,10 +4,12 @@ Every change goes through admin/ and is audited. Running it again changes nothin
 """
 
 from admin.actor import Actor, system_actor
-from admin.billing import ensure_list_prices, grant_credit
+from admin.approval_limit import store_first_limit
+from admin.credits import grant_credit
 from admin.keys import create_key, find_key
 from admin.logins import authenticate_token, create_admin_token
 from admin.models import add_model, list_models
+from admin.prices import ensure_list_prices
 from admin.projects import list_projects
 from admin.tenants import create_tenant, find_tenant
 from admin.users import create_user, list_users
@@ -15,6 +17,8 @@ from billing.pricing.prices import Rates
 from cli.rundir import Secrets
 from core.db import Database
 from core.errors import AuthenticationFailed, NotFound
+from core.money import usd_to_pico
+from core.settings import Settings
 from tenants.principal import Limits
 from tenants.roles import PLATFORM_ADMIN
 from workers.catalog import Catalog
@@ -35,6 +39,21 @@ async def bootstrap(
     await _make_admin(database, actor, secrets)
     if demo:
         await _make_demo(database, actor, secrets, limits)
+
+
+async def store_limit(database: Database, actor: Actor, settings: Settings) -> str | None:
+    """Store the approval limit of the environment on the first start.
+
+    Later the database's holds. Returns a warning when the environment states another one.
+    """
+    holds = (await store_first_limit(database, actor, settings.approval_limit_usd)).limit_usd
+    stated = settings.approval_limit_usd
+    if "approval_limit_usd" not in settings.model_fields_set or usd_to_pico(stated) == usd_to_pico(holds):
+        return None
+    return (
+        f"PENSTOCK_APPROVAL_LIMIT_USD is {stated}, but the limit of this platform is {holds}, and that holds: "
+        "change it with `penstock approvals set-limit`"
+    )
 
 
 async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> None:

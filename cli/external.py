@@ -6,8 +6,8 @@ import aiohttp
 import msgspec
 
 from admin.actor import Actor
-from admin.billing import ensure_list_prices, list_prices, set_price
 from admin.models import ModelView, add_model, describe_model, list_models
+from admin.prices import ensure_list_prices, list_prices, set_price
 from billing.pricing.prices import PriceView, Rates
 from core.clock import Clock
 from core.db import Database

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import msgspec
 
-from admin import billing as admin_billing
 from admin import exports as admin_exports
+from admin import usage as admin_usage
 from billing.exports.writers import FORMATS, Format
 from billing.reports.compare import flatten, parse_compare
 from billing.reports.report_format import compared_csv
@@ -92,7 +92,7 @@ async def write_comparison(
         raise InvalidRequest("a comparison is csv or json", param="format")
     before = parse_compare(text, arguments["start"], arguments["end"], parse_instant)
     rows = flatten(
-        await admin_billing.compare_usage(database, actor(), before=before, **arguments), with_gpu=True
+        await admin_usage.compare_usage(database, actor(), before=before, **arguments), with_gpu=True
     )
     content = (
         compared_csv(rows).encode()

@@ -15,7 +15,7 @@ import msgspec
 
 from admin.actor import system_actor
 from cli import stripe_setup
-from cli.bootstrap import bootstrap
+from cli.bootstrap import bootstrap, store_limit
 from cli.display import Display, Step
 from cli.external import ExternalOptions, discover, offer
 from cli.ports import choose_port
@@ -171,8 +171,11 @@ class Platform:
     async def _bootstrap(self) -> None:
         database, catalog = Database(self._urls["database_url"], pool_size=2), load_catalog()
         try:
-            limits = default_limits(Settings())
+            settings = Settings()
+            limits = default_limits(settings)
             await bootstrap(database, self._secrets, catalog, demo=self._options.demo, limits=limits)
+            warning = await store_limit(database, system_actor("penstock up"), settings)
+            self._notes += [] if warning is None else [warning]
             if self._external:
                 self._notes += await offer(
                     database,

@@ -41,6 +41,7 @@ from console.plain import STATIC, asset_version, message_page, sign_in_page
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES, Viewer
 from core.body_deadline import BodyDeadline
 from core.errors import NotFound, PenstockError, PermissionDenied, RateLimited
+from core.supervise import FAILING
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ def _add_health(app: FastAPI, console: Console) -> None:
 
     @app.get("/readyz")
     async def readyz() -> JSONResponse:
-        """Readiness: 200 when PostgreSQL and Redis answer, else 503."""
+        """Readiness: 200 when PostgreSQL and Redis answer and no background task keeps failing, else 503."""
         parts: dict[str, bool] = {}
         try:
             async with console.database.read() as connection:
@@ -166,6 +167,7 @@ def _add_health(app: FastAPI, console: Console) -> None:
             parts["redis"] = bool(await console.redis.ping())
         except RedisError:
             parts["redis"] = False
+        parts |= {f"task {name}": False for name in FAILING.names()}
         return JSONResponse({"ready": all(parts.values()), **parts}, 200 if all(parts.values()) else 503)
 
 

@@ -1,17 +1,20 @@
 """`penstock adjustments`: adjustments of customers' accounts, with an approval above a limit."""
 
 from typing import Annotated
+from uuid import UUID
 
 import typer
 
 from admin import adjustments as admin_adjustments
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
-from cli.tenancy import MaybeReason, Reason, TenantRef, parse_id, tenant_id_of
-from core.settings import Settings
+from admin.actor import Actor
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.deciding import add_decisions
+from cli.tenancy import Reason, TenantRef, tenant_id_of
+from core.db import Database
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Corrections of what a customer owes. Above PENSTOCK_APPROVAL_LIMIT_USD another person must approve; the "
+    help="Corrections of what a customer owes. Above the approval limit another person must approve; the "
     "person at the command line is the user of the operating system.",
 )
 
@@ -20,9 +23,6 @@ Usd = Annotated[
     typer.Argument(
         metavar="USD", help="Dollars in the customer's favour; below 0 charges. After -- if below 0."
     ),
-]
-ApprovalId = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of the request, as `list --waiting` shows it.")
 ]
 MaybeTenant = Annotated[
     str | None, typer.Option("--tenant", help="Only this organisation: short name, name or id.")
@@ -45,36 +45,36 @@ def request(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             made = await admin_adjustments.request_adjustment(
                 database,
-                actor(),
-                tenant_id=await tenant_id_of(database, actor(), tenant),
+                who,
+                tenant_id=await tenant_id_of(database, who, tenant),
                 amount_usd=usd,
                 reason=reason,
                 corrects=corrects,
-                limit_usd=Settings().approval_limit_usd,
             )
             emit(made, as_json)
 
     run(act)
 
 
-@app.command(epilog="Example: penstock adjustments approve 0199a1b2-0000-7000-8000-000000000000")
-def approve(
-    approval: ApprovalId, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
-    """Agree to a correction that somebody else asked for; this books it."""
-    _decide(approval, True, reason, data_dir, as_json)
+async def _decide(
+    database: Database, who: Actor, approval_id: UUID, approve: bool, reason: str | None
+) -> object:
+    return await admin_adjustments.decide_adjustment(
+        database, who, approval_id=approval_id, approve=approve, reason=reason
+    )
 
 
-@app.command(
-    epilog='Example: penstock adjustments reject 0199a1b2-0000-7000-8000-000000000000 --reason "not our fault"'
+add_decisions(
+    app,
+    _decide,
+    group="adjustments",
+    what="request",
+    approve="Agree to an adjustment that another person requested; this books it.",
+    reject="Refuse an adjustment, or take one's own request back.",
 )
-def reject(
-    approval: ApprovalId, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
-    """Refuse a correction, or take one's own request back."""
-    _decide(approval, False, reason, data_dir, as_json)
 
 
 @app.command("list", epilog="Example: penstock adjustments list --waiting --json")
@@ -90,26 +90,16 @@ def list_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             if waiting:
-                emit(await admin_adjustments.list_requests(database, actor(), tenant_id=tenant_id), as_json)
+                emit(await admin_adjustments.list_requests(database, who, tenant_id=tenant_id), as_json)
                 return
             emit(
                 await admin_adjustments.list_adjustments(
-                    database, actor(), tenant_id=tenant_id, month=month, limit=limit
+                    database, who, tenant_id=tenant_id, month=month, limit=limit
                 ),
                 as_json,
             )
-
-    run(act)
-
-
-def _decide(approval: str, yes: bool, reason: str | None, data_dir: DataDir, as_json: bool) -> None:
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            decided = await admin_adjustments.decide_adjustment(
-                database, actor(), approval_id=parse_id(approval, "request"), approve=yes, reason=reason
-            )
-            emit(decided, as_json)
 
     run(act)

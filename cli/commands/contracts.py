@@ -7,7 +7,7 @@ import typer
 
 from admin import contracts as admin_contracts
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, actor, emit, open_db, run, warn
+from cli.context import AsJson, DataDir, acting, emit, open_db, run, warn
 from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of
 from core.errors import InvalidRequest
 
@@ -48,10 +48,11 @@ def add(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             contract = await admin_contracts.add_contract(
                 database,
-                actor(),
-                tenant_id=await tenant_id_of(database, actor(), tenant),
+                who,
+                tenant_id=await tenant_id_of(database, who, tenant),
                 effective_from=None if effective_from is None else parse_instant(effective_from, "--from"),
                 effective_to=None if effective_to is None else parse_instant(effective_to, "--to"),
                 discount_bps=discount_bps,
@@ -77,8 +78,9 @@ def list_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            emit(await admin_contracts.list_contracts(database, actor(), tenant_id=tenant_id), as_json)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            emit(await admin_contracts.list_contracts(database, who, tenant_id=tenant_id), as_json)
 
     run(act)
 
@@ -100,9 +102,10 @@ def end(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             ended = await admin_contracts.end_contract(
                 database,
-                actor(),
+                who,
                 contract_id=parse_id(contract, "contract"),
                 at=None if at is None else parse_instant(at, "--at"),
                 reason=reason,

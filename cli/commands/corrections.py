@@ -3,15 +3,18 @@
 import json
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
 from admin import corrections as admin_corrections
+from admin.actor import Actor
 from billing.invoicing.corrections import DryRun
 from billing.ledger.months import parse_month
 from cli.commands.invoices import Month
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
-from cli.tenancy import MaybeReason, Reason, parse_id, tenant_id_of
+from cli.context import AsJson, DataDir, acting, actor, emit, open_db, run
+from cli.deciding import add_decisions
+from cli.tenancy import Reason, parse_id, tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
 
@@ -65,8 +68,9 @@ def dry_run(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             spec = await _spec(database, file, rate, as_of, model, tenant, refund)
-            result = await admin_corrections.dry_run(database, actor(), month=parse_month(month), spec=spec)
+            result = await admin_corrections.dry_run(database, who, month=parse_month(month), spec=spec)
             _show_dry_run(result, as_json)
 
     run(act)
@@ -97,29 +101,32 @@ def request(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             spec = await _spec(database, file, rate, as_of, model, tenant, refund)
             asked = await admin_corrections.request_correction(
-                database, actor(), month=parse_month(month), spec=spec, reason=reason
+                database, who, month=parse_month(month), spec=spec, reason=reason
             )
             emit(asked, as_json)
 
     run(act)
 
 
-@app.command(epilog="Example: penstock corrections approve 0199a1b2-0000-7000-8000-000000000000")
-def approve(
-    correction: CorrectionId, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
-    """Agree to a correction that somebody else asked for; this books it."""
-    _decide(correction, True, reason, data_dir, as_json)
+async def _decide(
+    database: Database, who: Actor, correction_id: UUID, approve: bool, reason: str | None
+) -> object:
+    return await admin_corrections.decide_correction(
+        database, who, correction_id=correction_id, approve=approve, reason=reason
+    )
 
 
-@app.command(epilog="Example: penstock corrections reject 0199a1b2-0000-7000-8000-000000000000")
-def reject(
-    correction: CorrectionId, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
-    """Refuse a correction, or take one's own request back."""
-    _decide(correction, False, reason, data_dir, as_json)
+add_decisions(
+    app,
+    _decide,
+    group="corrections",
+    what="correction",
+    approve="Agree to a correction that another person requested; this books it.",
+    reject="Refuse a correction, or take one's own request back.",
+)
 
 
 @app.command(
@@ -132,8 +139,9 @@ def reverse(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             asked = await admin_corrections.request_reversal(
-                database, actor(), correction_id=parse_id(correction, "correction"), reason=reason
+                database, who, correction_id=parse_id(correction, "correction"), reason=reason
             )
             emit(asked, as_json)
 
@@ -151,8 +159,9 @@ def list_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             rows = await admin_corrections.list_corrections(
-                database, actor(), month=None if month is None else parse_month(month), limit=limit
+                database, who, month=None if month is None else parse_month(month), limit=limit
             )
             emit(rows, as_json)
 
@@ -165,8 +174,9 @@ def show(correction: CorrectionId, data_dir: DataDir = None, as_json: AsJson = F
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             found, lines = await admin_corrections.show_correction(
-                database, actor(), correction_id=parse_id(correction, "correction")
+                database, who, correction_id=parse_id(correction, "correction")
             )
             if as_json:
                 emit({"correction": found, "lines": lines}, True)
@@ -244,18 +254,3 @@ def _show_dry_run(result: DryRun, as_json: bool) -> None:
     emit({"month": result.month, "until": result.until, "delta_usd": result.delta_usd}, False)
     emit(result.tenants, False, "Organisations")
     emit(result.lines, False, "Lines")
-
-
-def _decide(correction: str, yes: bool, reason: str | None, data_dir: DataDir, as_json: bool) -> None:
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            decided = await admin_corrections.decide_correction(
-                database,
-                actor(),
-                correction_id=parse_id(correction, "correction"),
-                approve=yes,
-                reason=reason,
-            )
-            emit(decided, as_json)
-
-    run(act)

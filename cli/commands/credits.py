@@ -4,12 +4,12 @@ from typing import Annotated, cast
 
 import typer
 
-from admin import billing as admin_billing
+from admin import accounts as admin_accounts
+from admin import credits as admin_credits
 from billing.ledger.credits import LotKind
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from cli.tenancy import Reason, TenantRef, tenant_id_of
-from core.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Credit, budgets and balances of organisations.")
 
@@ -23,8 +23,9 @@ def show(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
-            emit(await admin_billing.get_account(database, actor(), tenant_id=tenant_id), as_json)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
+            emit(await admin_accounts.get_account(database, who, tenant_id=tenant_id), as_json)
 
     run(act)
 
@@ -35,8 +36,9 @@ def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) 
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
-            emit(await admin_billing.list_grants(database, actor(), tenant_id=tenant_id), as_json)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
+            emit(await admin_credits.list_grants(database, who, tenant_id=tenant_id), as_json)
 
     run(act)
 
@@ -64,17 +66,17 @@ def grant(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
-            account = await admin_billing.grant_credit(
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
+            account = await admin_credits.grant_credit(
                 database,
-                actor(),
+                who,
                 tenant_id=tenant_id,
                 amount_usd=usd,
                 reason=reason,
                 kind=cast(LotKind, kind),
                 expires_at=None if expires is None else parse_instant(expires, "--expires"),
                 priority=priority,
-                limit_usd=Settings().approval_limit_usd,
             )
             emit(account, as_json)
 
@@ -92,8 +94,9 @@ def lots(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
-            rows = await admin_billing.list_lots(database, actor(), tenant_id=tenant_id, spent=spent)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
+            rows = await admin_credits.list_lots(database, who, tenant_id=tenant_id, spent=spent)
             emit(rows, as_json)
 
     run(act)
@@ -105,9 +108,10 @@ def budget(tenant: TenantRef, usd: UsdOrNone, data_dir: DataDir = None, as_json:
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
-            account = await admin_billing.set_budget(
-                database, actor(), tenant_id=tenant_id, usd=_usd_or_none(usd)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
+            account = await admin_accounts.set_budget(
+                database, who, tenant_id=tenant_id, usd=_usd_or_none(usd)
             )
             emit(account, as_json)
 
@@ -122,14 +126,14 @@ def limit(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
-            account = await admin_billing.set_credit_limit(
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
+            account = await admin_accounts.set_credit_limit(
                 database,
-                actor(),
+                who,
                 tenant_id=tenant_id,
                 usd=_usd_or_none(usd),
                 reason=reason,
-                limit_usd=Settings().approval_limit_usd,
             )
             emit(account, as_json)
 

@@ -10,9 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from admin import invoices as admin_invoices
 from billing.ledger.months import parse_month
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from cli.tenancy import Reason, parse_id, tenant_id_of
-from core.settings import Settings
 
 app = typer.Typer(
     no_args_is_help=True, help="Invoices: make a month's, list and show them, trace, void, write off."
@@ -37,9 +36,10 @@ def make(month: Month, data_dir: DataDir = None, as_json: AsJson = False) -> Non
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             with progress_bar(f"Invoices of {month}") as progress:
                 done = await admin_invoices.make_invoices(
-                    database, actor(), month=parse_month(month), progress=progress
+                    database, who, month=parse_month(month), progress=progress
                 )
             emit(done, as_json)
 
@@ -61,10 +61,11 @@ def list_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             rows = await admin_invoices.list_invoices(
                 database,
-                actor(),
+                who,
                 month=None if month is None else parse_month(month),
                 tenant_id=tenant_id,
                 status=status,
@@ -81,7 +82,8 @@ def show(invoice: InvoiceRef, data_dir: DataDir = None, as_json: AsJson = False)
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            found = await admin_invoices.show_invoice(database, actor(), ref=invoice)
+            who = await acting(database, data_dir)
+            found = await admin_invoices.show_invoice(database, who, ref=invoice)
             if as_json:
                 emit(found, True)
                 return
@@ -105,9 +107,10 @@ def trace(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             page = await admin_invoices.trace_line(
                 database,
-                actor(),
+                who,
                 line_id=parse_id(line, "line"),
                 limit=limit,
                 after=None if after is None else parse_id(after, "request"),
@@ -129,7 +132,8 @@ def void(invoice: InvoiceRef, reason: Reason, data_dir: DataDir = None, as_json:
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            emit(await admin_invoices.void_invoice(database, actor(), ref=invoice, reason=reason), as_json)
+            who = await acting(database, data_dir)
+            emit(await admin_invoices.void_invoice(database, who, ref=invoice, reason=reason), as_json)
 
     run(act)
 
@@ -142,9 +146,8 @@ def write_off(invoice: InvoiceRef, reason: Reason, data_dir: DataDir = None, as_
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            done = await admin_invoices.write_off_invoice(
-                database, actor(), ref=invoice, reason=reason, limit_usd=Settings().approval_limit_usd
-            )
+            who = await acting(database, data_dir)
+            done = await admin_invoices.write_off_invoice(database, who, ref=invoice, reason=reason)
             emit(done, as_json)
 
     run(act, as_json=as_json)

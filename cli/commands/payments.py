@@ -8,18 +8,17 @@ from uuid import UUID
 import typer
 
 from admin import payments as admin_payments
+from admin.actor import Actor
 from billing.ledger.months import parse_month
-from cli.context import AsJson, DataDir, actor, emit, open_db, run, runtime
-from cli.tenancy import MaybeReason, Reason, TenantRef, parse_id, tenant_id_of
+from cli.context import AsJson, DataDir, acting, actor, emit, open_db, run, runtime
+from cli.deciding import add_decisions
+from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of
 from core.db import Database
 from core.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Payments, refunds, disputes; our books compared with Stripe.")
 
 Usd = Annotated[str, typer.Argument(metavar="USD", help="Dollars, such as 25 or 12.50.")]
-ApprovalId = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of the request, as `refunds --waiting` shows it.")
-]
 MaybeTenant = Annotated[str | None, typer.Option("--tenant", help="Only this organisation's.")]
 Limit = Annotated[int, typer.Option("--limit", help="Rows shown.")]
 
@@ -49,10 +48,9 @@ def customers(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             scope = await _scope(database, tenant)
-            emit(
-                await admin_payments.list_customers(database, actor(), tenant_id=scope, limit=limit), as_json
-            )
+            emit(await admin_payments.list_customers(database, who, tenant_id=scope, limit=limit), as_json)
 
     run(act)
 
@@ -65,8 +63,9 @@ def list_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             scope = await _scope(database, tenant)
-            emit(await admin_payments.list_payments(database, actor(), tenant_id=scope, limit=limit), as_json)
+            emit(await admin_payments.list_payments(database, who, tenant_id=scope, limit=limit), as_json)
 
     run(act)
 
@@ -86,9 +85,10 @@ def topup(
 
     async def act() -> None:
         async with open_db(data_dir) as database, open_gateway(_settings(data_dir)) as gateway:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
             started = await admin_payments.start_topup(
-                database, actor(), gateway, tenant_id=tenant_id, amount_usd=usd, return_url=return_url
+                database, who, gateway, tenant_id=tenant_id, amount_usd=usd, return_url=return_url
             )
             emit(started, as_json)
 
@@ -103,8 +103,9 @@ def topups(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             scope = await _scope(database, tenant)
-            emit(await admin_payments.list_topups(database, actor(), tenant_id=scope, limit=limit), as_json)
+            emit(await admin_payments.list_topups(database, who, tenant_id=scope, limit=limit), as_json)
 
     run(act)
 
@@ -123,10 +124,11 @@ def auto_topup(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
             rule = await admin_payments.set_auto_topup(
                 database,
-                actor(),
+                who,
                 tenant_id=tenant_id,
                 enabled=not off,
                 threshold_usd=below,
@@ -153,48 +155,38 @@ def refund(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
             made = await admin_payments.refund(
                 database,
-                actor(),
+                who,
                 tenant_id=tenant_id,
                 payment_intent=payment_intent,
                 amount_usd=usd,
                 reason=reason,
-                limit_usd=Settings().approval_limit_usd,
             )
             emit(made, as_json)
 
     run(act)
 
 
-@app.command(epilog="Example: penstock payments approve-refund 0199a1b2-0000-7000-8000-000000000000")
-def approve_refund(
-    approval: ApprovalId, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
-    """Agree to a refund that somebody else asked for; this books it, and a job sends it."""
-    _decide(approval, True, reason, data_dir, as_json)
+async def _decide(
+    database: Database, who: Actor, approval_id: UUID, approve: bool, reason: str | None
+) -> object:
+    return await admin_payments.decide_refund(
+        database, who, approval_id=approval_id, approve=approve, reason=reason
+    )
 
 
-@app.command(
-    epilog='Example: penstock payments reject-refund 0199a1b2-0000-7000-8000-000000000000 --reason "was used"'
+add_decisions(
+    app,
+    _decide,
+    group="payments",
+    what="request",
+    approve="Agree to a refund that another person requested; this books it, and a job sends it.",
+    reject="Refuse a refund, or take one's own request back.",
+    suffix="-refund",
 )
-def reject_refund(
-    approval: ApprovalId, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
-    """Refuse a refund, or take one's own request back."""
-    _decide(approval, False, reason, data_dir, as_json)
-
-
-def _decide(approval: str, yes: bool, reason: str | None, data_dir: DataDir, as_json: bool) -> None:
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            decided = await admin_payments.decide_refund(
-                database, actor(), approval_id=parse_id(approval, "request"), approve=yes, reason=reason
-            )
-            emit(decided, as_json)
-
-    run(act)
 
 
 @app.command(epilog="Example: penstock payments refunds --waiting --json")
@@ -209,11 +201,12 @@ def refunds(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             scope = await _scope(database, tenant)
             if waiting:
-                emit(await admin_payments.list_waiting_refunds(database, actor(), tenant_id=scope), as_json)
+                emit(await admin_payments.list_waiting_refunds(database, who, tenant_id=scope), as_json)
                 return
-            emit(await admin_payments.list_refunds(database, actor(), tenant_id=scope, limit=limit), as_json)
+            emit(await admin_payments.list_refunds(database, who, tenant_id=scope, limit=limit), as_json)
 
     run(act)
 
@@ -226,8 +219,9 @@ def disputes(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             scope = await _scope(database, tenant)
-            emit(await admin_payments.list_disputes(database, actor(), tenant_id=scope, limit=limit), as_json)
+            emit(await admin_payments.list_disputes(database, who, tenant_id=scope, limit=limit), as_json)
 
     run(act)
 
@@ -243,9 +237,8 @@ def events(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            emit(
-                await admin_payments.list_events(database, actor(), only_open=only_open, limit=limit), as_json
-            )
+            who = await acting(database, data_dir)
+            emit(await admin_payments.list_events(database, who, only_open=only_open, limit=limit), as_json)
 
     run(act)
 
@@ -256,7 +249,8 @@ def blocked(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            emit(await admin_payments.list_blocked(database, actor()), as_json)
+            who = await acting(database, data_dir)
+            emit(await admin_payments.list_blocked(database, who), as_json)
 
     run(act)
 
@@ -274,8 +268,9 @@ def send_again(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             object_id = parse_id(identity, "blocked object")
-            await admin_payments.send_again(database, actor(), kind=kind, object_id=object_id, reason=reason)
+            await admin_payments.send_again(database, who, kind=kind, object_id=object_id, reason=reason)
             print("it will be sent within seconds")
 
     run(act)
@@ -292,8 +287,9 @@ def reconcile(
 
     async def act() -> bool:
         async with open_db(data_dir) as database, open_gateway(_settings(data_dir)) as gateway:
-            await admin_payments.sync(database, actor(), gateway)
-            found = await admin_payments.compare(database, actor(), gateway, month=parse_month(month))
+            who = await acting(database, data_dir)
+            await admin_payments.sync(database, who, gateway)
+            found = await admin_payments.compare(database, who, gateway, month=parse_month(month))
             emit(found, as_json)
             return found.ok
 

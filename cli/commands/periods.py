@@ -7,7 +7,7 @@ import typer
 from admin import periods as admin_periods
 from billing.ledger.months import parse_month
 from cli.commands.invoices import Month, progress_bar
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from cli.tenancy import MaybeReason, Reason, parse_id
 
 app = typer.Typer(
@@ -21,7 +21,8 @@ def show(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            emit(await admin_periods.list_periods(database, actor()), as_json)
+            who = await acting(database, data_dir)
+            emit(await admin_periods.list_periods(database, who), as_json)
 
     run(act)
 
@@ -32,7 +33,8 @@ def check(month: Month, data_dir: DataDir = None, as_json: AsJson = False) -> No
 
     async def act() -> bool:
         async with open_db(data_dir) as database:
-            found = await admin_periods.check_period(database, actor(), month=parse_month(month))
+            who = await acting(database, data_dir)
+            found = await admin_periods.check_period(database, who, month=parse_month(month))
             emit(found if as_json else found.checks, as_json)
             return found.ok
 
@@ -48,9 +50,10 @@ def close(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             with progress_bar(f"Invoices of {month}") as progress:
                 closed = await admin_periods.close_period(
-                    database, actor(), month=parse_month(month), reason=reason, progress=progress
+                    database, who, month=parse_month(month), reason=reason, progress=progress
                 )
             emit(closed if as_json else closed.checks, as_json)
 
@@ -72,8 +75,9 @@ def write_off(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             await admin_periods.write_off_parked(
-                database, actor(), request_id=parse_id(request, "request"), reason=reason
+                database, who, request_id=parse_id(request, "request"), reason=reason
             )
 
     run(act)

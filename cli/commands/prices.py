@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from admin import billing as admin_billing
+from admin import prices as admin_prices
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from cli.tenancy import MaybeReason, Reason, tenant_id_of
 
 app = typer.Typer(
@@ -32,9 +32,10 @@ def list_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            rows = await admin_billing.list_prices(
-                database, actor(), model=model, tenant_id=tenant_id, history=history
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            rows = await admin_prices.list_prices(
+                database, who, model=model, tenant_id=tenant_id, history=history
             )
             emit(rows, as_json)
 
@@ -64,10 +65,11 @@ def set_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            price = await admin_billing.set_price(
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            price = await admin_prices.set_price(
                 database,
-                actor(),
+                who,
                 model=model,
                 tier=tier,
                 tenant_id=tenant_id,
@@ -92,9 +94,10 @@ def history(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            rows = await admin_billing.list_prices(
-                database, actor(), model=model, tenant_id=tenant_id, history=True
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            rows = await admin_prices.list_prices(
+                database, who, model=model, tenant_id=tenant_id, history=True
             )
             emit(rows, as_json)
 
@@ -117,10 +120,11 @@ def end(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            rows = await admin_billing.end_price(
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            rows = await admin_prices.end_price(
                 database,
-                actor(),
+                who,
                 model=model,
                 tier=tier,
                 tenant_id=tenant_id,
@@ -145,7 +149,8 @@ def withdraw(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            price = await admin_billing.withdraw_price(database, actor(), version=version, reason=reason)
+            who = await acting(database, data_dir)
+            price = await admin_prices.withdraw_price(database, who, version=version, reason=reason)
             emit(price, as_json)
 
     run(act, as_json=as_json)
@@ -157,6 +162,7 @@ def unpriced(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            emit(await admin_billing.unpriced(database, actor()), as_json)
+            who = await acting(database, data_dir)
+            emit(await admin_prices.unpriced(database, who), as_json)
 
     run(act)

@@ -178,13 +178,15 @@ def migrate() -> None:
     if not url:
         raise InvalidRequest("DATABASE_URL is not set; `penstock migrate` needs it")
     with server_errors():
-        asyncio.run(_migrate(database_url(url)))
+        warning = asyncio.run(_migrate(database_url(url), load_settings()))
+    if warning is not None:
+        typer.echo(f"penstock: warning: {warning}", err=True)
     typer.echo("the schema is up to date, the models of the catalog are offered")
 
 
-async def _migrate(url: str) -> None:
+async def _migrate(url: str, settings: Settings) -> str | None:
     from admin.actor import system_actor  # the roles start faster without these
-    from cli.bootstrap import offer_models
+    from cli.bootstrap import offer_models, store_limit
     from core.db import Database
     from core.services import migrate as migrate_database
     from workers.catalog import load_catalog
@@ -192,6 +194,8 @@ async def _migrate(url: str) -> None:
     await migrate_database(url)
     database = Database(url, pool_size=1)
     try:
-        await offer_models(database, system_actor("penstock migrate"), load_catalog())
+        actor = system_actor("penstock migrate")
+        await offer_models(database, actor, load_catalog())
+        return await store_limit(database, actor, settings)
     finally:
         await database.close()

@@ -6,7 +6,7 @@ import typer
 
 from admin import tenants as admin_tenants
 from admin.tenants import BillingMode
-from cli.context import AsJson, DataDir, actor, emit, run
+from cli.context import AsJson, DataDir, acting, actor, emit, run
 from cli.tenancy import MaybeReason, Reason, TenantRef, open_db_for_changes, tenant_id_of
 from core.errors import InvalidRequest
 from core.settings import Settings
@@ -37,6 +37,8 @@ def create(
     """Make an organisation with a project "default" and the default limits (`penstock limits defaults`)."""
     mode = _mode(billing)
 
+    settings = Settings()
+
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
             made = await admin_tenants.create_tenant(
@@ -45,7 +47,8 @@ def create(
                 name=name,
                 tier=tier,
                 billing_mode=mode,
-                limits=default_limits(Settings()),
+                limits=default_limits(settings),
+                credit_limit_usd=settings.default_credit_limit_usd,
             )
             emit(made, as_json)
 
@@ -89,18 +92,18 @@ def set_tier(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move an organisation to another tier: another band of the queue, other prices."""
+    """Move an organisation to another tier: another band of the queue, other prices. Takes two people."""
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             changed = await admin_tenants.set_tier(
                 database, who, tenant_id=tenant_id, tier=tier, reason=reason
             )
             emit(changed, as_json)
 
-    run(act)
+    run(act, as_json=as_json)
 
 
 @app.command("share", epilog='Example: penstock tenants share acme-robotics 200 --reason "contract 12"')

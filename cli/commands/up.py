@@ -5,7 +5,7 @@ import logging
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,10 @@ from cli.display import Display
 from cli.rundir import RunDir
 from core.errors import InvalidRequest
 from core.logs import JsonFormatter
+
+if TYPE_CHECKING:
+    from cli.external import ExternalOptions
+    from cli.stack import Options
 
 app = typer.Typer()
 
@@ -26,74 +30,87 @@ class Engine(StrEnum):
     EXTERNAL = "external"
 
 
+DataDir = Annotated[
+    Path, typer.Option("--data-dir", envvar="PENSTOCK_DATA_DIR", help="Where all state is kept.")
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", min=0, max=65535, help="Customer API; default 8000 or a free one, 0 = any."),
+]
+ConsolePort = Annotated[
+    int | None,
+    typer.Option("--console-port", min=0, max=65535, help="Console; default 8001 or a free one, 0 = any."),
+]
+EngineKind = Annotated[
+    Engine, typer.Option("--engine", help="auto: vLLM on GPUs if there are any, else on the CPU.")
+]
+EngineUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-url",
+        help="With --engine external: base URL of an OpenAI-compatible engine; repeat it for several.",
+    ),
+]
+EngineKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--engine-key-file", help="File with the API key of external engines; or set PENSTOCK_ENGINE_KEY."
+    ),
+]
+PriceInput = Annotated[
+    str | None,
+    typer.Option("--price-input", help="Dollars per million input tokens of external engines' models."),
+]
+PriceCachedInput = Annotated[
+    str | None,
+    typer.Option("--price-cached-input", help="The same of cached input; default: the price of input."),
+]
+PriceOutput = Annotated[str | None, typer.Option("--price-output", help="The same of output tokens.")]
+MaxNumSeqs = Annotated[
+    int,
+    typer.Option(
+        "--max-num-seqs", min=1, max=65536, help="Sequences that an external engine runs at a time."
+    ),
+]
+ContextLen = Annotated[
+    int,
+    typer.Option(
+        "--context-len", min=0, max=2**31 - 1, help="Context length where an external engine states none."
+    ),
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="Model to serve; default: one that fits this machine, or all that external engines list.",
+    ),
+]
+Replicas = Annotated[int, typer.Option("--replicas", min=1, max=64, help="Engines to start.")]
+ApiWorkers = Annotated[int, typer.Option("--api-workers", min=1, max=64, help="API processes.")]
+ReadyFile = Annotated[
+    Path | None, typer.Option("--ready-file", help="JSON about everything, written when it answers.")
+]
+NoDemo = Annotated[bool, typer.Option("--no-demo", help="Make no demo organisation and key.")]
+
+
 @app.command()
 def up(
-    data_dir: Annotated[
-        Path, typer.Option("--data-dir", envvar="PENSTOCK_DATA_DIR", help="Where all state is kept.")
-    ] = Path(".penstock"),
-    port: Annotated[
-        int | None,
-        typer.Option("--port", min=0, max=65535, help="Customer API; default 8000 or a free one, 0 = any."),
-    ] = None,
-    console_port: Annotated[
-        int | None,
-        typer.Option(
-            "--console-port", min=0, max=65535, help="Console; default 8001 or a free one, 0 = any."
-        ),
-    ] = None,
-    engine: Annotated[
-        Engine, typer.Option("--engine", help="auto: vLLM on GPUs if there are any, else on the CPU.")
-    ] = Engine.AUTO,
-    engine_url: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--engine-url",
-            help="With --engine external: base URL of an OpenAI-compatible engine; repeat it for several.",
-        ),
-    ] = None,
-    engine_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--engine-key-file",
-            help="File with the API key of external engines; or set PENSTOCK_ENGINE_KEY.",
-        ),
-    ] = None,
-    price_input: Annotated[
-        str | None,
-        typer.Option("--price-input", help="Dollars per million input tokens of external engines' models."),
-    ] = None,
-    price_cached_input: Annotated[
-        str | None,
-        typer.Option("--price-cached-input", help="The same of cached input; default: the price of input."),
-    ] = None,
-    price_output: Annotated[
-        str | None, typer.Option("--price-output", help="The same of output tokens.")
-    ] = None,
-    max_num_seqs: Annotated[
-        int,
-        typer.Option(
-            "--max-num-seqs", min=1, max=65536, help="Sequences that an external engine runs at a time."
-        ),
-    ] = 256,
-    context_len: Annotated[
-        int,
-        typer.Option(
-            "--context-len", min=0, max=2**31 - 1, help="Context length where an external engine states none."
-        ),
-    ] = 0,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            help="Model to serve; default: one that fits this machine, or all that external engines list.",
-        ),
-    ] = "",
-    replicas: Annotated[int, typer.Option("--replicas", min=1, max=64, help="Engines to start.")] = 1,
-    api_workers: Annotated[int, typer.Option("--api-workers", min=1, max=64, help="API processes.")] = 1,
-    ready_file: Annotated[
-        Path | None, typer.Option("--ready-file", help="JSON about everything, written when it answers.")
-    ] = None,
-    no_demo: Annotated[bool, typer.Option("--no-demo", help="Make no demo organisation and key.")] = False,
+    data_dir: DataDir = Path(".penstock"),
+    port: Port = None,
+    console_port: ConsolePort = None,
+    engine: EngineKind = Engine.AUTO,
+    engine_url: EngineUrls = None,
+    engine_key_file: EngineKeyFile = None,
+    price_input: PriceInput = None,
+    price_cached_input: PriceCachedInput = None,
+    price_output: PriceOutput = None,
+    max_num_seqs: MaxNumSeqs = 256,
+    context_len: ContextLen = 0,
+    model: Model = "",
+    replicas: Replicas = 1,
+    api_workers: ApiWorkers = 1,
+    ready_file: ReadyFile = None,
+    no_demo: NoDemo = False,
 ) -> None:
     """Run everything on this machine: stores, scheduler, engine, API, jobs and console. Ctrl-C stops it.
 
@@ -103,39 +120,67 @@ def up(
 
     penstock up --engine external --engine-url http://127.0.0.1:8000 --price-input 0.20 --price-output 0.60
     """
-    if (engine is Engine.EXTERNAL) != bool(engine_url):
+    prices = (price_input, price_cached_input, price_output)
+    _check_external_only(engine, engine_url, (engine_key_file, *prices))
+    from cli.stack import Options  # all roles' packages: too slow for --help
+
+    _run(
+        Options(
+            data_dir=data_dir,
+            port=port,
+            console_port=console_port,
+            engine=str(engine),
+            external=_external(engine_url, engine_key_file, prices, max_num_seqs, context_len),
+            model=model,
+            replicas=replicas,
+            api_workers=api_workers,
+            ready_file=ready_file.resolve() if ready_file else None,
+            demo=not no_demo,
+        )
+    )
+
+
+def _check_external_only(engine: Engine, urls: list[str] | None, options: tuple[object, ...]) -> None:
+    """Raise InvalidRequest for options of external engines without them, and for external engines without `urls`."""
+    if (engine is Engine.EXTERNAL) != bool(urls):
         raise InvalidRequest("--engine external and --engine-url URL go together")
-    external_only = (engine_key_file, price_input, price_cached_input, price_output)
-    if engine is not Engine.EXTERNAL and any(value is not None for value in external_only):
+    if engine is not Engine.EXTERNAL and any(value is not None for value in options):
         raise InvalidRequest("prices and --engine-key-file are options of --engine external")
+
+
+def _external(
+    urls: list[str] | None,
+    key_file: Path | None,
+    prices: tuple[str | None, str | None, str | None],
+    max_num_seqs: int,
+    context_len: int,
+) -> "ExternalOptions":
+    """The options of external engines, whose `prices` are those of input, cached input and output.
+
+    Raises InvalidRequest for what is not valid, before anything starts.
+    """
     from cli.external import ExternalOptions
-    from cli.stack import Options, Platform  # all roles' packages: too slow for --help
     from workers.engine_models import engine_urls
 
+    price_input, price_cached_input, price_output = prices
     external = ExternalOptions(
-        urls=tuple(engine_urls(",".join(engine_url))) if engine_url else (),
-        key=_engine_key(engine_key_file),
+        urls=tuple(engine_urls(",".join(urls))) if urls else (),
+        key=_engine_key(key_file),
         max_num_seqs=max_num_seqs,
         context_len=context_len,
         price_input=price_input,
         price_cached_input=price_cached_input,
         price_output=price_output,
     )
-    _ = external.rates  # refuses invalid prices before anything starts
+    _ = external.rates  # refuses invalid prices
+    return external
 
-    options = Options(
-        data_dir=data_dir,
-        port=port,
-        console_port=console_port,
-        engine=str(engine),
-        external=external,
-        model=model,
-        replicas=replicas,
-        api_workers=api_workers,
-        ready_file=ready_file.resolve() if ready_file else None,
-        demo=not no_demo,
-    )
-    run_dir = RunDir(data_dir)
+
+def _run(options: "Options") -> None:
+    """Run the platform in its data directory, which it locks, until it is stopped."""
+    from cli.stack import Platform
+
+    run_dir = RunDir(options.data_dir)
     run_dir.acquire()
     try:
         _log_to(run_dir.logs / "up.log")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from admin import archive as admin_archive
-from admin import billing as admin_billing
+from admin import usage as admin_usage
 from billing.ledger.months import parse_month
 from billing.reports.usage_report import Totals
 from billing.usage.archive import archive_dir
@@ -84,7 +84,7 @@ def totals(
         period = parse_period(start, end)
         async with open_db(data_dir) as database:
             tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            found = await admin_billing.usage_totals(
+            found = await admin_usage.usage_totals(
                 database, actor(), start=period[0], end=period[1], tenant_id=tenant_id
             )
         emit(found if as_json else _side_by_side(found), as_json)

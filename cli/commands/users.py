@@ -6,11 +6,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from admin import shell_users as admin_shell_users
 from admin import users as admin_users
-from admin.logins import authenticate_token
-from cli.context import AsJson, DataDir, actor, emit, open_db, pepper, run
+from admin.actor import user_id_of
+from cli.context import AsJson, DataDir, acting, emit, pepper, run
 from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of, user_of
+from core.errors import AuthenticationFailed
 from tenants.roles import ALL_ROLES
 
 app = typer.Typer(no_args_is_help=True, help="People: make, role, password, tokens of the admin REST.")
@@ -29,7 +29,7 @@ def list_(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             emit(await admin_users.list_users(database, who, tenant_id=tenant_id), as_json)
 
@@ -49,7 +49,7 @@ def create(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             made = await admin_users.create_user(
                 database, who, email=email, password=password, role=role, tenant_id=tenant_id
@@ -65,7 +65,7 @@ def set_role(user: UserRef, role: RoleName, data_dir: DataDir = None, as_json: A
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             found = await user_of(database, who, user)
             emit(await admin_users.set_role(database, who, user_id=found.id, role=role), as_json)
 
@@ -79,7 +79,7 @@ def password(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             found = await user_of(database, who, user)
             emit(await admin_users.reset_password(database, who, user_id=found.id, password=new), as_json)
 
@@ -92,7 +92,7 @@ def disable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) ->
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             found = await user_of(database, who, user)
             emit(await admin_users.disable_user(database, who, user_id=found.id), as_json)
 
@@ -105,7 +105,7 @@ def enable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> 
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             found = await user_of(database, who, user)
             emit(await admin_users.enable_user(database, who, user_id=found.id), as_json)
 
@@ -114,19 +114,24 @@ def enable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> 
 
 @app.command(epilog="Example: penstock users token ada@example.com --name terraform")
 def token(
-    user: UserRef,
+    email: Annotated[str, typer.Argument(help="Your mail address.")],
     name: Annotated[str, typer.Option(help="What the token is for.")],
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token of the admin REST that acts as this person. It is shown this once."""
+    """Make a token of the admin REST that acts as you, and show it this once.
+
+    Your password is asked for, or read from standard input. In PENSTOCK_ADMIN_TOKEN it tells commands who you are.
+    """
+    secret = _read_secret("password")
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
-            found = await user_of(database, who, user)
+            who = await admin_users.verify_login(database, email, secret, address="shell")
+            if who is None:
+                raise AuthenticationFailed("the mail address or the password is wrong", code="wrong_password")
             created = await admin_users.create_admin_token(
-                database, who, pepper=pepper(data_dir), user_id=found.id, name=name
+                database, who, pepper=pepper(data_dir), user_id=user_id_of(who), name=name
             )
             emit({"secret": created.secret, **msgspec.to_builtins(created.view)}, as_json)
 
@@ -139,7 +144,7 @@ def tokens(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> 
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             found = await user_of(database, who, user)
             emit(await admin_users.list_admin_tokens(database, who, user_id=found.id), as_json)
 
@@ -158,53 +163,11 @@ def revoke_token(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
+            who = await acting(database, data_dir)
             changed = await admin_users.revoke_admin_token(
-                database, actor(), token_id=parse_id(token_id, "token")
+                database, who, token_id=parse_id(token_id, "token")
             )
             emit(changed, as_json)
-
-    run(act)
-
-
-@app.command("claim-shell", epilog="Example: penstock users claim-shell < my-token")
-def claim_shell(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Map this shell user to the person whose token of the admin REST is asked for, or read from standard input."""
-    secret = _read_secret("token")
-
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            person = await authenticate_token(database, secret, pepper=pepper(data_dir))
-            emit(await admin_shell_users.claim(database, person, name=actor().id), as_json)
-
-    run(act)
-
-
-@app.command("release-shell", epilog="Example: penstock users release-shell < my-token")
-def release_shell(
-    name: Annotated[str | None, typer.Option(help="Another shell user than this one.")] = None,
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Remove the person of a shell user. Takes a token as `claim-shell`: the person's own or a platform admin's."""
-    secret = _read_secret("token")
-
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            person = await authenticate_token(database, secret, pepper=pepper(data_dir))
-            released = name or actor().id
-            await admin_shell_users.release(database, person, name=released)
-            emit({"released": released}, as_json)
-
-    run(act)
-
-
-@app.command("shells", epilog="Example: penstock users shells")
-def shells(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List shell users and the people behind them."""
-
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            emit(await admin_shell_users.list_all(database, actor()), as_json)
 
     run(act)
 

@@ -1,12 +1,13 @@
 """Dialogs: confirmation with a reason for the audit log, forms, and showing a secret once."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from nicegui import ui
 from nicegui.elements.dialog import Dialog
 
-from console.components.base import Text, box, copy_button
+from console.components.base import Text, box, copy_button, description_list
+from console.format import Formatted
 from console.viewer import Viewer
 from core.errors import WaitsForApproval
 
@@ -41,14 +42,24 @@ def text_input(label: str, value: str = "", *, hint: str = "", kind: str = "text
 
 
 async def confirm(
-    viewer: Viewer, title: str, body: str, action: str, *, danger: bool = False, needs_reason: bool = True
+    viewer: Viewer,
+    title: str,
+    body: str,
+    action: str,
+    *,
+    danger: bool = False,
+    needs_reason: bool = True,
+    facts: Sequence[tuple[str, Formatted | str]] = (),
 ) -> str | None:
-    """Ask for confirmation. Returns the reason ("" when `needs_reason` is false), or None when cancelled.
+    """Ask for confirmation of what `facts` list.
 
+    Returns the reason ("" when `needs_reason` is false), or None when cancelled.
     Checks the session again after the answer, because a dialog may stay open for long. Raises SignedOut.
     """
-    with _frame(title) as dialog:
+    with _frame(title, wide=bool(facts)) as dialog:
         Text("p", body, "muted")
+        if facts:
+            description_list(facts)
         reason = (
             text_input("Reason", hint="Kept in the audit log.").props("autofocus maxlength=500")
             if needs_reason

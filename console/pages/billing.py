@@ -4,7 +4,7 @@ from uuid import UUID
 
 from fastapi import Request
 
-from admin import billing as admin_billing
+from admin import accounts as admin_accounts
 from console.components.base import page_head
 from console.components.tabs import chosen_tab, link_tabs
 from console.deps import Console
@@ -47,7 +47,7 @@ async def _credit(console: Console, viewer: Viewer, tenant_id: UUID, request: Re
     if paid is not None:
         await TopupResult(console, viewer, tenant_id, paid).draw()
     await money_panel(console, viewer, tenant_id)
-    account = await admin_billing.get_account(console.database, viewer.actor, tenant_id=tenant_id)
+    account = await admin_accounts.get_account(console.database, viewer.actor, tenant_id=tenant_id)
     if account.mode == "prepaid":
         await TopupPanel(console, viewer, tenant_id, str(request.base_url.replace(path="/billing"))).draw()
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 from fastapi import Request
 from nicegui import ui
 
-from admin import billing as admin_billing
+from admin import accounts as admin_accounts
 from admin import keys as admin_keys
 from admin import tenants as admin_tenants
 from console.components.base import Text, box, card, code, icon, page_head
@@ -41,7 +41,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     tenant, keys, account, called = await asyncio.gather(
         admin_tenants.get_tenant(console.database, viewer.actor, tenant_id=tenant_id),
         admin_keys.list_keys(console.database, viewer.actor, tenant_id=tenant_id),
-        admin_billing.get_account(console.database, viewer.actor, tenant_id=tenant_id),
+        admin_accounts.get_account(console.database, viewer.actor, tenant_id=tenant_id),
         has_requests(console.database, tenant_id),
     )
     has_key = any(key.status == "active" for key in keys)

@@ -91,7 +91,6 @@ def _acts(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
                 viewer.actor,
                 ref=ref,
                 reason=reason,
-                limit_usd=console.settings.approval_limit_usd,
             )
             reload_with("The invoice is written off.")
 

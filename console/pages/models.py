@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from fastapi import Request
 from nicegui import ui
 
-from admin import billing as admin_billing
 from admin import models as admin_models
+from admin import prices as admin_prices
 from admin import tenants as admin_tenants
 from admin.models import ModelView
 from billing.pricing.prices import PriceView
@@ -101,9 +101,9 @@ class _ModelsPage:
         since = self.console.clock.now() - REFUSED_LOOKBACK
         self.models, self.prices, tenants, self.refused = await asyncio.gather(
             admin_models.list_models(database, actor),
-            admin_billing.list_prices(database, actor, history=self.history),
+            admin_prices.list_prices(database, actor, history=self.history),
             admin_tenants.list_tenants(database, actor),
-            admin_billing.unpriced(database, actor, start=since),
+            admin_prices.unpriced(database, actor, start=since),
         )
         self.tenants = {tenant.id: tenant.name for tenant in tenants}
 

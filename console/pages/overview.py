@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from fastapi import Request
 from nicegui import ui
 
-from admin import billing as admin_billing
 from admin import models as admin_models
+from admin import prices as admin_prices
 from billing.reports.activity import Activity, activity
 from console.components.base import Stat, badge, box, card, notice, page_head
 from console.components.charts import Chart
@@ -97,7 +97,7 @@ class _Overview:
     async def _unpriced(self) -> list[str]:
         database, actor = self.console.database, self.viewer.actor
         models, prices = await asyncio.gather(
-            admin_models.list_models(database, actor), admin_billing.list_prices(database, actor)
+            admin_models.list_models(database, actor), admin_prices.list_prices(database, actor)
         )
         return unpriced(offered(models), prices, self.console.clock.now())
 

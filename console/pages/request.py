@@ -62,7 +62,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 def _adjust_button(console: Console, viewer: Viewer, one: RequestView) -> None:
     async def adjust() -> None:
-        open_adjust_form(
+        await open_adjust_form(
             console,
             viewer,
             one.tenant_id,

@@ -112,7 +112,7 @@ async def _money(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
     if viewer.may_bill:
 
         async def adjust() -> None:
-            open_adjust_form(console, viewer, tenant_id, done=reload)
+            await open_adjust_form(console, viewer, tenant_id, done=reload)
 
         with acts:
             secondary("Adjust", viewer.act(adjust), icon="tune")

@@ -8,8 +8,8 @@ import msgspec
 from fastapi import Request
 from nicegui import ui
 
-from admin import billing as admin_billing
 from admin import tenants as admin_tenants
+from admin import usage as admin_usage
 from billing.reports.usage_report import Totals
 from billing.usage.query import ReportQuery, ReportRow
 from console.components.base import Stat, Text, box, card, icon, link_button, notice, page_head
@@ -56,7 +56,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     rows, days, sums = await asyncio.gather(
         _report(console, viewer, query),
         _report(console, viewer, msgspec.structs.replace(query, group_by=("day",))),
-        admin_billing.usage_totals(
+        admin_usage.usage_totals(
             console.database, viewer.actor, start=query.start, end=query.end, tenant_id=query.tenant_id
         ),
     )
@@ -78,7 +78,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 def _report(console: Console, viewer: Viewer, query: ReportQuery) -> Awaitable[list[ReportRow]]:
-    return admin_billing.usage_report(
+    return admin_usage.usage_report(
         console.database,
         viewer.actor,
         start=query.start,
@@ -193,7 +193,7 @@ def _ledger_line(sums: Totals) -> None:
 async def _comparison(
     console: Console, viewer: Viewer, query: ReportQuery, before: tuple[datetime, datetime], period: Period
 ) -> None:
-    rows = await admin_billing.compare_usage(
+    rows = await admin_usage.compare_usage(
         console.database,
         viewer.actor,
         start=query.start,

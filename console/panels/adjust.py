@@ -6,6 +6,7 @@ from uuid import UUID
 from nicegui import ui
 
 from admin import adjustments as admin_adjustments
+from admin.approval_limit import get_limit
 from console.components.base import box
 from console.components.dialogs import form_dialog, text_input
 from console.deps import Console
@@ -16,7 +17,7 @@ from console.viewer import Viewer, toast_ok
 SIGNS = {"": "In the customer's favour", "-": "Charged to the customer"}
 
 
-def open_adjust_form(
+async def open_adjust_form(
     console: Console,
     viewer: Viewer,
     tenant_id: UUID,
@@ -27,7 +28,7 @@ def open_adjust_form(
     done: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Open the form: amount in US dollars, sign, corrected month, reason. Above the limit it needs an approval."""
-    limit = console.settings.approval_limit_usd
+    limit = await get_limit(console.database)
 
     async def save() -> bool:
         usd = ""
@@ -46,7 +47,6 @@ def open_adjust_form(
             amount_usd=f"{sign.value}{usd}",
             reason=why.value.strip(),
             corrects=(corrects.value or "").strip() or None,
-            limit_usd=limit,
         )
         shown = money(made.amount_usd).text
         if made.status == "waiting":
@@ -62,7 +62,7 @@ def open_adjust_form(
         "Ask for adjustment",
         viewer,
         save,
-        sub=f"Up to {money(str(limit)).text} it is booked at once; above, another person of finance must agree. "
+        sub=f"Up to {money(limit.limit_usd).text} it is booked at once; above, another person of finance must agree. "
         "Nothing is rewritten: it is a dated entry of today, on the next invoice or as credit.",
     ):
         with box("div", "fields"):

@@ -1,5 +1,6 @@
 """Acts above the approval limit that wait. Another person than the requester decides."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from uuid import UUID
@@ -13,12 +14,15 @@ from console.components.flash import reload_with
 from console.components.table import Cell, Column, Row, actions_cell, cell, data_table
 from console.deps import Console
 from console.format import Formatted, moment, money, words
+from console.panels.approval_facts import Fact, approval_facts, in_one_line
+from console.queries import all_accounts
 from console.viewer import Viewer
 
 OWN_REQUEST = "You asked for this: another person has to decide it."
 ShowCorrection = Callable[[Console, Viewer, UUID, dict[UUID, str]], Awaitable[None]]
 """Opens the dialog of a correction, which contains the decision."""
 _NAMES = {
+    "approval_limit.set": "Approval limit",
     "credit.grant": "Credit grant",
     "credit_limit.set": "Credit limit",
     "price.set": "Price",
@@ -29,6 +33,8 @@ _NAMES = {
     "invoice.write_off": "Write-off",
     "parked_record.write_off": "Write-off of a record",
     "period.close": "Close of a month",
+    "person.confirm": "A person's password",
+    "tenant.set_tier": "Tier of an organisation",
 }
 """Acts other than adjustments, refunds and corrections, by kind."""
 _COLUMNS = (
@@ -50,7 +56,12 @@ async def approvals_panel(
     console: Console, viewer: Viewer, tenants: dict[UUID, str], show: ShowCorrection
 ) -> None:
     """Draw the pending approvals with their actions; `show` opens a correction."""
-    waiting = await decisions.list_approvals(console.database, viewer.actor)
+    waiting, accounts = await asyncio.gather(
+        decisions.list_approvals(console.database, viewer.actor), all_accounts(console.database)
+    )
+    facts = {
+        one.id: approval_facts(one, accounts.get(one.tenant_id) if one.tenant_id else None) for one in waiting
+    }
     by_id = {str(one.id): one for one in waiting}
 
     async def act(name: str, row: str) -> None:
@@ -58,7 +69,7 @@ async def approvals_panel(
         if name == "open":
             await show(console, viewer, UUID(one.facts["correction_id"]), tenants)
         else:
-            await _decide(console, viewer, one, approve=name == "approve")
+            await _decide(console, viewer, one, facts[one.id], approve=name == "approve")
 
     if any(one.requested_by_id == viewer.actor.id for one in waiting):
         notice(
@@ -70,21 +81,24 @@ async def approvals_panel(
     with card("Waits for a second person", "Of every month.", flush=True):
         data_table(
             _COLUMNS,
-            [_row(one, viewer, tenants, now) for one in waiting],
+            [_row(one, facts[one.id], viewer, tenants, now) for one in waiting],
             label="Waits for a second person",
             nothing="Nothing waits.",
             on_action=viewer.act(act),
         )
 
 
-async def _decide(console: Console, viewer: Viewer, one: Approval, *, approve: bool) -> None:
-    """Confirm, then approve or reject an act."""
+async def _decide(
+    console: Console, viewer: Viewer, one: Approval, facts: list[Fact], *, approve: bool
+) -> None:
+    """Show the facts of an act, then approve or reject it."""
     reason = await confirm(
         viewer,
         f"{'Approve' if approve else 'Reject'}: {_name(one).lower()}?",
         _effect(one) if approve else "Nothing is changed. It may be requested again.",
         "Approve" if approve else "Reject",
         danger=not approve,
+        facts=facts,
     )
     if reason is None:
         return
@@ -105,41 +119,19 @@ def _effect(one: Approval) -> str:
         "refund": f"{amount} goes back to the payer's card, and the credit is taken. It cannot be called back.",
         "credit.grant": f"{amount} of credit can be spent at once.",
         "invoice.write_off": "What is open of the invoice is given up and booked as uncollectible.",
+        "person.confirm": "This person may approve acts of money. Approve it when they say that they alone know it.",
         "period.close": "The month is checked again, its invoices are made, and it is frozen for good.",
     }
     return effects.get(one.kind, "It is done at once, for requests admitted from then on.")
 
 
-def _details(one: Approval) -> str:
-    """The facts of an act that its amount and reason do not show."""
-    facts = one.facts
-    found = []
-    if "model" in facts:
-        found.append(f"{facts['model']} ({facts['tier']})")
-    if "input" in facts:
-        found.append(f"${facts['input']} in, ${facts['output']} out per million")
-    if facts.get("discount_bps"):
-        found.append(f"{facts['discount_bps'] / 100:g} % discount")
-    if facts.get("commit_monthly_usd"):
-        found.append(f"{money(facts['commit_monthly_usd']).text} a month committed")
-    if "credit_limit_usd" in facts:
-        limit = facts["credit_limit_usd"]
-        found.append("no limit" if limit is None else f"limit {money(limit).text}")
-    if facts.get("number"):
-        found.append(facts["number"])
-    month = facts.get("corrects") or facts.get("month")
-    if month:
-        found.append(f"month {month}")
-    return ", ".join(found)
-
-
-def _row(one: Approval, viewer: Viewer, tenants: dict[UUID, str], now: datetime) -> Row:
+def _row(one: Approval, facts: list[Fact], viewer: Viewer, tenants: dict[UUID, str], now: datetime) -> Row:
     amount = one.facts.get("amount_usd") or one.facts.get("delta_usd")
     tenant = tenants.get(one.tenant_id, "–") if one.tenant_id else "–" if one.kind in _NAMES else "several"
     asked = moment(one.requested_at, now)
     return {
         "id": str(one.id),
-        "what": cell(_name(one), sub=_details(one)),
+        "what": cell(_name(one), sub=in_one_line(facts), wrap=True),
         "tenant": cell(tenant, href=f"/tenants/{one.tenant_id}" if one.tenant_id else "", text=True),
         "amount": cell(money(amount), sub=favour(amount) if amount and one.kind == "adjustment" else ""),
         "reason": cell(one.facts.get("reason") or "–", wrap=True),

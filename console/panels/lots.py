@@ -6,7 +6,8 @@ from uuid import UUID
 
 from nicegui import ui
 
-from admin import billing as admin_billing
+from admin import credits as admin_credits
+from admin.approval_limit import get_limit
 from billing.ledger.credits import MAX_PRIORITY, PRIORITIES, Lot
 from console.components.base import box, card
 from console.components.dialogs import form_dialog, text_input
@@ -58,7 +59,7 @@ class LotsPanel:
         set_rows(self.table, await self._rows())
 
     async def _rows(self) -> list[Row]:
-        lots = await admin_billing.list_lots(
+        lots = await admin_credits.list_lots(
             self.console.database,
             self.viewer.actor,
             tenant_id=self.tenant_id,
@@ -90,14 +91,14 @@ def _losses(lot: Lot) -> str:
     return ", ".join(parts)
 
 
-def open_grant_form(
+async def open_grant_form(
     console: Console, viewer: Viewer, tenant_id: UUID, done: Callable[[], Awaitable[None]]
 ) -> None:
     """Open the form that grants prepaid credit: amount, kind, expiry, priority and reason.
 
     Above the limit it needs an approval.
     """
-    limit = console.settings.approval_limit_usd
+    limit = await get_limit(console.database)
 
     async def save() -> bool:
         usd, expires, order = "", None, None
@@ -117,7 +118,7 @@ def open_grant_form(
         reason.error = None if (reason.value or "").strip() else "Say why: it goes to the audit log."
         if amount.error or until.error or rank.error or reason.error:
             return False
-        await admin_billing.grant_credit(
+        await admin_credits.grant_credit(
             console.database,
             viewer.actor,
             tenant_id=tenant_id,
@@ -126,7 +127,6 @@ def open_grant_form(
             kind=kind.value,
             expires_at=expires,
             priority=order,
-            limit_usd=limit,
         )
         toast_ok(f"{money(usd).text} of credit granted.")
         await done()
@@ -137,7 +137,7 @@ def open_grant_form(
         "Grant credit",
         viewer,
         save,
-        sub=f"Up to {money(str(limit)).text} in 30 days it can be spent at once; more waits for a second person.",
+        sub=f"Up to {money(limit.limit_usd).text} in 30 days it can be spent at once; more waits for a second person.",
     ):
         amount = text_input("Amount in US dollars").props("autofocus inputmode=decimal prefix=$")
         with box("div", "fields"):

@@ -7,8 +7,8 @@ import msgspec
 from nicegui import ui
 from starlette.datastructures import QueryParams
 
-from admin import billing as admin_billing
 from admin import economics as admin_economics
+from admin import prices as admin_prices
 from billing.ledger.months import bounds, month_name, month_of
 from billing.reports.margin import DIRECT, EconomicsRow
 from billing.reports.margin_compare import BridgeView, PeriodView
@@ -112,7 +112,7 @@ def _words(span: tuple[datetime, datetime]) -> str:
 
 async def unpriced_alarm(console: Console, viewer: Viewer) -> None:
     """A notice for every requested or offered model without a price; normally none."""
-    for one in await admin_billing.unpriced(console.database, viewer.actor):
+    for one in await admin_prices.unpriced(console.database, viewer.actor):
         refused = f"{count(one.requests).text} requests were refused." if one.requests else "It is offered."
         notice("bad", f"{one.model} ({one.tier}) has no price", refused, "/models", "Set a price")
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from nicegui import ui
 
-from admin import billing as admin_billing
+from admin import accounts as admin_accounts
 from billing.ledger.accounts import AccountView
 from console.components.base import Stat, box, card, meter, notice
 from console.components.dialogs import form_dialog, primary, secondary, text_input
@@ -54,7 +54,7 @@ class _MoneyPanel:
 
     async def read(self) -> AccountView:
         """Read the account."""
-        return await admin_billing.get_account(
+        return await admin_accounts.get_account(
             self.console.database, self.viewer.actor, tenant_id=self.tenant_id
         )
 
@@ -109,7 +109,7 @@ class _MoneyPanel:
             await self.refresh()
             await self.lots.reload()
 
-        open_grant_form(self.console, self.viewer, self.tenant_id, done)
+        await open_grant_form(self.console, self.viewer, self.tenant_id, done)
 
     async def set_budget(self) -> None:
         """Set or clear the monthly budget."""
@@ -122,7 +122,7 @@ class _MoneyPanel:
             except ValueError as error:
                 amount.error = str(error)
                 return False
-            await admin_billing.set_budget(
+            await admin_accounts.set_budget(
                 self.console.database, self.viewer.actor, tenant_id=self.tenant_id, usd=usd
             )
             toast_ok(

@@ -39,6 +39,14 @@ def incidents(health: MoneyHealth) -> list[Incident]:
                 "/reconciliation",
             )
         )
+    if health.differing_days:
+        found.append(
+            (
+                f"{health.differing_days} days of usage differ from their rollup",
+                'Reports of them are wrong, and their month cannot be closed: its check "drift" names organisations.',
+                "/periods",
+            )
+        )
     if health.blocked_pushes:
         found.append(
             (

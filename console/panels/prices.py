@@ -6,7 +6,7 @@ from uuid import UUID
 
 from nicegui import ui
 
-from admin import billing as admin_billing
+from admin import prices as admin_prices
 from billing.pricing.prices import TIERS, PriceView
 from console.components.base import card
 from console.components.dialogs import confirm, form_dialog, text_input
@@ -97,7 +97,7 @@ async def end_or_withdraw(console: Console, viewer: Viewer, price: PriceView, ac
         )
         if reason is None:
             return False
-        await admin_billing.withdraw_price(console.database, viewer.actor, version=price.id, reason=reason)
+        await admin_prices.withdraw_price(console.database, viewer.actor, version=price.id, reason=reason)
         toast_ok("The scheduled price is withdrawn.")
         return True
     what_then = (
@@ -114,7 +114,7 @@ async def end_or_withdraw(console: Console, viewer: Viewer, price: PriceView, ac
     )
     if reason is None:
         return False
-    await admin_billing.end_price(
+    await admin_prices.end_price(
         console.database,
         viewer.actor,
         model=price.model,
@@ -136,7 +136,7 @@ def _validity(price: PriceView, now: datetime) -> Cell:
 
 async def own_prices_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
     """Draw the prices of one organisation: contract prices and list prices."""
-    prices = await admin_billing.list_prices(console.database, viewer.actor, tenant_id=tenant_id)
+    prices = await admin_prices.list_prices(console.database, viewer.actor, tenant_id=tenant_id)
     with card(
         "Prices", "US dollars per million tokens. A contract price goes before the list price.", flush=True
     ):
@@ -182,7 +182,7 @@ def open_price_form(
             start.error = str(error)
         if start.error or any(box.error for box in rates.values()):
             return False
-        await admin_billing.set_price(
+        await admin_prices.set_price(
             console.database,
             viewer.actor,
             model=model.value,

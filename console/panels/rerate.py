@@ -84,7 +84,7 @@ def _line_row(number: int, line: DifferenceView, tenants: dict[UUID, str]) -> Ro
         "id": str(number),
         "tenant": cell(tenants.get(line.tenant_id, "–"), text=True),
         "model": (
-            cell("Committed spend", sub="what usage lacks to it", text=True)
+            cell("Committed spend", sub=_committed_in(line), text=True)
             if line.kind == COMMIT
             else cell(line.model, sub=f"{line.token_class.replace('_', ' ')}, {line.tier}", text=True)
         ),
@@ -93,6 +93,10 @@ def _line_row(number: int, line: DifferenceView, tenants: dict[UUID, str]) -> Ro
         "new": cell(money(line.new_usd), sub=f"{new.text} per M"),
         "delta": cell(money(line.delta_usd)),
     }
+
+
+def _committed_in(line: DifferenceView) -> str:
+    return f"of {line.used_in:%Y-%m}, which late usage meets" if line.used_in else "what usage lacks to it"
 
 
 async def open_correction_form(

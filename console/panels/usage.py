@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
-from admin import billing as admin_billing
+from admin import usage as admin_usage
 from billing.usage.query import ReportRow
 from console.components.base import card, empty, link_button
 from console.components.charts import Chart
@@ -57,7 +57,7 @@ async def usage_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None
     period = named_period("month", console.clock.now().date())
 
     def report(by: str) -> Awaitable[list[ReportRow]]:
-        return admin_billing.usage_report(
+        return admin_usage.usage_report(
             console.database,
             viewer.actor,
             start=period.start,

@@ -6,9 +6,11 @@ from uuid import UUID
 
 import msgspec
 
-from admin import billing as admin_billing
+from admin import accounts as admin_accounts
+from admin import credits as admin_credits
 from admin import keys as admin_keys
 from admin import models as admin_models
+from admin import prices as admin_prices
 from admin import projects as admin_projects
 from admin import tenants as admin_tenants
 from admin import users as admin_users
@@ -46,12 +48,12 @@ async def seed(database: Database, spool_dir: Path) -> dict[str, Customer]:
     for email, role in ((ADMIN, "platform_admin"), (FINANCE, "finance")):
         await admin_users.create_user(database, ME, email=email, password=PASSWORD, role=role)
     await admin_models.add_model(database, ME, name=MODEL)
-    await admin_billing.set_price(
+    await admin_prices.set_price(
         database, ME, model=MODEL, input="0.50", cached_input="0.05", output="1.50", reasoning="1.50"
     )
     customers = {name: await _customer(database, name) for name in ("Northwind Robotics", "Lumen Health")}
     for customer in customers.values():
-        await admin_billing.grant_credit(
+        await admin_credits.grant_credit(
             database, ME, tenant_id=customer.tenant_id, amount_usd="25", reason="welcome"
         )
     await _requests(database, spool_dir, customers["Northwind Robotics"], 12)
@@ -84,7 +86,7 @@ async def _requests(database: Database, spool_dir: Path, customer: Customer, num
         await asyncio.gather(*(_request(manager, meter, customer, index) for index in range(number)))
 
         async def settled() -> bool:
-            account = await admin_billing.get_account(database, ME, tenant_id=customer.tenant_id)
+            account = await admin_accounts.get_account(database, ME, tenant_id=customer.tenant_id)
             return account.open_requests == 0
 
         await until(settled)

@@ -3,16 +3,16 @@ counted tokens that no row explains. Told on a database clock that the seed move
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
 
 from sqlalchemy import text
 
 from admin import adjustments as admin_adjustments
-from admin import billing as admin_billing
+from admin import credits as admin_credits
 from admin import economics as admin_economics
 from admin import keys as admin_keys
 from admin import models as admin_models
+from admin import prices as admin_prices
 from admin import projects as admin_projects
 from admin import reconcile as admin_reconcile
 from admin import tenants as admin_tenants
@@ -76,7 +76,7 @@ async def _people(database: Database) -> dict[str, Customer]:
     for email, role in ((ADMIN, "platform_admin"), (FINANCE, "finance"), (SECOND, "finance")):
         await admin_users.create_user(database, ME, email=email, password=PASSWORD, role=role)
     await admin_models.add_model(database, ME, name=MODEL)
-    await admin_billing.set_price(
+    await admin_prices.set_price(
         database, ME, model=MODEL, input="1", cached_input="0.1", output="10", reasoning="10"
     )
     found = {}
@@ -91,7 +91,7 @@ async def _people(database: Database) -> dict[str, Customer]:
             database, ME, email=owner, password=PASSWORD, role="tenant_owner", tenant_id=tenant.id
         )
         found[name] = Customer(tenant.id, project.id, key.view.id, name, owner, owner)
-    await admin_billing.grant_credit(
+    await admin_credits.grant_credit(
         database, ME, tenant_id=found["Northwind Robotics"].tenant_id, amount_usd="40", reason="welcome"
     )
     return found
@@ -155,7 +155,7 @@ async def _changes(database: Database, customers: dict[str, Customer]) -> None:
     tenant_id = customers["Lumen Health"].tenant_id
     for amount, reason in (("1.25", "an outage on Monday"), ("250", "a model that answered nonsense")):
         await admin_adjustments.request_adjustment(
-            database, APPROVER, tenant_id=tenant_id, amount_usd=amount, reason=reason, limit_usd=Decimal(100)
+            database, APPROVER, tenant_id=tenant_id, amount_usd=amount, reason=reason
         )
 
 

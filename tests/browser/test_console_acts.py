@@ -9,12 +9,12 @@ from typing import Any
 
 from playwright.async_api import Page, expect
 
+from admin import accounts as admin_accounts
 from admin import audit as admin_audit
-from admin import billing as admin_billing
 from admin import keys as admin_keys
 from admin import limits as admin_limits
 from admin.actor import system_actor
-from admin.billing import PRICE_SET
+from admin.prices import PRICE_SET
 from core.db import Database
 from tests.browser.conftest import Person
 from tests.browser.seed import ADMIN, MODEL, PEPPER
@@ -187,7 +187,7 @@ async def test_credit_is_granted_exactly_and_a_budget_shows(person: Person, site
     database = Database(site.database_url)
     tenant_id = site.northwind.tenant_id
     try:
-        before = await admin_billing.get_account(database, ME, tenant_id=tenant_id)
+        before = await admin_accounts.get_account(database, ME, tenant_id=tenant_id)
         await person.sign_in(ADMIN)
         await person.open(f"/tenants/{tenant_id}")
         await person.page.get_by_role("button", name="Grant credit").click()
@@ -200,7 +200,7 @@ async def test_credit_is_granted_exactly_and_a_budget_shows(person: Person, site
         await expect(person.page.locator("[aria-label='Credits']")).to_contain_text(
             "goodwill after the outage"
         )
-        after = await admin_billing.get_account(database, ME, tenant_id=tenant_id)
+        after = await admin_accounts.get_account(database, ME, tenant_id=tenant_id)
         assert Decimal(after.balance_usd) - Decimal(before.balance_usd) == Decimal("80.10")
 
         await person.page.get_by_role("button", name="Set budget").click()

@@ -16,8 +16,9 @@ from fastapi import FastAPI
 from playwright.async_api import Browser, Page, expect
 from pydantic import SecretStr
 
+from admin import accounts as admin_accounts
 from admin import adjustments as admin_adjustments
-from admin import billing as admin_billing
+from admin import prices as admin_prices
 from admin import requests as admin_requests
 from api.stripe_webhooks import router
 from billing.notifications import alerts
@@ -114,7 +115,7 @@ async def test_an_owner_buys_credit_from_click_to_balance(
 ) -> None:
     """Console, payment page, webhook, job, and back on the page, without a reload."""
     tenant_id = shop.northwind.tenant_id
-    before = Decimal((await admin_billing.get_account(database, ME, tenant_id=tenant_id)).balance_usd)
+    before = Decimal((await admin_accounts.get_account(database, ME, tenant_id=tenant_id)).balance_usd)
     settings = Settings(
         STRIPE_API_KEY=SecretStr(stripe.api_key),
         STRIPE_WEBHOOK_SECRET=SecretStr(stripe.webhook_secret),
@@ -150,7 +151,7 @@ async def test_a_declined_card_leaves_everything_as_it_was(
     owner: Person, shop: Site, database: Database
 ) -> None:
     tenant_id = shop.northwind.tenant_id
-    before = (await admin_billing.get_account(database, ME, tenant_id=tenant_id)).balance_usd
+    before = (await admin_accounts.get_account(database, ME, tenant_id=tenant_id)).balance_usd
     owner.expected_status = {402}
     await owner.open("/billing")
     await owner.page.get_by_role("button", name="Buy credit").click()
@@ -162,7 +163,7 @@ async def test_a_declined_card_leaves_everything_as_it_was(
     await owner.page.get_by_role("button", name="Cancel").click()
     await expect(owner.page.get_by_text("Waiting for the payment of $20.00")).to_be_visible()
     await expect(owner.page.get_by_role("link", name="Back to the payment page")).to_be_visible()
-    assert (await admin_billing.get_account(database, ME, tenant_id=tenant_id)).balance_usd == before
+    assert (await admin_accounts.get_account(database, ME, tenant_id=tenant_id)).balance_usd == before
 
 
 async def test_automatic_top_up_is_set_up_and_switched_off(owner: Person) -> None:
@@ -387,7 +388,7 @@ async def test_files_of_usage_open_and_add_up(viewer: Person, shop: Site, databa
     focus = list(csv.DictReader((await _downloaded(viewer.page, "FOCUS")).read_text("utf-8").splitlines()))
     used = [line for line in focus if line["ChargeCategory"] == "Usage"]
     assert sum(Decimal(line["BilledCost"]) for line in used) == paid
-    account = await admin_billing.get_account(database, ME, tenant_id=shop.northwind.tenant_id)
+    account = await admin_accounts.get_account(database, ME, tenant_id=shop.northwind.tenant_id)
     assert paid == Decimal(account.spent_this_month_usd)
     assert not any(name.startswith(("gpu_", "margin_")) for name in parquet.column_names)
 
@@ -397,9 +398,9 @@ async def test_a_scheduled_price_is_withdrawn_and_a_contract_price_ends(
 ) -> None:
     tenant_id = shop.customers["Lumen Health"].tenant_id
     prices = {"model": MODEL, "input": "0.9", "output": "8"}
-    await admin_billing.set_price(database, ME, tenant_id=tenant_id, **prices)
+    await admin_prices.set_price(database, ME, tenant_id=tenant_id, **prices)
     later = datetime(2099, 1, 1, tzinfo=UTC)
-    await admin_billing.set_price(database, ME, effective_from=later, **prices)
+    await admin_prices.set_price(database, ME, effective_from=later, **prices)
     await finance.open("/models")
     page, dialog = finance.page, finance.page.get_by_role("dialog")
     rows = page.locator("[aria-label='Prices'] tbody tr")

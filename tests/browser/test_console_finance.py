@@ -240,7 +240,6 @@ async def test_nobody_decides_what_he_asked_for(finance: Person, enter: Enter, d
         tenant_id=customer.tenant_id,
         amount_usd="-300",
         reason="usage before the contract",
-        limit_usd=Decimal(100),
     )
     await finance.open("/periods?tab=changes")
     own = rows(finance, "Waits for a second person").filter(has_text="usage before the contract")

@@ -5,12 +5,13 @@ import asyncio
 import pytest
 from sqlalchemy import func, select, text
 
+from admin.accounts import get_account
 from admin.actor import system_actor
-from admin.billing import get_account, list_prices, set_price
 from admin.keys import find_key, revoke_key
 from admin.limits import list_limits
 from admin.logins import authenticate_token, list_admin_tokens, revoke_admin_token, verify_login
 from admin.models import list_models, retire_model
+from admin.prices import list_prices, set_price
 from admin.tenants import list_tenants
 from admin.users import list_users
 from cli.bootstrap import bootstrap

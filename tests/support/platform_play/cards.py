@@ -59,7 +59,6 @@ class Cards:
             made = await admin_payments.refund(
                 self.play.database, ANN, tenant_id=self.play.people[who].tenant_id,
                 payment_intent=await self.intent(name), reason="asked for", refund_id=refund_id,
-                limit_usd=self.play.settings.approval_limit_usd,
                 amount_usd=None if cents is None else f"{cents // 100}.{cents % 100:02d}",
             )  # fmt: skip
             assert made.amount_usd == f"{back // 100}.{back % 100:02d}"

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from admin import billing as admin_billing
 from admin import contracts as admin_contracts
+from admin import credits as admin_credits
 from admin import economics as admin_economics
 from admin import exports as admin_exports
 from admin import payments as admin_payments
+from admin import prices as admin_prices
 from admin import reconcile as admin_reconcile
 from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
 from tests.support.platform_play.prices import Rates, in_words
@@ -34,7 +35,7 @@ ELM_SLA = {"metric": "ttft", "percentile": 95, "threshold": 800, "credit_percent
 
 async def list_price(play: Stage, model: str, rates: Rates, since: datetime | None) -> None:
     """A list price from `since` on (None = now)."""
-    view = await admin_billing.set_price(
+    view = await admin_prices.set_price(
         play.database, PLATFORM, model=model, effective_from=since, **in_words(rates)
     )
     play.book.listed.setdefault(model, []).append((datetime.fromisoformat(view.effective_from), rates))
@@ -42,7 +43,7 @@ async def list_price(play: Stage, model: str, rates: Rates, since: datetime | No
 
 async def own_price(play: Stage, name: str, model: str, rates: Rates, since: datetime | None) -> None:
     """A price of one customer."""
-    view = await admin_billing.set_price(
+    view = await admin_prices.set_price(
         play.database,
         PLATFORM,
         model=model,
@@ -101,7 +102,7 @@ async def give(
     play: Stage, name: str, usd: int, expires: datetime | None, *, kind: Any = "promotional"
 ) -> None:
     """Credit that expires."""
-    await admin_billing.grant_credit(
+    await admin_credits.grant_credit(
         play.database,
         PLATFORM,
         tenant_id=play.people[name].tenant_id,

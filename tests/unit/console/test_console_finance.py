@@ -16,7 +16,7 @@ from console.panels.margin import compared_periods
 from console.panels.money_today import incidents
 
 NOW = datetime(2026, 3, 31, 12, 30, tzinfo=UTC)
-CLEAN = MoneyHealth(0, 0, 0, 0, 0, "0.00")
+CLEAN = MoneyHealth(0, 0, 0, 0, 0, "0.00", 0)
 
 
 def at(*parts: int) -> datetime:
@@ -60,15 +60,16 @@ def test_money_in_order_is_no_incident() -> None:
 @pytest.mark.parametrize(
     ("health", "words", "href"),
     [
-        (MoneyHealth(7, 1, 0, 0, 0, "0.00"), "7 tokens of engines are unexplained", "/reconciliation"),
+        (MoneyHealth(7, 1, 0, 0, 0, "0.00", 0), "7 tokens of engines are unexplained", "/reconciliation"),
         (
-            MoneyHealth(0, 0, 2, 0, 0, "0.00"),
+            MoneyHealth(0, 0, 2, 0, 0, "0.00", 0),
             "2 invoices or credit notes were refused",
             "/periods?tab=stripe",
         ),
-        (MoneyHealth(0, 0, 0, 3, 0, "0.00"), "3 differences to Stripe", "/periods?tab=stripe"),
-        (MoneyHealth(0, 0, 0, 0, 4, "0.00"), "4 notices could not be delivered", "/alerts"),
-        (MoneyHealth(0, 0, 0, 0, 0, "-0.000000000001"), "drift by", "/reconciliation"),
+        (MoneyHealth(0, 0, 0, 3, 0, "0.00", 0), "3 differences to Stripe", "/periods?tab=stripe"),
+        (MoneyHealth(0, 0, 0, 0, 4, "0.00", 0), "4 notices could not be delivered", "/alerts"),
+        (MoneyHealth(0, 0, 0, 0, 0, "-0.000000000001", 0), "drift by", "/reconciliation"),
+        (MoneyHealth(0, 0, 0, 0, 0, "0.00", 2), "2 days of usage differ", "/periods"),
     ],
 )
 def test_whatever_is_wrong_is_an_incident_that_leads_somewhere(
