@@ -6,6 +6,9 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+DEFAULT_CREDIT_LIMIT_USD = Decimal(1_000)
+"""What a new postpaid organisation may owe unless the settings say otherwise, in US dollars."""
+
 
 class Settings(BaseSettings):
     """All settings of a role. Variables have the prefix PENSTOCK_, except names that are established elsewhere."""
@@ -96,6 +99,9 @@ class Settings(BaseSettings):
     """Share of requests whose trace is exported, 0 to 1; traces with an error always are."""
     queue_deadline_s: float = 30.0
     """Longest time that a request waits for a replica."""
+    catalog_max_age_s: float = Field(default=600.0, ge=10.0)
+    """Seconds for which models and prices last read from PostgreSQL are used while reading them fails; then requests
+    get 503 and the API process is unready."""
     listings_per_min: int = Field(default=600, ge=0)
     """Requests per minute of a credential, in each API process, on all routes beside inference; 0 = no limit."""
     invalid_per_address_per_min: int = Field(default=300, ge=0)
@@ -115,11 +121,13 @@ class Settings(BaseSettings):
     """Requests in progress of a new organisation."""
     default_tokens_per_day: int = Field(default=0, ge=0)
     """Tokens per UTC day of a new organisation."""
+    default_credit_limit_usd: Decimal = Field(default=DEFAULT_CREDIT_LIMIT_USD, ge=0, le=10**12)
+    """US dollars that a new postpaid organisation may owe, unpaid invoices included."""
     hold_ttl_s: float = 60.0
     """Time after which a hold that is not renewed expires."""
     approval_limit_usd: Decimal = Field(default=Decimal(100), ge=0)
-    """US dollars that one person may grant, adjust, refund, write off or lend an organisation alone within 30 days;
-    more needs a second person's approval, and so do prices, contracts and the close of a month."""
+    """The approval limit that the first start stores in the database: US dollars that one person may grant, adjust,
+    refund, write off or lend an organisation alone within 30 days. Later changes: `penstock approvals set-limit`."""
     log_level: str = "INFO"
     """Level name of the logging module."""
 

@@ -29,6 +29,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from core.settings import Settings
+from core.supervise import FAILING, FailingTasks
 
 _MAX_PENDING_TRACES = 4096
 _MAX_SPANS_PER_TRACE = 64
@@ -169,8 +170,9 @@ def _as_sampled(span: ReadableSpan) -> ReadableSpan:
 class MetricsServer:
     """A role's internal port: GET /metrics for Prometheus, GET /healthz for health checks.
 
-    `port` 0 picks a free one; `start` returns the port in use. /healthz answers 503 while `healthy` returns False.
-    With a `token`, /metrics requires it as a bearer token.
+    `port` 0 picks a free one; `start` returns the port in use. /healthz answers 503 while `healthy` returns False, and
+    while background tasks of the process keep failing, which it names. With a `token`, /metrics requires it as a
+    bearer token.
     """
 
     def __init__(
@@ -181,10 +183,12 @@ class MetricsServer:
         healthy: Callable[[], bool] = lambda: True,
         token: str = "",
         registry: CollectorRegistry = REGISTRY,
+        failing: FailingTasks = FAILING,
     ) -> None:
         self.port = port
         self._host = host
         self._healthy = healthy
+        self._failing = failing
         self._token = token
         self._registry = registry
         self._runner: web.AppRunner | None = None
@@ -215,5 +219,7 @@ class MetricsServer:
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
     async def _health(self, request: web.Request) -> web.Response:
-        healthy = self._healthy()
-        return web.json_response({"status": "ok" if healthy else "unhealthy"}, status=200 if healthy else 503)
+        failing = self._failing.names()
+        healthy = self._healthy() and not failing
+        body = {"status": "ok" if healthy else "unhealthy", "failing_tasks": failing}
+        return web.json_response(body, status=200 if healthy else 503)

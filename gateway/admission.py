@@ -51,9 +51,9 @@ class Admission(Generic[GrantT]):
     def resolve_model(self, principal: Principal, prepared: PreparedRequest) -> Model:
         """Return the model that the request names.
 
-        Raises ModelNotFound, PermissionDenied when the key may not use the model, RequestTooLarge when the body is
-        longer than the model's context can be or the answer cannot be held, and InvalidRequest when max_tokens does
-        not fit into the context.
+        Raises ModelNotFound, Unavailable when the list of models is too old, PermissionDenied when the key may not use
+        the model, RequestTooLarge when the body is longer than the model's context can be or the answer cannot be
+        held, and InvalidRequest when max_tokens does not fit into the context.
         """
         model = self._models.resolve(prepared.model)
         if principal.allowed_models is not None and model.name not in principal.allowed_models:
@@ -157,9 +157,16 @@ class Admission(Generic[GrantT]):
             self._meter.checkpoint(Checkpoint(context.request.id, NO_TOKENS))
         self._scheduler.release(released(failed, usage, failed=True))
         deadline_s = time_to_place_again_s(context, failed, now)
-        context.begin_next_attempt(await self._place(context, deadline_s), self._now())
+        placement = await self._place(context, deadline_s)
+        context.begin_next_attempt(placement, self._now())
         record = open_record(context, self._region)
-        self._meter.open(record)
+        try:
+            self._meter.open(record)
+        except Unavailable:
+            # No engine was sent anything: `Settlement.settle` must not release this one as if it had failed.
+            context.routing.placement = None
+            self._scheduler.release(released(placement, NO_TOKENS, dispatched=False))
+            raise
         context.open_record = record
 
     async def _place(self, context: RequestContext[GrantT], deadline_s: float) -> Placement:

@@ -10,7 +10,7 @@ from core.errors import PenstockError
 from core.money import pico_to_usd
 from core.tokens import TokenUsage
 from gateway.ports import Headers
-from gateway.sse import DONE, Chunk
+from gateway.sse import DONE, ChunkHead
 
 _OBJECTS = {"chat": "chat.completion.chunk", "text": "text_completion"}
 
@@ -41,7 +41,7 @@ def _billing_object(record: UsageRecord, cost_usd: str) -> dict[str, Any]:
 
 def final_events(
     endpoint: str,
-    first_chunk: Chunk | None,
+    first_chunk: ChunkHead | None,
     record: UsageRecord,
     *,
     truncated: bool,

@@ -104,12 +104,15 @@ class Routing:
         "failed_usage",
         "placed_at",
         "placement",
+        "released",
     )
 
     def __init__(self) -> None:
         self.blocks: PromptBlocks | None = None
         """Hashes of the prompt's first blocks; None until they are computed."""
         self.placement: Placement | None = None
+        self.released = False
+        """Whether the placement is released: its engine has ended, while the client still reads."""
         self.placed_at = 0.0
         """When the first placement arrived."""
         self.attempts = 0
@@ -220,10 +223,13 @@ class RequestContext(Generic[GrantT]):
         answer = self.answer
         return answer.held_bytes + (answer.merger.size if answer.merger is not None else 0)
 
-    @property
-    def rate_headers(self) -> Headers:
-        """The x-ratelimit-* headers of the answer."""
-        return self.reserved.grant.headers if self.reserved.grant is not None else []
+    def take_rate_headers(self) -> Headers:
+        """The x-ratelimit-* headers of the answer, which are sent once and not kept while it runs."""
+        grant = self.reserved.grant
+        if grant is None:
+            return []
+        headers, grant.headers = grant.headers, []
+        return headers
 
     def record_failed_attempt(self, now: float) -> Placement:
         """Record the tokens of the failed attempt, exclude its replica, and return the placement to release."""

@@ -7,7 +7,7 @@ from typing import Generic
 from uuid import UUID
 
 from billing.metering.records import Outcome
-from core.errors import EngineFailed, InvalidRequest, PenstockError, Refused
+from core.errors import EngineFailed, InvalidRequest, PenstockError, Refused, Unavailable
 from gateway.admission import Admission
 from gateway.context import AbortReason, AnyContext, Request, RequestContext
 from gateway.open_requests import OpenRequests
@@ -56,7 +56,8 @@ class Director(Generic[GrantT]):
             model = self._admission.resolve_model(principal, prepared)
         except PenstockError as error:
             self._telemetry.count_refusal(error.code)
-            self._admission.charge_invalid(principal)
+            if not isinstance(error, Unavailable):
+                self._admission.charge_invalid(principal)
             raise
         context: RequestContext[GrantT] = RequestContext(
             Request(request_id, principal, prepared, model, reply, self._now())

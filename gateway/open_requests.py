@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from billing.metering.records import Checkpoint
-from core.supervise import supervise
+from core.supervise import note_failure, supervise
 from gateway.context import AbortReason, AnyContext
 from gateway.ports import ClientDisconnected, Metering, Scheduler
 from gateway.time_budget import EngineActivity, is_overdue
@@ -35,10 +35,21 @@ log = logging.getLogger(__name__)
 
 
 class StreamTimeouts(msgspec.Struct, frozen=True):
-    """Longest durations, in seconds, of what depends on the client; gateway/time_budget.py has those of engines."""
+    """What a client must do in time, while something waits for it; gateway/time_budget.py has what engines must do."""
 
-    write_s: float = 30.0
-    """For one write to a client whose socket buffer is full."""
+    read_window_s: float = 60.0
+    """Seconds over which it is measured what the client takes."""
+    min_read_bytes_per_s: int = 1024
+    """What it must take at least. One that takes less is cut; one that reads steadily may take as long as it needs."""
+
+
+class _Read(msgspec.Struct, gc=False):
+    """What waited for a client at the beginning of a window."""
+
+    writing_since: float
+    """The write that waits; another one begins another window."""
+    began_at: float
+    unsent: int
 
 
 class OpenRequests:
@@ -69,6 +80,8 @@ class OpenRequests:
         self._activity = activity or EngineActivity(PoolSnapshot)
         self._open: dict[UUID, AnyContext] = {}
         self._commented_at: dict[UUID, float] = {}
+        self._reads: dict[UUID, _Read] = {}
+        """Of the requests whose client something waits for."""
         self._comments: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Task[None] | None = None
 
@@ -105,6 +118,7 @@ class OpenRequests:
         """Remove a request that has ended."""
         self._open.pop(context.request.id, None)
         self._commented_at.pop(context.request.id, None)
+        self._reads.pop(context.request.id, None)
 
     def abort_keys(self, key_ids: frozenset[UUID]) -> None:
         """Abort every open request of these keys, which were revoked."""
@@ -126,6 +140,7 @@ class OpenRequests:
             except Exception:
                 # The timer must go on: without it there are no checkpoints, timeouts or keep-alive comments.
                 log.exception("a tick over the open requests failed")
+                note_failure("open-requests")
 
     def tick(self) -> None:
         """Serve every open request once: checkpoint, timeouts, keep-alive comment."""
@@ -181,8 +196,22 @@ class OpenRequests:
                 "no data from the engine of %s for %.0f s: attempt aborted", context.request.id, silent_s
             )
             context.give_up_attempt()
-        if answer.writing_since and now - answer.writing_since > self._timeouts.write_s:
-            context.abort(AbortReason.SLOW_CLIENT)
+        if answer.writing_since or context.request.id in self._reads:
+            self._cut_slow_reader(context, now)
+
+    def _cut_slow_reader(self, context: AnyContext, now: float) -> None:
+        """Abort a request whose client has taken too little since the window began."""
+        request_id, since = context.request.id, context.answer.writing_since
+        if not since:
+            del self._reads[request_id]
+            return
+        unsent, read, rule = context.request.reply.unsent, self._reads.get(request_id), self._timeouts
+        if read is None or read.writing_since != since:
+            self._reads[request_id] = _Read(since, now, unsent)
+        elif now - read.began_at >= rule.read_window_s:
+            if read.unsent - unsent < rule.min_read_bytes_per_s * (now - read.began_at):
+                context.abort(AbortReason.SLOW_CLIENT)
+            read.began_at, read.unsent = now, unsent
 
     def _keep_alive(self, context: AnyContext, now: float) -> None:
         request = context.request
@@ -202,7 +231,7 @@ async def _send_comment(context: AnyContext) -> None:
     reply = context.request.reply
     try:
         if not reply.started:
-            await reply.start(context.rate_headers)
+            await reply.start(context.take_rate_headers())
         if context.outcome is None and not context.answer.committed:
             await reply.write(b": waiting\n\n" if context.routing.placement is None else b": working\n\n")
     except ClientDisconnected:

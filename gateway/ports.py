@@ -19,9 +19,8 @@ Headers = list[tuple[bytes, bytes]]
 class Grant(Protocol):
     """A reservation of rates."""
 
-    @property
-    def headers(self) -> Headers:
-        """The x-ratelimit-* headers for the answer."""
+    headers: Headers
+    """The x-ratelimit-* headers for the answer."""
 
 
 GrantT = TypeVar("GrantT", bound=Grant)
@@ -121,7 +120,7 @@ class Models(Protocol):
     """The catalog of models that are offered."""
 
     def resolve(self, name: str) -> Model:
-        """Return the model with this name or alias. Raises ModelNotFound."""
+        """Return the model with this name or alias. Raises ModelNotFound, and Unavailable when the list is too old."""
 
     def largest_context(self, names: Collection[str] | None) -> int:
         """Return the largest context length, in tokens, of the models with these names; None = of all models."""
@@ -138,6 +137,10 @@ class Reply(Protocol):
     def started(self) -> bool:
         """Whether headers were sent. From then on errors can only be sent as events."""
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and that the client has not taken yet."""
+
     async def start(self, headers: Headers) -> None:
         """Send status 200 and the headers of an event stream."""
 
@@ -148,10 +151,10 @@ class Reply(Protocol):
         """Send whole events without waiting; False, and nothing is sent, when only `write` can send them."""
 
     async def end(self, events: bytes) -> None:
-        """Send the last events and end the response."""
+        """Send the last events, end the response, and wait until the client has taken them."""
 
     async def respond(self, body: bytes, headers: Headers) -> None:
-        """Send the whole answer of a request that is not streamed, with status 200."""
+        """Send the whole answer of a request that is not streamed, with status 200; wait until it is taken."""
 
 
 class EngineStream(Protocol):

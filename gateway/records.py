@@ -1,6 +1,7 @@
 """Builds the records that billing and the scheduler get of a request, from its state."""
 
 from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord
+from core.errors import InvalidRequest
 from core.tokens import TokenUsage
 from gateway.context import AnyContext
 from gateway.limits import MAX_ANSWER_BYTES, MAX_ANSWER_LOGPROBS, MAX_BYTES_PER_TOKEN
@@ -114,12 +115,8 @@ def usage_record(context: AnyContext, now: float) -> UsageRecord:
     received_none = context.outcome is Outcome.INTERRUPTED and not context.request.prepared.stream
     # billing/metering/adoption.py does the same after the death of a process.
     in_row = usage.prompt if received_none else usage
-    refused = (
-        context.outcome is Outcome.ZERO_OUTPUT
-        and answer.codec is not None
-        and answer.codec.first_chunk is None
-    )
-    if placement is not None and routing.attempts and not refused:
+    refused_by_engine = isinstance(context.error, InvalidRequest)  # which has counted nothing then
+    if placement is not None and routing.attempts and not refused_by_engine:
         cause = "engine_failed" if context.outcome is Outcome.ENGINE_FAILED else "cancelled_tail"
         parts = parts + context.unbilled_of_attempt(placement, usage, now, cause=cause, in_row=in_row)
     return UsageRecord(

@@ -6,8 +6,8 @@ second (gateway/interval.py), each merged as it arrives (gateway/merge_chunks.py
 for in one piece, where their hold covers it (gateway/whole.py).
 
 Each read is followed by at most one write, in the callback that brought it: no task wakes for a chunk. While the
-client reads slowly, only bounded buffers fill, and reading from the engine pauses; after `StreamTimeouts.write_s` the
-request is aborted and billed. Tokens are counted before they are relayed, so that delivered <= billed <= generated
+client reads slowly, only bounded buffers fill, and reading from the engine pauses; below the rate in `StreamTimeouts`
+the request is aborted and billed. Tokens are counted before they are relayed, so that delivered <= billed <= generated
 however the request ends.
 """
 
@@ -25,7 +25,7 @@ from gateway.interval import stream_interval
 from gateway.limits import MAX_ANSWER_BYTES, AnswerTooLarge
 from gateway.merge_chunks import AnswerMerger
 from gateway.ports import Engines, EngineStream, Holds, Scheduler
-from gateway.records import longest_answer, longest_fits, usage_record
+from gateway.records import longest_answer, longest_fits, released, usage_record
 from gateway.sse import StreamCodec
 from gateway.time_budget import whole_attempt_s
 from gateway.usage import UsageTracker
@@ -206,7 +206,7 @@ class Relay:
             return
         answer.writing_since = self._now()
         if not request.reply.started:
-            await request.reply.start(context.rate_headers)
+            await request.reply.start(context.take_rate_headers())
         await request.reply.write(events)
         answer.writing_since = 0.0
 
@@ -237,6 +237,9 @@ class Relay:
         context.outcome = _outcome_of(context, codec)
         context.settled_at = self._now()
         record = context.usage_record = usage_record(context, context.settled_at)
+        if (placement := context.routing.placement) is not None:
+            context.routing.released = True  # a client that reads slowly must not keep a place on the engine
+            self._scheduler.release(released(placement, context.usage))
         if context.request.prepared.stream:
             await self._end_stream(context, codec, record)
         else:
@@ -245,7 +248,7 @@ class Relay:
     async def _end_stream(self, context: AnyContext, codec: StreamCodec, record: UsageRecord) -> None:
         request = context.request
         if not request.reply.started:
-            await request.reply.start(context.rate_headers)
+            await request.reply.start(context.take_rate_headers())
         context.answer.writing_since = context.settled_at
         await request.reply.end(
             answers.final_events(
@@ -268,7 +271,8 @@ class Relay:
             raise RuntimeError("only an answer that is not streamed is sent in one piece")
         body, headers = answers.whole_answer(document, record, truncated=codec.truncated)
         context.answer.held_bytes = len(body)
-        await request.reply.respond(body, context.rate_headers + headers)
+        context.answer.writing_since = context.settled_at
+        await request.reply.respond(body, context.take_rate_headers() + headers)
 
 
 def _engine_body(context: AnyContext, placement: Placement) -> bytes:
@@ -361,11 +365,11 @@ def _outcome_of(context: AnyContext, codec: StreamCodec) -> Outcome:
     Free is only an answer that delivered nothing because the model ended it. One that ended at its limit, or whose
     request can make the model end at once, would be a way to use an engine for nothing.
     """
-    ended_by_model = "length" not in codec.finish_reasons and not codec.truncated
+    ended_by_model = "length" not in codec.finish_reasons.values() and not codec.truncated
     if not codec.content_started and ended_by_model and not context.request.prepared.has_logit_bias:
         return Outcome.ZERO_OUTPUT
     if codec.limit_reached:
         prepared, model = context.request.prepared, context.request.model
         bounded = prepared.max_tokens or context.reserved.output_limit >= longest_answer(prepared, model)
         return Outcome.LENGTH if bounded else Outcome.BUDGET_STOPPED
-    return Outcome.LENGTH if codec.cut or "length" in codec.finish_reasons else Outcome.COMPLETED
+    return Outcome.COMPLETED if ended_by_model else Outcome.LENGTH

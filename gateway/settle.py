@@ -50,7 +50,7 @@ class Settlement(Generic[GrantT]):
         elif reserved.hold is not None:
             self._holds.void(context.request.id)
         dispatched = context.routing.attempts > 0
-        if context.routing.placement is not None:
+        if context.routing.placement is not None and not context.routing.released:
             failed = context.outcome is Outcome.ENGINE_FAILED
             self._scheduler.release(
                 released(context.routing.placement, usage, failed=failed, dispatched=dispatched)

@@ -75,6 +75,14 @@ class Chunk(msgspec.Struct, gc=False):
     error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+class ChunkHead(msgspec.Struct, gc=False):
+    """The members that all chunks of a stream share. A whole chunk would keep the bytes of its event in memory."""
+
+    id: str
+    object: str
+    created: int
+
+
 _chunk_decoder = msgspec.json.Decoder(Chunk)
 
 
@@ -210,7 +218,7 @@ class StreamCodec:
     """The stream of one attempt: counts its tokens, notes how it ends, and returns the bytes for the client."""
 
     __slots__ = (
-        "_extras", "_finished", "_relayed", "_splitter", "_steady", "_template", "_withheld", "choices",
+        "_extras", "_relayed", "_splitter", "_steady", "_template", "_withheld", "choices",
         "content_started", "cut", "done", "error", "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker",
         "withheld_output",
     )  # fmt: skip
@@ -225,7 +233,6 @@ class StreamCodec:
         self._splitter = EventSplitter()
         self._extras = extras
         self._relayed = relayed
-        self._finished: set[int] = set()
         self._withheld = b""
         self._template: ChunkTemplate | None = None
         self._steady: ChunkTemplate | None = None
@@ -234,8 +241,8 @@ class StreamCodec:
         self.limit = limit
         """Output tokens that are paid for, over all choices. The event that would exceed it is withheld."""
         self.tracker = UsageTracker(choices)
-        self.first_chunk: Chunk | None = None
-        """The first chunk, whose id, object and time the gateway's own events repeat."""
+        self.first_chunk: ChunkHead | None = None
+        """Of the first chunk, what the gateway's own events repeat."""
         self.content_started = False
         """Whether something that the customer asked for has arrived: text, a tool call or an extra."""
         self.done = False
@@ -248,12 +255,13 @@ class StreamCodec:
         """Output tokens, over all choices, that relaying the first withheld event would lead to."""
         self.error: bytes | None = None
         """The error object that the engine sent, or ours when it gave up the answer; None if there is no error."""
-        self.finish_reasons: set[str] = set()
+        self.finish_reasons: dict[int, str] = {}
+        """By the index of the choice; those that the engine has not finished are missing."""
 
     @property
     def complete(self) -> bool:
         """Whether the engine has sent a finish reason for every choice."""
-        return len(self._finished) >= self.choices
+        return len(self.finish_reasons) >= self.choices
 
     @property
     def truncated(self) -> bool:
@@ -263,7 +271,7 @@ class StreamCodec:
     @property
     def unfinished(self) -> list[int]:
         """The indices of choices for which the engine has not sent a finish reason."""
-        return [index for index in range(self.choices) if index not in self._finished]
+        return [index for index in range(self.choices) if index not in self.finish_reasons]
 
     def feed(self, data: bytes) -> bytes:
         """Return the whole events for the client from the bytes of one read; may be empty.
@@ -343,7 +351,7 @@ class StreamCodec:
             if chunk.choices:
                 relayed = strip_extras(payload, self._extras) if self._relayed else payload
                 out.append(b"data: %b\n\n" % relayed)
-                if self._relayed and self.choices == 1 and self.content_started and not self._finished:
+                if self._relayed and self.choices == 1 and self.content_started and not self.finish_reasons:
                     self._template = ChunkTemplate.of(payload)
         whole = not (self._splitter.partial or self.done or self.limit_reached or self.error is not None)
         self._steady = self._template if whole else None
@@ -352,7 +360,7 @@ class StreamCodec:
     def _count(self, chunk: Chunk) -> bool:
         """Count one chunk; False when it is not relayed: it exceeds the limit, or the engine gave up the answer."""
         if self.first_chunk is None:
-            self.first_chunk = chunk
+            self.first_chunk = ChunkHead(chunk.id, chunk.object, chunk.created)
         if not chunk.choices:
             if chunk.usage is not None:
                 self.tracker.set_totals(chunk.usage)
@@ -368,8 +376,7 @@ class StreamCodec:
                 if choice.finish_reason in BROKEN_OFF:
                     self.error = b'{"message":"the engine gave up the answer"}'
                     return False
-                self._finished.add(choice.index)
-                self.finish_reasons.add(choice.finish_reason)
+                self.finish_reasons[choice.index] = choice.finish_reason
         if content:
             self.content_started = True
             self.tracker.content_events += 1

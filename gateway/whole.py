@@ -122,8 +122,7 @@ class WholeAnswer(StreamCodec):
         if any(choice.finish_reason in BROKEN_OFF for choice in found.choices):
             raise EngineFailed("The engine gave up the answer.")
         for choice in found.choices:
-            self._finished.add(choice.index)
-            self.finish_reasons.add(choice.finish_reason or "stop")
+            self.finish_reasons[choice.index] = choice.finish_reason or "stop"
         self.done = True
         shape = _chat_choice if endpoint == "chat" else _text_choice
         ordered = sorted(found.choices, key=lambda choice: choice.index)

@@ -1,13 +1,13 @@
-"""The client of the scheduler in an API process: many calls over one connection, with reconnection and fallback.
+"""The client of the scheduler in an API process: many calls over one connection, with fallback.
 
 A call survives a restart of the scheduler: placements and queued requests are announced to the next incarnation.
-After FALLBACK_AFTER_S without a scheduler the client places requests itself (scheduler/fallback.py).
+While the scheduler is away the client places requests itself (scheduler/fallback.py).
 """
 
 import asyncio
-import logging
 import math
 import random
+import sys
 from dataclasses import dataclass
 
 import msgspec
@@ -18,44 +18,26 @@ from core.ids import incarnation
 from core.supervise import supervise
 from scheduler import fallback
 from scheduler.announcements import MAX_COUNTERS, CounterCache, announced_placement, announcements
-from scheduler.link import Link
+from scheduler.connection import Listener, SchedulerConnection
 from scheduler.messages import (
-    WIRE_VERSION,
     AnnouncedPlacement,
     AnnouncedRequest,
     Answers,
-    ClientBatch,
-    ClientHello,
     Counters,
     PlaceRefused,
     TenantCounter,
     ToClient,
-    Welcome,
 )
-from scheduler.outbox import Outbox
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from workers.wire import CommandResult, ReplicaCommand
 
-FALLBACK_AFTER_S = 1.0
-"""Seconds without a scheduler after which the client places requests itself; a supervised restart takes less."""
-SILENT_S = 4.0
-"""Seconds without a message after which the scheduler counts as dead; it sends a snapshot every second."""
 SWEEP_S = 0.1
 """Seconds between two runs of the timer for silence, fallback, deadlines and progress."""
-LINGER_S = 0.002
-"""Seconds for which first tokens, releases and progress wait for others, or for a request that leaves at once. They do
-not wait while this process has queued requests, which may need the freed slot."""
 DEADLINE_SLACK_S = 1.0
 """Seconds after a deadline until the client refuses the request itself, when the scheduler has not answered."""
-BACKOFF_S = (0.05, 1.0)
-"""Shortest and longest pause between two connection attempts, in seconds."""
-CONNECT_TIMEOUT_S = 2.0
-"""Timeout of a connection attempt, in seconds."""
-MAX_ANNOUNCED_BYTES = 256 * 1024 * 1024
-"""Unsent bytes that the client's connection may hold, for large announcements."""
+FRESH_TIMEOUT_S = 4.0
+"""Seconds for which `fresh_snapshot` waits for a scheduler."""
 
-log = logging.getLogger(__name__)
-_decoder = msgspec.msgpack.Decoder(ToClient)
 PlacementKey = tuple[str, str]
 """Request id and replica id."""
 
@@ -89,29 +71,14 @@ class _HeldPlacement:
         )
 
 
-class _ClientLink(Link):
-    """One connection, which reports its events to the client."""
-
-    def __init__(self, client: "SchedulerClient") -> None:
-        super().__init__(max_unsent_bytes=MAX_ANNOUNCED_BYTES)
-        self.client = client
-        self.outbox = Outbox()
-
-    def take_batch(self) -> list[ClientBatch]:
-        """What the client has to say since the last flush."""
-        return self.outbox.take()
-
-    def on_frame(self, frame: bytes) -> None:
-        self.client._receive(self, _decoder.decode(frame))
-
-    def on_malformed(self, error: Exception) -> None:
-        log.error("the scheduler sent what cannot be read, reconnecting: %s", error)
-
-    def on_lost(self) -> None:
-        self.client._on_disconnect(self)
+def _share_texts(placement: Placement, request: PlaceRequest) -> None:
+    """Replace texts that every placement on a replica repeats, so that an open stream keeps none of its own."""
+    placement.request_id, placement.model = request.request_id, sys.intern(placement.model)
+    placement.epoch, placement.replica_id = sys.intern(placement.epoch), sys.intern(placement.replica_id)
+    placement.url, placement.boot_id = sys.intern(placement.url), sys.intern(placement.boot_id)
 
 
-class SchedulerClient:
+class SchedulerClient(Listener):
     """Placements, releases and commands over one connection, and the last snapshot.
 
     `name` is the role of the process; a random part is appended to make it unique.
@@ -121,12 +88,10 @@ class SchedulerClient:
         self, host: str, port: int, token: str, *, name: str, clock: Clock, rng: random.Random
     ) -> None:
         self.name = incarnation(name)
-        self.connected = False
-        self.denied = ""
-        """Why the scheduler rejected the connection; empty if it did not."""
-        self._host, self._port, self._token = host, port, token
         self._clock, self._rng = clock, rng
-        self._link: _ClientLink | None = None
+        self._connection = SchedulerConnection(
+            host, port, token, name=self.name, listener=self, clock=clock, rng=rng
+        )
         self._snapshot = PoolSnapshot()
         self._waiting: dict[str, _Waiting] = {}
         self._expiry_at = math.inf
@@ -136,31 +101,35 @@ class SchedulerClient:
         """Placements with output tokens that have not been reported."""
         self._running: dict[str, int] = {}
         self._commands: dict[str, asyncio.Future[CommandResult]] = {}
-        self._away_since = clock.monotonic()
-        self._last_seen_at = 0.0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._sweeper: asyncio.Task[None] | None = None
         self._counters = CounterCache(MAX_COUNTERS)
         self._snapshot_received = asyncio.Event()
         """Set once a snapshot has arrived on the present connection."""
 
     async def start(self) -> None:
         """Start to connect. Calls wait until the connection is up."""
-        self._away_since = self._clock.monotonic()
-        self._tasks = [
-            supervise("scheduler-connection", self._stay_connected),
-            supervise("scheduler-sweep", self._sweep),
-        ]
+        await self._connection.start()
+        self._sweeper = supervise("scheduler-sweep", self._sweep)
 
     async def close(self) -> None:
         """Disconnect. Waiting calls are refused; the scheduler frees the placements two seconds later."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        if self._link is not None:
-            await self._link.hang_up()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+            self._sweeper = None
+        await self._connection.close()
         for waiting in list(self._waiting.values()):
             self._refuse(waiting, 503, "shutting_down", "this API process is shutting down", 1.0)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a scheduler has accepted the connection."""
+        return self._connection.connected
+
+    @property
+    def denied(self) -> str:
+        """Why the scheduler rejected the connection; empty if it did not."""
+        return self._connection.denied
 
     async def place(self, request: PlaceRequest) -> Placement:
         """Wait for a replica, at most `request.deadline_s` seconds. Cancellation removes the request from the queue.
@@ -174,10 +143,10 @@ class SchedulerClient:
         waiting = _Waiting(request, future, self._clock.monotonic())
         self._waiting[request.request_id] = waiting
         self._expiry_at = min(self._expiry_at, waiting.since + request.deadline_s)
-        if (outbox := self._outbox()) is not None:
+        if (outbox := self._connection.outbox) is not None:
             outbox.place(request)
-            self._send_soon()
-        elif self._is_away():
+            self._connection.send_soon()
+        elif self._connection.away:
             self._place_locally(waiting)
         try:
             return await future
@@ -190,7 +159,7 @@ class SchedulerClient:
         held = self._held.get((placement.request_id, placement.replica_id))
         if held is not None and not held.prefilled:
             held.prefilled = True
-            if (outbox := self._outbox()) is not None:
+            if (outbox := self._connection.outbox) is not None:
                 outbox.prefill_done(placement.request_id, placement.replica_id)
                 self._send_later()
 
@@ -207,7 +176,7 @@ class SchedulerClient:
         if self._drop((released.request_id, released.replica_id)) is None:
             return
         self._send_release(released)
-        if not self.connected and self._is_away():
+        if self._connection.away:
             self._place_waiting_locally()
 
     def snapshot(self) -> PoolSnapshot:
@@ -217,10 +186,10 @@ class SchedulerClient:
     async def fresh_snapshot(self) -> PoolSnapshot:
         """A snapshot of a live connection, waiting for one. Raises Unavailable without a scheduler."""
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S * 2):
+            async with asyncio.timeout(FRESH_TIMEOUT_S):
                 await self._snapshot_received.wait()
         except TimeoutError:
-            why = self.denied or f"no answer at {self._host}:{self._port}"
+            why = self.denied or f"no answer at {self._connection.address}"
             raise Unavailable(f"the scheduler cannot be reached: {why}", retry_after_s=2.0) from None
         return self._snapshot
 
@@ -232,39 +201,16 @@ class SchedulerClient:
         await self.fresh_snapshot()
         future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
         self._commands[command.command_id] = future
-        if self.connected and self._link is not None:
-            self._link.send(command)
+        self._connection.send(command)
         try:
             return await future
         finally:
             self._commands.pop(command.command_id, None)
 
-    # Connection
+    # The connection's events
 
-    async def _stay_connected(self) -> None:
-        backoff_s = BACKOFF_S[0]
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    _, link = await loop.create_connection(lambda: _ClientLink(self), self._host, self._port)
-            except (OSError, TimeoutError):
-                log.debug("the scheduler at %s:%s does not answer", self._host, self._port)
-            else:
-                link.send(ClientHello(self._token, self.name, WIRE_VERSION))
-                self._last_seen_at = self._clock.monotonic()
-                self._link = link
-                await link.lost.wait()
-                self._on_disconnect(link)
-                if not self.denied:
-                    backoff_s = BACKOFF_S[0]
-            await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
-            backoff_s = min(backoff_s * 2, BACKOFF_S[1])
-
-    def _receive(self, link: _ClientLink, message: ToClient) -> None:
-        if link is not self._link:
-            return
-        self._last_seen_at = self._clock.monotonic()
+    def on_message(self, message: ToClient) -> None:
+        """Take an answer, counters or the snapshot."""
         match message:
             case Answers():
                 for placement in message.placed:
@@ -280,29 +226,16 @@ class SchedulerClient:
                 future = self._commands.get(message.command_id)
                 if future is not None and not future.done():
                     future.set_result(message)
-            case Welcome():
-                self._on_welcome(link, message)
 
-    def _on_welcome(self, link: _ClientLink, welcome: Welcome) -> None:
-        error = welcome.error
-        if not error and welcome.wire != WIRE_VERSION:
-            error = (
-                f"the scheduler speaks version {welcome.wire} of the wire, this process {WIRE_VERSION}: "
-                "run both from one release"
-            )
-        if error:
-            self.denied = error
-            log.error("the scheduler turned this process away: %s", error)
-            link.close()
-            return
+    def on_connected(self, epoch: str) -> None:
+        """Announce what the scheduler may not know."""
         now = self._clock.monotonic()
-        self.connected, self.denied = True, ""
         held = [each.announced(now) for each in self._held.values()]
-        counters = self._counters.not_from(welcome.epoch)
+        counters = self._counters.not_from(epoch)
         for part in announcements(held, self._still_waiting(now), counters):
-            link.send(part)
+            self._connection.send(part)
         for each in self._held.values():
-            each.counted_by = welcome.epoch
+            each.counted_by = epoch
 
     def _still_waiting(self, now: float) -> list[AnnouncedRequest]:
         queued = []
@@ -314,48 +247,30 @@ class SchedulerClient:
             )
         return queued
 
-    def _on_disconnect(self, link: _ClientLink) -> None:
-        if link is not self._link:
-            return
-        self._link = None
+    def on_disconnected(self) -> None:
+        """End what cannot be asked again: commands."""
         self._snapshot_received.clear()
-        if self.connected:  # a connection without an answer does not restart the time without a scheduler
-            self._away_since = self._clock.monotonic()
-        self.connected = False
         for command_id, future in self._commands.items():
             if not future.done():
                 lost = "the connection to the scheduler was lost; the command may or may not have run"
                 future.set_result(CommandResult(command_id, False, lost))
 
-    def _outbox(self) -> Outbox | None:
-        """Where messages are collected; None when not connected: the next announcement contains what still matters."""
-        return self._link.outbox if self.connected and self._link is not None else None
-
-    def _send_soon(self) -> None:
-        """Send what is collected at the end of this event loop tick, and at once when it is much."""
-        if (link := self._link) is not None:
-            if link.outbox.full:
-                link.flush()
-            else:
-                link.flush_soon()
-
     def _send_later(self) -> None:
-        """Send what is collected within LINGER_S, and with this tick while requests are queued."""
-        if (link := self._link) is not None:
-            if self._waiting or link.outbox.full:
-                self._send_soon()
-            else:
-                link.flush_soon(LINGER_S)
+        """Send what is collected a little later, and with this tick while requests are queued."""
+        if self._waiting:  # they may need the freed slot
+            self._connection.send_soon()
+        else:
+            self._connection.send_later()
 
     def _send_release(self, released: Released) -> None:
-        if (outbox := self._outbox()) is not None:
+        if (outbox := self._connection.outbox) is not None:
             outbox.release(released)
             self._send_later()
 
     def _send_cancel(self, request_id: str) -> None:
-        if (outbox := self._outbox()) is not None:
+        if (outbox := self._connection.outbox) is not None:
             outbox.cancel(request_id)
-            self._send_soon()
+            self._connection.send_soon()
 
     # Answers
 
@@ -370,6 +285,7 @@ class SchedulerClient:
         self._hold(waiting, placement)
 
     def _hold(self, waiting: _Waiting, placement: Placement) -> None:
+        _share_texts(placement, waiting.request)
         self._waiting.pop(placement.request_id, None)
         self._held[placement.request_id, placement.replica_id] = _HeldPlacement(
             placement, waiting.request, self._clock.monotonic(), counted_by=placement.epoch
@@ -430,9 +346,6 @@ class SchedulerClient:
 
     # Without the scheduler
 
-    def _is_away(self) -> bool:
-        return self._clock.monotonic() - self._away_since > FALLBACK_AFTER_S
-
     def _place_locally(self, waiting: _Waiting) -> None:
         placement = fallback.choose(waiting.request, self._snapshot, self._running, self._rng)
         if placement is not None and not waiting.future.done():
@@ -448,10 +361,8 @@ class SchedulerClient:
         while True:
             await asyncio.sleep(SWEEP_S)
             now = self._clock.monotonic()
-            if self._link is not None and now - self._last_seen_at > SILENT_S:
-                log.warning("the scheduler has been silent for %.0f s, reconnecting", SILENT_S)
-                self._link.abort()
-            if not self.connected and self._is_away():
+            self._connection.end_if_silent(now)
+            if self._connection.away:
                 self._place_waiting_locally()
             self._expire(now)
             self._report_progress()
@@ -459,13 +370,13 @@ class SchedulerClient:
     def _report_progress(self) -> None:
         """Send the progress of all placements since the last report."""
         advanced, self._advanced = self._advanced, {}
-        outbox = self._outbox()
+        outbox = self._connection.outbox
         if not advanced or outbox is None:
             return
         for (request_id, replica_id), held in advanced.items():
             outbox.progress(request_id, replica_id, held.produced)
             if outbox.full:
-                self._send_soon()
+                self._connection.send_soon()
         self._send_later()
 
     def _expire(self, now: float) -> None:

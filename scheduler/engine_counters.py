@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
 from scheduler import metrics
+from scheduler.heartbeat_delay import HeartbeatDelays
 from scheduler.listeners import Listener
 from scheduler.store_loop import StoreLoop
 from workers.engine_counters import CounterReport, Cut
@@ -44,7 +45,8 @@ class _Boot:
 
     def __init__(self, status: ReplicaStatus, now: float) -> None:
         self.status = status
-        self.last_seen_at = self.scraped_at = now
+        self.last_seen_at = now
+        self.scraped_at = now - status.scrape_age_s
         self.ended = False
         self.changed = True
         self.refused = False
@@ -60,7 +62,7 @@ class _Boot:
         before = self.status
         self.changed |= (before.counters, before.warmup_counters) != (status.counters, status.warmup_counters)
         if status.scrape != before.scrape:
-            self.scraped_at = now
+            self.scraped_at = max(self.scraped_at, now - status.scrape_age_s)
         self.status, self.last_seen_at = status, now
         if status.state in (ReplicaState.FAILED, ReplicaState.STOPPED):
             self.end()
@@ -129,9 +131,14 @@ class EngineCounterTracker:
         self._of_replica: dict[str, str] = {}
         self._known_ends: dict[str, None] = {}
         """Incarnations whose end was reported in a list of ended engines, oldest first."""
+        self._delays = HeartbeatDelays()
 
     def on_heartbeat(self, beat: Heartbeat, open_placements: OpenPlacements, now: float) -> None:
-        """Take a heartbeat. External engines are left out: they also serve requests of others."""
+        """Take a heartbeat. External engines are left out: they also serve requests of others.
+
+        Its figures are as old as it has waited: what has ended since may be missing in them.
+        """
+        now = self._delays.arrived(beat, now)
         for status in beat.replicas:
             if not status.boot_id or status.engine == "external":
                 continue
@@ -186,6 +193,7 @@ class EngineCounterTracker:
         return is_new
 
     def _forget(self, now: float) -> None:
+        self._delays.forget(now - FORGET_S)
         silent = (name for name, boot in self._boots.items() if now - boot.last_seen_at > FORGET_S)
         gone = [name for name in silent if self._boots[name].refused or not self._boots[name].changed]
         for name in gone:

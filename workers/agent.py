@@ -323,6 +323,7 @@ class Agent:
                 if isinstance(replica, ReplicaRunner)
                 for ended in replica.ended()
             ],
+            sent_at=self._clock.monotonic(),
         )
 
     async def execute(self, command: ReplicaCommand) -> CommandResult:

@@ -7,20 +7,26 @@ import asyncio
 import builtins
 import difflib
 import logging
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from datetime import datetime
 
 import msgspec
+from prometheus_client import Gauge
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
-from core.errors import ModelNotFound
+from core.errors import ModelNotFound, Unavailable
 from core.supervise import supervise
 from workers.catalog import Catalog, load_catalog
 from workers.tables import models
 
 POLL_S = 2.0
+MAX_AGE_S = 600.0
+"""Seconds for which the last models are used while they cannot be read, where no setting says otherwise."""
+
+AGE = Gauge("penstock_models_age_seconds", "Time since the models were last read from PostgreSQL.")
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +88,23 @@ async def read_models(connection: AsyncConnection) -> list[ModelRow]:
 
 
 class ModelDirectory:
-    """All models that customers may use, polled from PostgreSQL every 2 s; the last ones stay when a poll fails."""
+    """All models that customers may use, polled from PostgreSQL every 2 s; the last ones stay when a poll fails.
 
-    def __init__(self, database: Database, catalog: Catalog | None = None) -> None:
+    They stay for `max_age_s` seconds; then no model is resolved. `now` returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog | None = None,
+        *,
+        max_age_s: float = MAX_AGE_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._database = database
+        self._max_age_s = max_age_s
+        self._now = now
+        self._read_at = now()
         self._catalog = catalog or load_catalog()
         self._by_name: dict[str, ModelInfo] = {}
         self._models: list[ModelInfo] = []
@@ -94,6 +113,7 @@ class ModelDirectory:
     async def start(self) -> None:
         """Read the models, then poll. Raises what `refresh` raises."""
         await self.refresh()
+        AGE.set_function(lambda: self._now() - self._read_at)
         self._task = supervise("model-directory", self._poll)
 
     async def close(self) -> None:
@@ -104,12 +124,26 @@ class ModelDirectory:
 
     async def refresh(self) -> None:
         """Read the models now. Raises errors of SQLAlchemy or OSError when PostgreSQL is unavailable."""
+        began = self._now()
         async with self._database.read() as connection:
             rows = await read_models(connection)
         self._models, self._by_name = _build(rows, self._catalog)
+        self._read_at = began
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the models were read within `max_age_s`."""
+        return self._now() - self._read_at <= self._max_age_s
 
     def resolve(self, name: str) -> ModelInfo:
-        """A model by name or alias. Raises ModelNotFound with similar names."""
+        """A model by name or alias. Raises ModelNotFound with similar names, and Unavailable when none is `fresh`."""
+        if not self.fresh:
+            raise Unavailable(
+                f"The list of models and prices has not been read for more than {self._max_age_s:.0f} s, so nothing is "
+                "admitted; nothing was charged, try again shortly.",
+                code="models_stale",
+                retry_after_s=POLL_S,
+            )
         found = self._by_name.get(name)
         if found is None:
             raise _not_found(name, builtins.list(self._by_name))

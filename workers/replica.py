@@ -85,10 +85,17 @@ class ReplicaRunner(ReplicaView):
         self._ended: deque[tuple[ReplicaStatus, float, float]] = deque(maxlen=ENDED_KEPT)
         """The last statuses of ended engines, with the instants of their last scrape and their end."""
 
-    def record_scrape(self, metrics: EngineMetrics) -> None:
-        """Store a new scrape."""
-        super().record_scrape(metrics)
-        self._scraped_at = self._clock.monotonic()
+    async def _scrape(self) -> None:
+        """Read the engine's metrics and store them. They are as old as the request, however late the answer is read."""
+        began = self._clock.monotonic()
+        self.record_scrape(await self._api.metrics())
+        self._scraped_at = began
+
+    def status(self) -> ReplicaStatus:
+        """The status for the heartbeat, with the age of its counters."""
+        return msgspec.structs.replace(
+            super().status(), scrape_age_s=self._clock.monotonic() - self._scraped_at
+        )
 
     def ended(self) -> list[EndedEngine]:
         """The last engines of this replica that have ended, oldest first."""
@@ -158,7 +165,7 @@ class ReplicaRunner(ReplicaView):
         if not await self._api.healthy():
             raise EngineFailed("the adopted engine is broken")
         self.stream_interval = await self._api.takes_stream_interval()
-        self.record_scrape(await self._api.metrics())
+        await self._scrape()
         self.enter(ReplicaState.ASLEEP if self.metrics.asleep else ReplicaState.READY)
 
     async def _load(self) -> None:
@@ -174,7 +181,7 @@ class ReplicaRunner(ReplicaView):
         self.enter(ReplicaState.LOADING, "warming up")
         await self._api.warm_up(self.plan.model_name, self.plan.capacity.max_model_len)
         self.stream_interval = await self._api.takes_stream_interval()
-        self.record_scrape(await self._api.metrics())
+        await self._scrape()
         self.warmup = self.metrics.counters
         self._ready_once = True
         self._save()
@@ -206,7 +213,7 @@ class ReplicaRunner(ReplicaView):
             if not await self._api.healthy():
                 await self._await_death()
                 raise EngineFailed("the engine says that it is broken (its core has died)")
-            self.record_scrape(await self._api.metrics())
+            await self._scrape()
         except EngineFailed:
             if self.state is ReplicaState.FAILED:
                 raise
@@ -309,7 +316,7 @@ class ReplicaRunner(ReplicaView):
         deadline = self._clock.monotonic() + deadline_s
         while self._alive():
             try:
-                self.record_scrape(await self._api.metrics())
+                await self._scrape()
             except EngineFailed:
                 return
             left = self.metrics.running + self.metrics.waiting

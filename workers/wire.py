@@ -110,6 +110,8 @@ class ReplicaStatus(msgspec.Struct):
     """Counters at the end of warm-up: the baseline of reconciliation."""
     scrape: int = 0
     """Number of the scrape that `running`, `waiting` and `counters` come from."""
+    scrape_age_s: float = 0.0
+    """Seconds since that scrape, when the heartbeat was sent."""
     restarts: int = 0
     simulated: bool = False
     targets: Targets = Targets()
@@ -162,6 +164,8 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """Model -> state -> seconds of replica time, weighted by the replica's share of the host."""
     ended: list[EndedEngine] = []
     """The last engine processes of each replica that have ended."""
+    sent_at: float = 0.0
+    """When it was sent, in seconds of the agent's monotonic clock; 0 = unknown."""
 
 
 class KvDelta(msgspec.Struct, tag="kv_delta"):

@@ -7,7 +7,7 @@ HTTP. It uses no routing, request objects or middleware, since those of FastAPI 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
@@ -40,11 +40,7 @@ Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 
 ERROR_TIMEOUT_S = 5.0
-"""Seconds to send the error that a request ended with."""
-PIECE_BYTES = 256 * 1024
-"""Bytes of a whole answer that are given to the connection at a time."""
-READ_TIMEOUT_S = 30.0
-"""Seconds for a client to read a piece of a whole answer."""
+"""Seconds for the client to take the error that a request ended with."""
 ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 _INVALID = (InvalidRequest, NotFound, PermissionDenied)
 """Errors of a request that is wrong in itself."""
@@ -116,64 +112,83 @@ class HttpReply:
         except (OSError, RuntimeError) as error:
             raise ClientDisconnected(str(error)) from error
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that this process keeps for the client; 0 under a server that does not tell."""
+        return self._connection.unsent if self._connection is not None else 0
+
     async def end(self, events: bytes) -> None:
-        """Send the last events and end the response."""
-        if not self.finished:
-            self.finished = True
+        """Send the last events, end the response, and wait until the client has taken them.
+
+        When it is cancelled, the connection is closed without the rest.
+        """
+        if self.finished:
+            return
+        self.finished = True
+        with self._closing_if_cancelled():
             await self._send({"type": "http.response.body", "body": events, "more_body": False})
+            await self._taken()
 
     async def respond(self, body: bytes, headers: Headers) -> None:
-        """Send a whole JSON response with status 200.
+        """Send a whole JSON response with status 200, and wait until the client has taken it.
 
         When it is cancelled, the rest is not sent: such an answer counts as not received.
         """
-        try:
-            await self.answer(200, body, headers)
-        except asyncio.CancelledError:
-            if self._connection is not None:
-                self._connection.abort()
-            raise
+        with self._closing_if_cancelled():
+            await self._start_answer(200, len(body), headers)
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._taken()
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def answer(self, status: int, body: bytes, headers: Headers) -> None:
-        """Send a whole JSON response."""
+        """Send a whole JSON response without waiting for the client."""
+        await self._start_answer(status, len(body), headers)
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _start_answer(self, status: int, length: int, headers: Headers) -> None:
         self.started = self.finished = True
-        length = (b"content-length", b"%d" % len(body))
+        fixed = (_JSON, (b"content-length", b"%d" % length))
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [_JSON, length, *self._request_id_header, *headers],
+                "headers": [*fixed, *self._request_id_header, *headers],
             }
         )
-        if len(body) <= PIECE_BYTES:
-            await self._send({"type": "http.response.body", "body": body, "more_body": False})
-            return
-        pieces = memoryview(body)
-        for at in range(0, len(body), PIECE_BYTES):
-            await self._send_piece(bytes(pieces[at : at + PIECE_BYTES]), more=True)
-        await self._send_piece(b"", more=False)  # returns when the client has read the last piece
 
-    async def _send_piece(self, piece: bytes, *, more: bool) -> None:
-        """Send a part of a whole answer. Raises ClientDisconnected when the client does not read for READ_TIMEOUT_S."""
+    async def _taken(self) -> None:
+        """Wait until the client has taken all that was written; `OpenRequests` counts it and cuts slow clients."""
+        if self._connection is not None:
+            await self._connection.drain()
+
+    @contextlib.contextmanager
+    def _closing_if_cancelled(self) -> Iterator[None]:
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                await self._send({"type": "http.response.body", "body": piece, "more_body": more})
-        except TimeoutError:
-            if self._connection is not None:
-                self._connection.abort()
-            raise ClientDisconnected("the client does not read its answer") from None
+            yield
+        except asyncio.CancelledError:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        """Close the connection without what its client has not taken."""
+        if self._connection is not None:
+            self._connection.abort()
 
     async def fail(self, error: PenstockError) -> None:
         """Send an error: as a response before headers were sent, as an event afterwards.
 
-        Sending is given up after ERROR_TIMEOUT_S; the server then closes the connection.
+        When the client has not taken it after ERROR_TIMEOUT_S, the connection is closed.
         """
-        with contextlib.suppress(TimeoutError, ClientDisconnected):
+        try:
             async with asyncio.timeout(ERROR_TIMEOUT_S):
                 if self.started:
                     await self.end(errors.to_event(error))
                 else:
                     await self.answer(*errors.to_response(error))
+        except TimeoutError:
+            self._close()
+        except ClientDisconnected:
+            pass  # there is no connection to send it on
 
 
 class Keys(Protocol):
@@ -226,6 +241,7 @@ class HotPath:
             self._telemetry.count_refusal(_ANSWERS_BUSY.code)
             await reply.fail(_ANSWERS_BUSY)
             return
+        _drop_headers(scope)
         watch: asyncio.Task[None] | None = None
         if connection is None:
             watch = asyncio.create_task(self._watch_disconnect(receive, request_id))
@@ -293,6 +309,12 @@ class HotPath:
         while (await receive())["type"] != "http.disconnect":
             continue
         self._on_disconnect(request_id)
+
+
+def _drop_headers(scope: Scope) -> None:
+    """Free the request's headers, up to 64 KiB, except those that name the client's address."""
+    headers = scope["headers"]
+    headers[:] = [each for each in headers if each[0] == b"x-forwarded-for"]
 
 
 def _key_and_length(headers: list[tuple[bytes, bytes]]) -> tuple[str, int]:

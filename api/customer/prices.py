@@ -1,6 +1,7 @@
 """Prices as customers see them, from memory. What a request costs is decided by the database alone (penstock_hold)."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from uuid import UUID
@@ -10,6 +11,8 @@ from core.db import Database
 from core.errors import Unavailable
 from tenants.keys import DATABASE_ERRORS
 from tenants.principal import Principal
+
+log = logging.getLogger(__name__)
 
 FRESH_S = 10.0
 """Seconds after which an organisation's prices are read again, while the last ones are shown."""
@@ -22,8 +25,9 @@ MAX_TENANTS = 10_000
 class PriceCache:
     """The price versions of each organisation that asked, its contract's included; one read of each at a time."""
 
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        """`now` returns monotonic seconds."""
+    def __init__(self, database: Database, now: Callable[[], float], max_age_s: float) -> None:
+        """`now` returns monotonic seconds. Prices that were last read `max_age_s` seconds ago are not shown."""
+        self._max_age_s = max_age_s
         self._database = database
         self._now = now
         self._known: dict[UUID, tuple[float, list[PriceView]]] = {}
@@ -32,10 +36,11 @@ class PriceCache:
     async def of(self, principal: Principal) -> dict[str, PriceView]:
         """The current price per model; a contract price takes precedence over the list price.
 
-        Raises Unavailable when the organisation's prices were never read and PostgreSQL does not answer in time.
+        Raises Unavailable when the organisation's prices were never read, or not for too long, and PostgreSQL does not
+        answer in time.
         """
         known = self._known.get(principal.tenant_id)
-        if known is None:
+        if known is None or self._now() - known[0] > self._max_age_s:
             return _current(await self._wait(self._read(principal.tenant_id)), principal.tier)
         if self._now() - known[0] >= FRESH_S:
             self._read(principal.tenant_id)
@@ -45,7 +50,7 @@ class PriceCache:
         reading = self._reading.get(tenant_id)
         if reading is None:
             reading = self._reading[tenant_id] = asyncio.create_task(self._load(tenant_id))
-            reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            reading.add_done_callback(_log_failure)
         return reading
 
     async def _load(self, tenant_id: UUID) -> list[PriceView]:
@@ -68,6 +73,11 @@ class PriceCache:
             raise Unavailable(
                 "The prices cannot be read at the moment. Try again shortly.", retry_after_s=1.0
             ) from error
+
+
+def _log_failure(reading: "asyncio.Task[list[PriceView]]") -> None:
+    if not reading.cancelled() and (error := reading.exception()) is not None:
+        log.warning("prices cannot be read; the last known ones are shown: %s", error or type(error).__name__)
 
 
 def _current(versions: list[PriceView], tier: str) -> dict[str, PriceView]:

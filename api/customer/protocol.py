@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from api import errors
@@ -70,6 +71,23 @@ class ClientConnection:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that were written and that the network has not taken yet; this process keeps them."""
+        return self._cycle.transport.get_write_buffer_size()
+
+    async def drain(self) -> None:
+        """Wait until nothing is unsent, or the connection has ended. uvicorn waits for a part of it only."""
+        transport = self._cycle.transport
+        if not self.unsent:
+            return
+        transport.set_write_buffer_limits(high=0)
+        try:
+            await self._cycle.flow.drain()
+        finally:
+            if not transport.is_closing():
+                transport.set_write_buffer_limits()
+
     def abort(self) -> None:
         """Close the connection at once, without what is still to be written."""
         self._cycle.transport.abort()
@@ -93,21 +111,54 @@ class ClientConnection:
             self._on_disconnect()
 
 
-class HeadLimitProtocol(HttpToolsProtocol):
-    """One connection. The bounds cost a few comparisons for a head that arrives in one read."""
+class SmallEvent(asyncio.Event):
+    """An event with a list of waiters. An empty deque takes 760 bytes, of which each open stream would have three."""
 
-    _in_head = True
-    _head_bytes = 0
-    _read_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
-    _refusal: PenstockError | None = None
-    _answered: RequestResponseCycle | None = None
-    """The cycle that was started last. `cycle` is that of the last request received."""
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiters = []  # type: ignore[assignment]
+
+
+class Pipeline(list[tuple[RequestResponseCycle, ASGI3Application]]):
+    """The requests that wait on a connection, the next one last: what uvicorn needs of a deque."""
+
+    __slots__ = ()
+
+    def appendleft(self, waiting: tuple[RequestResponseCycle, ASGI3Application]) -> None:
+        """Add a request behind the others."""
+        self.insert(0, waiting)
+
+
+class SmallFlowControl(FlowControl):
+    """uvicorn's flow control with a `SmallEvent`."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_writable_event = SmallEvent()
+        self._is_writable_event.set()
+
+
+class HeadLimitProtocol(HttpToolsProtocol):
+    """One connection. The bounds cost a few comparisons for a head that arrives in one read.
+
+    What it keeps for an open stream is kept small: our attributes are slots, because with more than 30 attributes
+    CPython gives each connection a dictionary of its own.
+    """
+
+    __slots__ = ("_answered", "_head_bytes", "_head_timer", "_in_head", "_read_bytes", "_refusal")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Start the timer of the first head."""
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
+        self.flow = SmallFlowControl(transport)
+        self.pipeline = Pipeline()  # type: ignore[assignment]
+        self._in_head, self._head_bytes, self._read_bytes = True, 0, 0
+        self._refusal: PenstockError | None = None
+        self._answered: RequestResponseCycle | None = None
+        """The cycle that was started last. `cycle` is that of the last request received."""
+        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(
+            HEAD_TIMEOUT_S, self._on_head_timeout
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer, disconnect the request that is being answered, and drop those that wait behind it."""
@@ -154,6 +205,9 @@ class HeadLimitProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
+        event, cycle.message_event = cycle.message_event, SmallEvent()
+        if event.is_set():
+            cycle.message_event.set()
         ClientConnection.of(cycle)
         super()._start_asgi_task(cycle, app)
 

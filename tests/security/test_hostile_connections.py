@@ -187,14 +187,30 @@ async def test_an_answer_may_take_longer_than_a_head(api: Api, monkeypatch: pyte
 
 
 @pytest.mark.promise(24, 29)
-async def test_a_client_that_does_not_read_is_billed_and_dropped(api: Api) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_does_not_read_is_billed_and_dropped(
+    api: Api, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing of it stays behind: no task, no connection, although it neither reads nor hangs up."""
-    api.deps.open_requests._timeouts = StreamTimeouts(write_s=1.0)
+    made = protocol.HeadLimitProtocol.connection_made
+
+    def with_little_in_the_kernel(self: protocol.HeadLimitProtocol, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        made(self, transport)
+
+    monkeypatch.setattr(protocol.HeadLimitProtocol, "connection_made", with_little_in_the_kernel)
     api.engines[0].server._loop.speedup = 1e6
     loop = asyncio.get_running_loop()
     body = json.dumps(
-        {"model": MODEL, "messages": HELLO, "stream": True, "n": 16, "max_tokens": 1900}
+        {"model": MODEL, "messages": HELLO, "stream": stream, "n": 16, "max_tokens": 1900}
     ).encode()
+    registry = api.deps.open_requests
+
+    def unread() -> bool:
+        return any(one.request.reply.unsent for one in registry) and (stream or not registry.has_room(tenant))
+
+    tenant = api.organisation.tenant_id
+    registry._max_answer_bytes = 400_000
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.setblocking(False)
@@ -202,8 +218,10 @@ async def test_a_client_that_does_not_read_is_billed_and_dropped(api: Api) -> No
         length = b"Content-Length: %d\r\n" % len(body)
         key = b"Authorization: Bearer %s\r\n\r\n" % api.organisation.key.encode()
         await loop.sock_sendall(client, START + length + key + body)
+        await until(unread, what="what is not read counts")
+        registry._timeouts = StreamTimeouts(read_window_s=1.0)
         [row] = await api.usage_rows(1)
-        assert row.outcome == "client_cancelled"
+        assert row.outcome == ("client_cancelled" if stream else "length")
         assert row.cost > 0
 
         def dropped() -> bool:

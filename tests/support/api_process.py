@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 from sqlalchemy import text
 
-from admin import billing as admin_billing
+from admin import credits as admin_credits
 from admin import models as admin_models
+from admin import prices as admin_prices
 from api.app import create_app
 from api.customer.protocol import HeadLimitProtocol
 from api.deps import Deps
@@ -143,8 +144,8 @@ async def api_process(
         stack.push_async_callback(database.close)
         organisation = await make_organisation(database)
         await admin_models.add_model(database, ADMIN, name=MODEL)
-        await admin_billing.set_price(database, ADMIN, model=MODEL, input="1", cached_input="0.5", output="2")
-        await admin_billing.grant_credit(
+        await admin_prices.set_price(database, ADMIN, model=MODEL, input="1", cached_input="0.5", output="2")
+        await admin_credits.grant_credit(
             database, ADMIN, tenant_id=organisation.tenant_id, amount_usd=credit, reason="test"
         )
         running = [await stack.enter_async_context(engine(speedup)) for _ in range(engines)]

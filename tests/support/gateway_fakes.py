@@ -305,7 +305,7 @@ class FakeEngines:
 
 
 class FakeReply:
-    """Collects what the client would get; `stuck` makes writes wait."""
+    """Collects what the client would get; `stuck` makes writes wait, while `unsent` bytes are left."""
 
     def __init__(self) -> None:
         self.started = False
@@ -313,6 +313,7 @@ class FakeReply:
         self.headers: Headers = []
         self.body = b""
         self.writes = 0
+        self.unsent = 0
         self.stuck: asyncio.Event | None = None
 
     async def start(self, headers: Headers) -> None:
@@ -344,6 +345,8 @@ class FakeReply:
         self.headers = headers
         self.body = body
         await asyncio.sleep(0)
+        if self.stuck is not None:
+            await self.stuck.wait()
 
     def documents(self) -> list[dict[str, object]]:
         """The JSON of every event but [DONE] and comments."""

@@ -4,6 +4,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from core.supervise import FAILURES, FailingTasks
 from core.telemetry import MetricsServer
 
 
@@ -25,10 +26,26 @@ async def test_metrics_and_health() -> None:
         status, text = await fetch(port, "/metrics")
         assert status == 200
         assert "penstock_tests_total 3.0" in text
-        assert await fetch(port, "/healthz") == (200, '{"status": "ok"}')
+        assert await fetch(port, "/healthz") == (200, '{"status": "ok", "failing_tasks": []}')
         healthy = False
         assert (await fetch(port, "/healthz"))[0] == 503
         assert (await fetch(port, "/other"))[0] == 404
+    finally:
+        await server.close()
+
+
+async def test_a_task_that_keeps_failing_makes_its_process_unhealthy() -> None:
+    failing = FailingTasks()
+    server = MetricsServer(registry=CollectorRegistry(), failing=failing)
+    port = await server.start()
+    try:
+        for _ in range(FAILURES):
+            assert (await fetch(port, "/healthz"))[0] == 200
+            failing.add("scheduler")
+        assert await fetch(port, "/healthz") == (
+            503,
+            '{"status": "unhealthy", "failing_tasks": ["scheduler"]}',
+        )
     finally:
         await server.close()
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -15,7 +16,10 @@ from admin import keys as admin_keys
 from admin import limits as admin_limits
 from admin import users as admin_users
 from admin.logins import authenticate_token, create_admin_token
+from api import deps as api_deps
 from api.customer import prices
+from core.supervise import FAILURES, FailingTasks
+from sim.engine import server as engine_server
 from tenants.key_format import new_key
 from tenants.principal import Limits
 from tests.support.api_process import MODEL, Api, api_process
@@ -181,6 +185,16 @@ async def test_health(api: Api) -> None:
     await until(ready)
 
 
+async def test_a_task_that_keeps_failing_is_named(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = FailingTasks()
+    monkeypatch.setattr(api_deps, "FAILING", failing)
+    for _ in range(FAILURES):
+        failing.add("holds")
+    async with api.session.get(f"{api.url}/readyz") as answer:
+        assert answer.status == 503
+        assert (await answer.json())["checks"]["task holds"] is False
+
+
 async def test_unknown_model_is_told_where_to_look(api: Api) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         await api.openai().chat.completions.create(model="penstock/tinny", messages=HELLO)
@@ -325,13 +339,26 @@ async def test_prompt_beyond_the_context_is_the_clients_fault(api: Api, stream: 
 
 
 @pytest.mark.promise(18)
-async def test_engine_sees_only_allow_listed_fields(api: Api) -> None:
+async def test_engine_sees_only_allow_listed_fields(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What arrived at the engine, read there."""
+    arrived: list[dict[str, Any]] = []
+    parse = engine_server._parse
+
+    def read(raw: bytes, shape: type[Any]) -> Any:
+        arrived.append(json.loads(raw))
+        return parse(raw, shape)
+
+    monkeypatch.setattr(engine_server, "_parse", read)
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 3}
     for name in ("chat_template", "kv_transfer_params", "allowed_token_ids", "prompt_logprobs", "ignore_eos"):
         status, error, _ = await api.post({**body, name: 1})
         assert (status, error["error"]["code"]) == (400, "unsupported_field")
     status, _, _ = await api.post({**body, "priority": -5, "request_id": "x", "cache_salt": "mine", "zzz": 1})
     assert status == 200
+    [sent] = arrived
+    ours = {"model", "messages", "max_tokens", "stream", "stream_options", "stream_interval", "cache_salt"}
+    assert set(sent) <= ours
+    assert sent["cache_salt"] != "mine"
 
 
 async def test_wrong_methods_and_paths(api: Api) -> None:

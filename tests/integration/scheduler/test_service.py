@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 
 from core.errors import Refused, Unavailable
 from core.ids import uuid7
-from scheduler import client as client_module
+from scheduler import connection as connection_module
 from scheduler import service as service_module
 from scheduler.core.model_queue import MAX_EXPIRED
 from scheduler.messages import Announce, AnnouncedRequest, FromClient
@@ -265,8 +265,8 @@ async def test_an_address_that_only_accepts_is_no_scheduler(
     silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy without its backend hangs up, a frozen scheduler says nothing: the client then places by itself."""
-    monkeypatch.setattr(client_module, "SILENT_S", 0.3)
-    monkeypatch.setattr(client_module, "BACKOFF_S", (0.05, 0.1))
+    monkeypatch.setattr(connection_module, "SILENT_S", 0.3)
+    monkeypatch.setattr(connection_module, "BACKOFF_S", (0.05, 0.1))
 
     handlers: set[asyncio.Task[None]] = set()
 

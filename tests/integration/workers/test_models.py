@@ -3,12 +3,15 @@
 from datetime import datetime
 
 import pytest
+from prometheus_client import REGISTRY
 from sqlalchemy import text
 
 from admin import models
 from admin.actor import Actor
 from core.db import Database
-from core.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, PermissionDenied
+from core.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, PermissionDenied, Unavailable
+from tests.support.clock import ManualClock
+from workers import models as workers_models
 from workers.host_hours import record_heartbeat
 from workers.models import ModelDirectory, ModelSpec
 from workers.wire import Heartbeat
@@ -73,6 +76,30 @@ async def test_a_retired_name_may_be_an_alias_of_its_successor(database: Databas
     directory = ModelDirectory(database)
     await directory.refresh()
     assert directory.resolve("minimax-m2.5").name == "qwen3.5-397b"
+
+
+async def test_models_that_cannot_be_read_are_used_for_a_while_only(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_models, "POLL_S", 3600.0)
+    clock = ManualClock()
+    await models.add_model(database, ADMIN, name="minimax-m2.5")
+    directory = ModelDirectory(database, max_age_s=60.0, now=clock.monotonic)
+    await directory.start()
+    try:
+        clock.advance(60.0)
+        assert directory.fresh
+        assert directory.resolve("minimax-m2.5").name == "minimax-m2.5"
+        assert REGISTRY.get_sample_value("penstock_models_age_seconds") == 60.0
+        clock.advance(1.0)
+        assert not directory.fresh
+        with pytest.raises(Unavailable, match="not been read for more than 60 s") as refused:
+            directory.resolve("minimax-m2.5")
+        assert refused.value.retry_after_s
+        await directory.refresh()
+        assert directory.resolve("minimax-m2.5").name == "minimax-m2.5"
+    finally:
+        await directory.close()
 
 
 async def test_only_platform_admins_change_models(database: Database) -> None:

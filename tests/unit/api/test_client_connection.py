@@ -1,6 +1,7 @@
 """A client's connection: what is written past ASGI is byte for byte what uvicorn's `send` would write."""
 
 import asyncio
+import tracemalloc
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -8,7 +9,10 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from api.customer import hotpath
+from api.customer.hotpath import HttpReply
 from api.customer.protocol import EXTENSION, ClientConnection, HeadLimitProtocol
+from core.ids import uuid7
 
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -122,3 +126,46 @@ async def test_reading_goes_on_while_a_request_is_watched(client: Client) -> Non
     assert not client.transport.resume_reading.called
     client.connection().watch(lambda: None)
     assert client.transport.resume_reading.called
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_an_answer_that_is_given_up_closes_its_connection(client: Client, whole: bool) -> None:
+    """Also while it waits to be written. What is left would otherwise be kept until the client reads it."""
+    await client.request()
+    reply = HttpReply(client.sends[0], uuid7(), client.connection())
+    if not whole:
+        await reply.start([])
+    client.protocol.pause_writing()
+    task = asyncio.create_task(reply.respond(b"{}", []) if whole else reply.end(b"data: [DONE]\n\n"))
+    await asyncio.sleep(0)
+    assert not client.transport.abort.called
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert client.transport.abort.called
+
+
+def test_headers_are_not_kept_but_for_the_clients_address() -> None:
+    named = (b"x-forwarded-for", b"192.0.2.1")
+    headers = [(b"authorization", b"Bearer x"), named, (b"cookie", b"a" * 60_000)]
+    kept = headers
+    hotpath._drop_headers({"headers": headers})
+    assert kept == [named], "uvicorn has the same list"
+
+
+async def test_an_open_request_keeps_little_memory() -> None:
+    """What uvicorn and we keep of a connection and its request, for as long as a stream is open."""
+    files = ("*/uvicorn/protocols/*", "*/api/customer/protocol.py", "*/asyncio/locks.py")
+    clients: list[Client] = []
+    tracemalloc.start()
+    try:
+        clients = [Client() for _ in range(50)]
+        for client in clients:
+            await client.request()
+        traces = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, each) for each in files])
+        kept = sum(trace.size for trace in traces.traces) / len(clients)
+    finally:
+        tracemalloc.stop()
+        for client in clients:
+            await client.stop()
+    assert kept < 5_500

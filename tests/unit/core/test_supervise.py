@@ -6,7 +6,16 @@ import threading
 import pytest
 
 from core import supervise as supervised
-from core.supervise import RESTARTS, supervise, supervise_thread
+from core.supervise import (
+    FAILING,
+    FAILURE_WINDOW_S,
+    FAILURES,
+    RESTARTS,
+    FailingTasks,
+    supervise,
+    supervise_thread,
+)
+from tests.support.clock import ManualClock
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +92,32 @@ def test_an_error_restarts_a_thread() -> None:
     thread.join(10.0)
     assert not thread.is_alive()
     assert (runs, restarts("test-thread")) == (3, 2)
+
+
+async def test_a_task_that_fails_again_and_again_is_named() -> None:
+    runs = 0
+    named: list[bool] = []
+
+    async def work() -> None:
+        nonlocal runs
+        named.append("test-failing" in FAILING.names())
+        runs += 1
+        if runs <= FAILURES:
+            raise KeyError("a bug")
+
+    await supervise("test-failing", work)
+    assert named == [False] * FAILURES + [True]
+
+
+def test_a_task_that_runs_for_a_while_is_forgiven() -> None:
+    clock = ManualClock()
+    failing = FailingTasks(clock.monotonic)
+    for _ in range(FAILURES):
+        clock.advance(FAILURE_WINDOW_S / FAILURES)
+        failing.add("b")
+    failing.add("a")
+    assert failing.names() == ["b"]
+    clock.advance(FAILURE_WINDOW_S / FAILURES + 0.1)
+    assert failing.names() == []
+    failing.add("b")
+    assert failing.names() == ["b"], "it fails as often as before"

@@ -62,14 +62,9 @@ async def test_a_tenant_may_hold_a_quarter_and_leaves_room_for_others() -> None:
 @pytest.mark.promise(29)
 async def test_an_answer_that_its_client_reads_slowly_counts_and_is_cut() -> None:
     gateway = Gateway(FakeEngines(answer(["x" * 20_000])), max_answer_bytes=BOUND)
-    stuck = asyncio.Event()
-
-    class SlowReply(FakeReply):
-        async def respond(self, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-            await super().respond(body, headers)
-            await stuck.wait()
-
-    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), prepared(), SlowReply()))
+    reply = FakeReply()
+    reply.stuck = asyncio.Event()
+    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), prepared(), reply))
     await until(lambda: any(one.outcome for one in gateway.open_requests))
     gateway.open_requests.tick()
     with pytest.raises(Unavailable, match="not read fast enough"):

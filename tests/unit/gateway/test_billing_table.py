@@ -125,11 +125,12 @@ class Run:
             )
         )
 
-    async def reach(self) -> None:
-        """Wait for the stage; the second in which the counts were written has passed."""
+    async def reach(self, *, checkpoint: bool = True) -> None:
+        """Wait for the stage; with a `checkpoint`, the second in which the counts were written has passed."""
         streams = self.gateway.engines.streams
         await until(lambda: streams and self.pause not in streams[0].script, what="the engine pauses")
-        self.gateway.open_requests.tick()
+        if checkpoint:
+            self.gateway.open_requests.tick()
         if isinstance(self.reply, SlowReply):
             reply = self.reply
             self.pause.set()
@@ -157,7 +158,8 @@ async def test_each_cell(form: str, end: str, stage: str, billed: str, tmp_path:
     if end == "our process is killed":
         record = killed(run, tmp_path)
         assert (rates.settled, rates.refunded) == ([], 0), "the estimates that were reserved stay charged"
-        assert run.gateway.scheduler.released == [], "the scheduler settles what its client has lost"
+        ended = isinstance(run.reply, SlowReply)
+        assert bool(run.gateway.scheduler.released) is ended, "the scheduler settles what its client has lost"
     else:
         await run.end(end)
         [record] = run.meter.settled
@@ -183,6 +185,22 @@ async def test_each_cell(form: str, end: str, stage: str, billed: str, tmp_path:
     assert (
         expected.output == 0 or form == "whole" or run.reply.body.count(b'"content":"') - 1 <= expected.output
     )
+
+
+@pytest.mark.promise(7, 8)
+@pytest.mark.parametrize("form", ["streamed", "whole"])
+async def test_a_process_that_dies_before_the_first_checkpoint_bills_nothing(
+    form: str, tmp_path: Path
+) -> None:
+    """Its spool shows that the request was about to be sent, not that an engine has processed the prompt."""
+    run = Run(form, "after prefill", tmp_path)
+    await run.reach(checkpoint=False)
+    record = killed(run, tmp_path)
+    run.task.cancel()
+    await asyncio.gather(run.task, return_exceptions=True)
+    assert (record.outcome, record.usage, record.cost) == (Outcome.INTERRUPTED, NOTHING, 0)
+    [tail] = record.unbilled
+    assert tail.tail_input >= run.computed.input, "reconciliation expects what the engine may have counted"
 
 
 def outcome_of(form: str, end: str, stage: str) -> Outcome:

@@ -35,6 +35,7 @@ from tests.support.gateway_fakes import (
     DONE,
     FakeEngines,
     FakeModel,
+    FakeModels,
     FakeReply,
     Gateway,
     answer,
@@ -112,6 +113,17 @@ async def test_a_refusal_undoes_the_other(which: str, money_pauses: int, place_p
     await asyncio.sleep(0.01)
     gateway.assert_resolved()
     assert not gateway.meter.settled
+
+
+async def test_a_catalog_that_is_too_old_is_no_fault_of_the_customer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(self: FakeModels, name: str) -> FakeModel:
+        raise Unavailable("too old", code="models_stale", retry_after_s=2.0)
+
+    monkeypatch.setattr(FakeModels, "resolve", stale)
+    gateway = Gateway(FakeEngines())
+    with pytest.raises(Unavailable, match="too old"):
+        await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
+    assert gateway.rates.invalid == 0
 
 
 async def test_no_metering_no_admission() -> None:
@@ -221,6 +233,10 @@ async def test_no_second_attempt_without_its_open_line(monkeypatch: pytest.Monke
     assert (record.outcome, record.cost, record.open.replica_id) == (Outcome.ENGINE_FAILED, 0, "r1")
     assert len(gateway.engines.bodies) == 1
     gateway.assert_resolved()
+    first, second = gateway.scheduler.released
+    assert (first.replica_id, first.failed, first.dispatched) == ("r1", True, True)
+    assert (second.replica_id, second.failed, second.dispatched) == ("r2", False, False)
+    assert {one.replica_id for one in record.unbilled} == {"r1"}, "the other engine has counted nothing"
 
 
 @pytest.mark.promise(7)

@@ -115,6 +115,7 @@ async def test_a_connection_serves_one_request_after_the_other() -> None:
     assert len(made.idle) == 3
 
 
+@pytest.mark.promise(24)
 @pytest.mark.parametrize("garbage", [SIZED, b"garbage\r\n\r\n", b"\x00"])
 async def test_what_follows_a_response_is_not_taken_for_the_next(garbage: bytes) -> None:
     made = Connection()
@@ -168,6 +169,7 @@ async def test_headers_and_trailers_are_bounded(start: bytes) -> None:
         await whole(response)
 
 
+@pytest.mark.promise(24)
 async def test_abort_during_headers_and_body() -> None:
     for sent in (b"", HEAD, CHUNKED[:90]):
         made = Connection()
@@ -182,6 +184,7 @@ async def test_abort_during_headers_and_body() -> None:
         assert made.transport.abort.called
 
 
+@pytest.mark.promise(24)
 async def test_an_ended_response_does_not_touch_the_next_one() -> None:
     made = Connection()
     first = made.send()

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from billing.metering.records import Outcome
 from core.errors import EngineFailed
 from core.ids import uuid7
 from gateway import open_requests
@@ -15,7 +16,7 @@ from gateway.schemas.chat import parse_chat
 from gateway.sse import StreamCodec
 from gateway.time_budget import SILENCE_S
 from tests.support.clock import ManualClock
-from tests.support.gateway_fakes import DONE, FakeEngines, FakeReply, Gateway, answer, chunk, principal
+from tests.support.gateway_fakes import DONE, FakeEngines, FakeReply, Gateway, answer, chunk, pause, principal
 from tests.support.waiting import until
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -117,21 +118,61 @@ async def test_timer_comments_while_queued() -> None:
     assert reply.finished
 
 
-async def test_timer_cuts_clients_that_do_not_read() -> None:
+@pytest.mark.promise(29)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("rate", "cut"), [(0, True), (1000, True), (1100, False)])
+async def test_timer_cuts_clients_that_take_less_than_their_rate(stream: bool, rate: int, cut: bool) -> None:
+    """One that reads slowly but steadily is not cut, however long it takes."""
     clock = ManualClock()
     clock.advance(100)
     gateway = Gateway(FakeEngines(answer(["x", "y"])), now=clock.monotonic)
     reply = FakeReply()
-    reply.stuck = asyncio.Event()
-    asked = parse_chat(json.dumps({**BODY, "stream": True}).encode())
+    reply.stuck, reply.unsent = asyncio.Event(), 1_000_000
+    asked = parse_chat(json.dumps({**BODY, "stream": stream}).encode())
     task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
-    await until(lambda: reply.writes)
-    clock.advance(StreamTimeouts().write_s + 1)
+    await until(lambda: reply.body)
+    for _ in range(200):
+        gateway.open_requests.tick()
+        clock.advance(1.0)
+        reply.unsent -= rate
     gateway.open_requests.tick()
+    await pause(3)
+    assert task.done() is cut, StreamTimeouts()
+    if not cut:
+        reply.stuck.set()
     await asyncio.gather(task, return_exceptions=True)
-    assert gateway.meter.settled[0].outcome.value == "client_cancelled"
-    assert gateway.meter.settled[0].usage.output == 1
+    [record] = gateway.meter.settled
+    assert record.usage.output == (1 if stream and cut else 2)
+    assert record.outcome is (Outcome.CLIENT_CANCELLED if stream and cut else Outcome.COMPLETED)
     gateway.assert_resolved()
+
+
+@pytest.mark.promise(29)
+async def test_an_answer_that_is_read_slowly_keeps_no_place_on_its_engine() -> None:
+    gateway, reply = Gateway(FakeEngines(answer(["x"]))), FakeReply()
+    reply.stuck = asyncio.Event()
+    asked = parse_chat(json.dumps(BODY).encode())
+    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
+    await until(lambda: reply.body)
+    assert not gateway.scheduler.unresolved()
+    assert len(gateway.open_requests) == 1
+    reply.stuck.set()
+    await task
+    gateway.assert_resolved()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_rate_headers_are_sent_and_not_kept(stream: bool) -> None:
+    gateway, reply = Gateway(FakeEngines(answer(["x"]))), FakeReply()
+    reply.stuck = asyncio.Event()
+    asked = parse_chat(json.dumps({**BODY, "stream": stream}).encode())
+    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
+    await until(lambda: reply.body)
+    [context] = gateway.open_requests
+    assert context.reserved.grant.headers == []
+    assert (b"x-ratelimit-remaining-requests", b"9") in reply.headers
+    reply.stuck.set()
+    await task
 
 
 def test_cut_reasons_have_words() -> None:

@@ -78,7 +78,7 @@ def test_any_chunking_gives_the_same_stream(
     assert codec.tracker.usage == TokenUsage(5, 0, len(words))
     assert codec.done
     assert codec.complete
-    assert codec.finish_reasons == {"stop"}
+    assert codec.finish_reasons == {0: "stop"}
     assert b"[DONE]" not in [event[6:] for event in out.split(b"\n\n")]
 
 

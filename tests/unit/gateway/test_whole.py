@@ -157,6 +157,17 @@ async def test_nothing_generated_costs_nothing() -> None:
     assert (record.outcome, record.cost) == (Outcome.ZERO_OUTPUT, 0)
 
 
+async def test_a_prompt_that_several_empty_choices_repeat_is_noted() -> None:
+    """The engine counts it once for each choice, the usage row once, also where nothing was delivered."""
+    body = msgspec.json.decode(document(content="", output=2))
+    body["choices"].append({**body["choices"][0], "index": 1})
+    gateway = Gateway(FakeEngines([msgspec.json.encode(body)]))
+    await gateway.director.handle(uuid7(), principal(), tools(n=2), FakeReply())
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.cost, record.usage) == (Outcome.ZERO_OUTPUT, 0, TokenUsage(5, 2, 2))
+    assert [(one.cause, one.input) for one in record.unbilled] == [("choices", 5)]
+
+
 async def test_an_answer_without_its_usage_costs_nothing() -> None:
     bodies = [document(content="hi", output=0), document(content="hi", prompt=0)]
     gateway = Gateway(FakeEngines(*([body] for body in bodies)))

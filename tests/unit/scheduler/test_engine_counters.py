@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from scheduler.engine_counters import CUT_AFTER_S, CUT_EVERY_S, KEEPALIVE_S, EngineCounterTracker
+from scheduler.heartbeat_delay import HeartbeatDelays
 from tests.support.scheduling import beat, replica
 from workers.engine_counters import CounterReport
-from workers.wire import EndedEngine, EngineCounters, ReplicaState
+from workers.wire import EndedEngine, EngineCounters, Heartbeat, ReplicaState
 
 
 class Pool:
@@ -153,3 +154,42 @@ def test_an_engine_of_somebody_else_is_left_out() -> None:
     pool = Pool()
     pool.beats(5, engine="external")
     assert pool.stored() == []
+
+
+def test_heartbeats_that_waited_do_not_make_a_scrape_younger() -> None:
+    """A scheduler that was stopped for five seconds reads ten old heartbeats at once."""
+    tracker, agents_clock = EngineCounterTracker(), -5000.0
+
+    def sent(at: float, scrape: int, tokens: int) -> Heartbeat:
+        counters = EngineCounters(prompt_tokens=tokens, generation_tokens=tokens)
+        status = msgspec.structs.replace(replica(), scrape=scrape, scrape_age_s=0.25, counters=counters)
+        return msgspec.structs.replace(beat(status), sent_at=at + agents_clock)
+
+    tracker.on_heartbeat(sent(10_000.0, 1, 5), lambda _: 1, 10_000.02)
+    for late in range(10):
+        at = 10_001.0 + late / 2
+        tracker.on_heartbeat(sent(at, 2 + late, 6 + late), lambda _: 1, 10_006.5)
+    (report,) = [boot.report(10_006.5) for boot in tracker.due(10_006.5)]
+    assert report.counters.prompt_tokens == 15
+    assert report.scrape_age_s == pytest.approx(10_006.5 - (10_005.5 + 0.02) + 0.25, abs=0.01)
+
+
+def test_the_delay_of_a_heartbeat_is_told_from_the_fastest_one_of_its_agent() -> None:
+    delays = HeartbeatDelays()
+
+    def arrived(sent_at: float, now: float, **fields: str) -> float:
+        return delays.arrived(msgspec.structs.replace(beat(replica()), sent_at=sent_at, **fields), now)
+
+    assert arrived(0.0, 50.0) == 50.0, "an agent that does not say when it sent"
+    assert arrived(7.0, 100.0) == 100.0, "the first one is taken as fast"
+    assert arrived(8.0, 104.0) == pytest.approx(101.0, abs=0.01)
+    assert arrived(9.0, 101.5) == 101.5, "a faster one"
+    assert arrived(10.0, 104.0) == pytest.approx(102.5, abs=0.01)
+    assert arrived(3.0, 105.0, boot_id="accounting-2") == 105.0, "another start has another clock"
+    for day in range(1, 30):  # clocks run apart by 50 parts per million
+        later = 86_400.0 * day
+        assert arrived(3.0 + later, 105.0 + later * (1 + 5e-5), boot_id="accounting-2") == pytest.approx(
+            105.0 + later * (1 + 5e-5), abs=0.01
+        )
+    delays.forget(10**9)
+    assert arrived(1.0, 2.0, boot_id="accounting-2") == 2.0
