@@ -6,7 +6,6 @@ Each of the two benchmarks replaces its own data with --publish and writes the p
 """
 
 import argparse
-from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,13 +14,12 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from bench.gateway import tables as gateway_tables
-from bench.report import Report, median_interval, section
+from bench.report import Report
 from bench.stack import ROLES, ROOT
+from bench.targets import OURS, targets
 from bench.through import tables as through_tables
 
 DOCS = ROOT / "docs"
-OURS = "penstock"
-RIVAL = "vllm-router"
 FLAME = "performance-flame.svg"
 """File of the flame graph among the images."""
 COLOURS = {
@@ -41,17 +39,20 @@ def publish(*, gateway: Report | None = None, through: Report | None = None, doc
             raise ValueError(reason)
     for name in ("data", "images"):
         (docs / name).mkdir(parents=True, exist_ok=True)
-    stores = {"gateway": docs / "data" / "gateway.json", "through": docs / "data" / "through.json"}
+    stores = {name: docs / "data" / f"{name}.json" for name in ("gateway", "through", "through-pinned")}
     written = []
-    for name, report in (("gateway", gateway), ("through", through)):
+    for report in (gateway, through):
         if report is not None:
-            stores[name].write_text(report.as_json())
-            written.append(stores[name])
-    gateway, through = (
+            store = stores[
+                "gateway" if report is gateway else "through-pinned" if pinned(report) else "through"
+            ]
+            store.write_text(report.as_json())
+            written.append(store)
+    gateway, *both = (
         Report.from_json(path.read_text()) if path.exists() else None for path in stores.values()
     )
     page = docs / "performance.md"
-    page.write_text(page_text(gateway, through, docs))
+    page.write_text(page_text(gateway, *both, docs=docs))
     if gateway is not None:
         written.append(plot(gateway, docs / "images" / "performance.svg"))
     return [*written, page]
@@ -64,9 +65,16 @@ def unpublishable(commit: str, *, quick: bool) -> str:
     return f"{commit}: the checkout has changed files" if commit.endswith("+") else ""
 
 
-def page_text(gateway: Report | None, through: Report | None, docs: Path = DOCS) -> str:
-    """Return the page."""
-    parts = [_HEAD, targets(gateway, through)]
+def pinned(through: Report) -> bool:
+    """Return whether the engine had processors of its own."""
+    return bool(through.conditions.get("cores", {}).get("engine"))
+
+
+def page_text(
+    gateway: Report | None, through: Report | None, apart: Report | None = None, *, docs: Path = DOCS
+) -> str:
+    """Return the page. `apart`: of `bench.through` with processors of its own for the engine."""
+    parts = [_HEAD, targets(gateway, through, apart)]
     if gateway is not None:
         parts += [
             "## Beside other gateways", _GATEWAY, _conditions(gateway), gateway_tables.tables(gateway, head=False),
@@ -81,6 +89,14 @@ def page_text(gateway: Report | None, through: Report | None, docs: Path = DOCS)
             _conditions(through),
             through_tables.tables(through, head=False),
         ]
+    if apart is not None:
+        cores = apart.conditions["cores"]
+        parts += [
+            "## The real vLLM on processors of its own",
+            _APART.format(**{name: ", ".join(map(str, found)) for name, found in cores.items()}),
+            _conditions(apart),
+            through_tables.tables(apart, head=False),
+        ]
     return "\n\n".join([*(part for part in parts if part), _INSTALL]) + "\n"
 
 
@@ -92,14 +108,19 @@ scheduler, jobs and console. Machines differ and drift: compare figures of one r
 _GATEWAY = """`penstock up --engine external` in front of a mock engine (`bench/gateway/mock_engine.py`) that answers
 as vLLM does. The gateways share a processor, engine and load generator have another one; all are measured in turn.
 While one is measured, the background work of all others runs on the same processor: latencies contain it.
-`bare` is an ASGI application that only forwards bytes; `splice` reads and writes without a look at them, which is the
-least that a process in Python can do. CPU is the time of a process with its children; what it uses
-without load is in the first table, measured for all in the same seconds, and is subtracted for all in the others,
-except where the head or the line says so. `~0` is less than the subtraction can resolve."""
+`bare` is an ASGI application that only forwards bytes. `splice` reads and writes without a look at them, which is the
+least that a process in Python can do. `splice-metered` also parses HTTP, and reads and removes the count of every
+event, without limits, errors or deadlines: the floor of a metering gateway in Python. CPU is the time of a process
+with its children; what it uses without load is in the first table, measured for all in the same seconds, and is
+subtracted for all in the others, except where the head or the line says so. `~0` is less than the subtraction can
+resolve."""
 _THROUGH = """The engine that `penstock up` starts, asked at its own port and through the customer API, in turn.
 Lengths of prompts and answers vary; both sides get the same ones. CPU is by token of the answers; idle cost is not
 subtracted. TTFT is the time to the first event with a choice; TPOT is the time from it to the end of the answer, over
 the other tokens."""
+_APART = """The same with processors of each side's own, so that the platform takes nothing from the engine: the engine
+has {engine}, the platform {platform}, the load generator {load}. What is lost above and not here is the CPU that the
+engine shares."""
 _FLAME = """The flame graph (py-spy, native frames included) shows where a chunk's time in the API process goes:
 `read` and `write` are the kernel, `take` is what counts and relays. Draw it again with `--flame PY_SPY`."""
 _INSTALL = """## Measure it yourself
@@ -130,110 +151,6 @@ def _conditions(report: Report) -> str:
     what = f"{given['date'][:10]}, commit {given['commit']}, {given['machine']}, load average {given['load_average']}"
     notes = [f"- {note}" for note in given.get("notes", []) if "skipped" not in note]
     return "\n\n".join([f"Measured on {what}.", *(["\n".join(notes)] if notes else [])])
-
-
-def targets(gateway: Report | None, through: Report | None) -> str:
-    """Return the table of targets and what these runs measured; a figure that was not measured has no line."""
-    rows = [*(_gateway_targets(gateway) if gateway else []), *(_through_targets(through) if through else [])]
-    table = section("Targets", ["", "target", "measured", ""], rows)
-    return f"{table}\n\n{_JUDGED}" if table else ""
-
-
-_JUDGED = """Where pairs were measured, a target is met when the whole interval of their median meets it: of 95 %, below
-six pairs from the least to the greatest. Elsewhere the median of the rounds is judged. A failed cell misses its
-target."""
-
-
-def _gateway_targets(report: Report) -> list[list[str]]:
-    rows = []
-    for key, length, limit in (("whole 1", "1 token", 0.5), ("whole 1000", "1,000 tokens", 1.0)):
-        if cost := _request_ms(report, key):
-            rows.append(_row(f"API process, ms per whole answer of {length}", limit, cost["api"]))
-        elif reason := report.unmeasured("cpu", key, OURS):
-            rows.append(_failed(f"API process, ms per whole answer of {length}", limit, reason))
-    if cost := _request_ms(report, "whole 1"):
-        rows.append(_row("all processes, ms per whole answer of 1 token", 1.0, sum(cost.values())))
-    elif reason := report.unmeasured("cpu", "whole 1", OURS):
-        rows.append(_failed("all processes, ms per whole answer of 1 token", 1.0, reason))
-    for key in ("64", "512"):
-        if pairs := gateway_tables.ratios(report, key, OURS, RIVAL):
-            rows.append(_pairs(f"CPU per chunk over {RIVAL}'s at {key} streams", 1.2, pairs))
-        elif reason := report.unmeasured("chunks", key, OURS, RIVAL):
-            rows.append(_failed(f"CPU per chunk over {RIVAL}'s at {key} streams", 1.2, reason))
-    for name, field, limits in (("latency", "e2e", (2.0, 8.0)), ("ttft", "ttft", (2.0,))):
-        what = (
-            "latency, ms at 200 requests/s" if name == "latency" else "time to first token, ms at 64 streams"
-        )
-        found = gateway_tables.added(report, name, field, OURS)
-        rows += [
-            _row(f"added p{percent} {what}", limit, 1e3 * value)
-            for percent, limit, value in zip((50, 99), limits, found, strict=False)
-        ]
-        if not found and (reason := _unadded(report, name)):
-            rows += [
-                _failed(f"added p{percent} {what}", limit, reason)
-                for percent, limit in zip((50, 99), limits, strict=False)
-            ]
-    if reason := report.unmeasured("memory", "2000", OURS):
-        rows.append(_failed("KB per idle stream", 20.0, reason))
-    for each in report.results("memory", "2000", OURS):
-        grown = each["rss_open"]["api"] - each["rss_before"]["api"]
-        rows.append(_row("KB per idle stream", 20.0, grown / each["streams"] / 1000))
-    if reason := report.unmeasured("late", "2000", OURS):
-        rows += [_failed(f"events {name} at 2,000 streams", 0, reason) for name in ("lost", "late")]
-    for each in report.results("late", "2000", OURS):
-        rows += [_row(f"events {name} at 2,000 streams", 0, each[name]) for name in ("lost", "late")]
-    return rows
-
-
-def _unadded(report: Report, name: str) -> str:
-    """Return why a target adds an unknown time; "" where it is known or was not measured."""
-    return next((report.unmeasured(name, key, OURS, "direct") for key in report.keys(name)[:1]), "")
-
-
-def _request_ms(report: Report, key: str) -> dict[str, float]:
-    runs = [(report.cpu_ms(each, OURS), each["requests"]) for each in report.results("cpu", key, OURS)]
-    return {name: median(used[name] / count for used, count in runs) for name in runs[0][0]} if runs else {}
-
-
-def _through_targets(report: Report) -> list[list[str]]:
-    rows = []
-    for key in report.keys("through"):
-        if pairs := through_tables.shares(report, key):
-            rows.append(_pairs(f"share of the engine's tokens/s at {key} at once", 0.95, pairs, least=True))
-        elif reason := report.unmeasured("through", key, "through", "direct"):
-            rows.append(_failed(f"share of the engine's tokens/s at {key} at once", 0.95, reason, least=True))
-    if report.results("through", "128", "through") and report.results("through", "128", "direct"):
-        ratio = through_tables.ttft_ratio(report, "128", "ttft_p99_s")
-        rows.append(_row("p99 time to first token over direct at 128 at once", 1.3, ratio))
-    elif reason := report.unmeasured("through", "128", "through", "direct"):
-        rows.append(_failed("p99 time to first token over direct at 128 at once", 1.3, reason))
-    refused: Counter[str] = Counter()
-    for record in report.records:
-        refused.update(record.result.get("refused", {}))
-    rows.append(_row("refusals `billing_unavailable`", 0, refused["503 billing_unavailable"]))
-    return rows
-
-
-def _row(what: str, limit: float, value: float) -> list[str]:
-    return [what, _limit(limit), f"{value:.3g}", "met" if value <= limit else "missed"]
-
-
-def _pairs(what: str, limit: float, pairs: list[float], *, least: bool = False) -> list[str]:
-    """Return a row that is met when the whole interval of the pairs' median meets the limit."""
-    share, low, high = median_interval(pairs)
-    met = low >= limit if least else high <= limit
-    note = f"{low:.2f} to {high:.2f}, {len(pairs)} pairs" if len(pairs) > 1 else "1 pair"
-    measured = f"{share:.3g} ({note})"
-    return [what, _limit(limit, least=least), measured, "met" if met else "missed"]
-
-
-def _failed(what: str, limit: float, reason: str, *, least: bool = False) -> list[str]:
-    return [what, _limit(limit, least=least), f"failed: {reason}", "missed"]
-
-
-def _limit(limit: float, *, least: bool = False) -> str:
-    return f"{'at least' if least else 'at most'} {limit:g}"
 
 
 def plot(report: Report, path: Path) -> Path:

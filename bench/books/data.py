@@ -1,5 +1,7 @@
 """A month of usage with its ledger, generated inside PostgreSQL; every value follows from the row's number."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import date, datetime
 from uuid import UUID
 
@@ -83,20 +85,40 @@ async def load_usage(connection: "Connection[asyncpg.Record]", month: date, rows
     await connection.execute(f"VACUUM (ANALYZE) {name}")
 
 
-async def load_ledger(connection: "Connection[asyncpg.Record]", rows: int) -> None:
-    """Insert the transfer of every usage row, queued for the sealer in entries of CHUNK transfers."""
+@asynccontextmanager
+async def emptied(connection: "Connection[asyncpg.Record]", table: str) -> AsyncIterator[None]:
+    """One transaction in which `table` is empty, without indexes and triggers; its indexes are built at the end.
+
+    With `wal_level` minimal the rows are not written to the log, because the table was truncated in the transaction.
+    """
+    constraints = await connection.fetch(
+        "SELECT conname AS name, pg_get_constraintdef(oid) AS definition FROM pg_constraint "
+        "WHERE conrelid = $1::regclass AND contype IN ('p', 'u')",
+        table,
+    )
     indexes = await connection.fetch(
-        "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'ledger_transfers' AND indexname LIKE 'ix_%'"
+        "SELECT i.indexrelid::regclass::text AS name, pg_get_indexdef(i.indexrelid) AS definition FROM pg_index i "
+        "WHERE i.indrelid = $1::regclass "
+        "AND NOT EXISTS (SELECT 1 FROM pg_constraint c WHERE c.conindid = i.indexrelid)",
+        table,
     )
     async with connection.transaction():
         await connection.execute("SET LOCAL session_replication_role = replica")
-        await connection.execute("TRUNCATE ledger_transfers")
-        await connection.execute(
-            "ALTER TABLE ledger_transfers DROP CONSTRAINT pk_ledger_transfers, "
-            "DROP CONSTRAINT uq_ledger_transfers_source_id_kind"
-        )
-        for index in indexes:
-            await connection.execute(f"DROP INDEX {index['indexname']}")
+        await connection.execute(f"TRUNCATE {table}")
+        for one in constraints:
+            await connection.execute(f"ALTER TABLE {table} DROP CONSTRAINT {one['name']}")
+        for one in indexes:
+            await connection.execute(f"DROP INDEX {one['name']}")
+        yield
+        for one in constraints:
+            await connection.execute(f"ALTER TABLE {table} ADD CONSTRAINT {one['name']} {one['definition']}")
+        for one in indexes:
+            await connection.execute(one["definition"])
+
+
+async def load_ledger(connection: "Connection[asyncpg.Record]", rows: int) -> None:
+    """Insert the transfer of every usage row, queued for the sealer in entries of CHUNK transfers."""
+    async with emptied(connection, "ledger_transfers"):
         await connection.execute(
             "INSERT INTO ledger_transfers (at, effective_at, tenant_id, kind, debit_account, credit_account, amount, "
             "source_id) SELECT u.ended_at, u.ended_at, d.tenant_id, 'usage', d.receivable, d.revenue, u.cost, "
@@ -104,12 +126,6 @@ async def load_ledger(connection: "Connection[asyncpg.Record]", rows: int) -> No
             "FROM usage_dims s JOIN ledger_accounts r ON r.tenant_id = s.tenant_id AND r.code = 'receivable' "
             "JOIN ledger_accounts v ON v.tenant_id = s.tenant_id AND v.code = 'revenue') d ON d.id = u.dim_id"
         )
-        await connection.execute(
-            "ALTER TABLE ledger_transfers ADD CONSTRAINT pk_ledger_transfers PRIMARY KEY (id), "
-            "ADD CONSTRAINT uq_ledger_transfers_source_id_kind UNIQUE (source_id, kind)"
-        )
-        for index in indexes:
-            await connection.execute(index["indexdef"])
         await connection.execute(
             "INSERT INTO ledger_unsealed (transfers) SELECT int8multirange(int8range(g, least(g + $2, $1 + 1))) "
             "FROM generate_series(1, $1::bigint, $2::bigint) g",
@@ -126,15 +142,16 @@ async def load_ledger(connection: "Connection[asyncpg.Record]", rows: int) -> No
 async def load_rollup(connection: "Connection[asyncpg.Record]", month: date) -> None:
     """Sum the hours and days of the month with the product's own functions."""
     start, end = bounds(month)
-    await connection.execute(
-        "INSERT INTO usage_hours (hour, tenant_id, project_id, key_id, model, tier, region, price_version, "
-        "list_price_version, simulated, requests, outcomes, input_tokens, cached_input_tokens, output_tokens, "
-        "reasoning_tokens, unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us) SELECT h, f.* "
-        "FROM generate_series($1::timestamptz, $2::timestamptz - interval '1 hour', interval '1 hour') h, "
-        "LATERAL penstock_fold_usage(h, h + interval '1 hour') f",
-        start,
-        end,
-    )
+    async with emptied(connection, "usage_hours"):
+        await connection.execute(
+            "INSERT INTO usage_hours (hour, tenant_id, project_id, key_id, model, tier, region, price_version, "
+            "list_price_version, simulated, requests, outcomes, input_tokens, cached_input_tokens, output_tokens, "
+            "reasoning_tokens, unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us) SELECT h, f.* "
+            "FROM generate_series($1::timestamptz, $2::timestamptz - interval '1 hour', interval '1 hour') h, "
+            "LATERAL penstock_fold_usage(h, h + interval '1 hour') f",
+            start,
+            end,
+        )
     await connection.execute("VACUUM (ANALYZE) usage_hours")
     await connection.execute(
         "SELECT penstock_roll_day(d) FROM generate_series($1::timestamptz, $2::timestamptz - interval '1 day', "

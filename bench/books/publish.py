@@ -57,9 +57,9 @@ def page(report: dict[str, Any]) -> str:
     lines += [
         "",
         "What must not grow with history: the ledger verified from its checkpoint, every check but `drift` and "
-        "`invoices_made`, the comparison with Stripe when nothing has changed, the re-rating of one organisation, and "
-        "both locks. `drift` reads the rolled-up hours of one month, and the rows of the days that were not compared "
-        "yet.",
+        "`invoices_made`, the re-rating of one organisation, and both locks. `drift`, `invoices_made` and the "
+        "comparison with Stripe read the rolled-up hours of one month; `drift` also reads the rows of the days that "
+        "were not compared yet.",
         "",
         f"Disk at the largest size: {sizes[-1]['disk_gb']:.1f} GB.",
         "",

@@ -1,6 +1,5 @@
-"""Compares the books, after faults, with what clients saw."""
+"""Compares three accounts of the same requests: the journal of the clients, the rows of the books, the engines' log."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,7 +7,9 @@ from typing import Any
 
 import asyncpg
 
+from bench.chaos.generated import Generated, read_engine_log
 from bench.chaos.journal import Entry, Journal
+from bench.chaos.sums import EMPTY
 from billing.ledger.verification import verify
 from core.db import Database
 
@@ -41,11 +42,15 @@ class Audit:
     delivered: int = 0
     """Output tokens that clients received of the requests with a row."""
     billed: int = 0
-    """Output tokens that were charged."""
+    """Output tokens of the rows that are charged."""
     generated: int = 0
     """Output tokens that the engines' counters showed."""
     forgiven: int = 0
-    """Output tokens delivered and not charged: of killed processes and failed engines."""
+    """Output tokens of the rows that are not charged: those of failed engines and of empty answers."""
+    lost: int = 0
+    """Output tokens that clients received and the rows of killed processes lack."""
+    compared: int = 0
+    """Rows whose output was compared with what the engines' log says of their request."""
     longest_loss_s: float = 0.0
     """The oldest token, before a process was killed, that was delivered and not charged."""
     unobserved: int = 0
@@ -54,7 +59,7 @@ class Audit:
     """The most of one engine, since the beginning."""
     strangers: int = 0
     """Rows of requests whose client got no answer, and so no id."""
-    lost: int = 0
+    unanswered: int = 0
     """Requests whose client got no answer."""
     engines: int = 0
     violations: list[Violation] = field(default_factory=list)
@@ -93,6 +98,27 @@ class Books:
             """
         )
 
+    def unexplained(self, engine: Row) -> dict[str, int]:
+        """Return the tokens of an engine that neither the books nor this run explain, by counter; {} = none.
+
+        A request whose admission was torn from a spool has no row, and its engine has counted tokens.
+        """
+        if not engine["prompt"] and not engine["generation"]:
+            return {}
+        logged = read_engine_log(self._engine_log)
+        torn = {
+            name: each for name, each in self._journal.torn_open.items() if each.boot_id == engine["boot_id"]
+        }
+        most = {
+            "prompt": sum(each.max_input_tokens for each in torn.values()),
+            "generation": sum(logged[name].at_most for name in torn if name in logged),
+        }
+        return {
+            counter: int(engine[counter])
+            for counter, limit in most.items()
+            if not 0 <= engine[counter] <= limit
+        }
+
     async def audit(self) -> Audit:
         """Compare everything since the last audit, and all sums since the beginning."""
         audit = Audit(requests=self._journal.by_result())
@@ -102,43 +128,42 @@ class Books:
             if str(row["request_id"]) not in self._seen
         }
         audit.rows = len(rows)
-        logged = self._logged()
         found = audit.violations
         for entry in self._journal.entries:
             row = rows.get(entry.request_id) if entry.request_id else None
             found += row_is_there(entry, self._journal) if row is None else row_is_right(entry, row)
             if row is not None:
-                found += self.compare(audit, entry, row, logged.get(entry.request_id))
+                found += self.delivered_is_billed(audit, entry, row)
+        logged = read_engine_log(self._engine_log)
+        for request_id, row in rows.items():
+            found += billed_is_generated(audit, request_id, row, logged.get(request_id))
+            audit.outcomes[row["outcome"]] = audit.outcomes.get(row["outcome"], 0) + 1
+            if row["outcome"] in BILLED_NOTHING:
+                audit.forgiven += row["output_tokens"]
+            else:
+                audit.billed += row["output_tokens"]
         found += self.unknown_rows(audit, rows)
         found += await self._sums()
         found += await self._engines_explained(audit)
-        for row in rows.values():
-            audit.outcomes[row["outcome"]] = audit.outcomes.get(row["outcome"], 0) + 1
-            audit.billed += row["output_tokens"] if row["outcome"] not in BILLED_NOTHING else 0
         self._seen |= rows.keys()
         return audit
 
-    def compare(
-        self, audit: Audit, entry: Entry, row: Row, generated: tuple[int, bool] | None
-    ) -> Iterable[Violation]:
-        """Return what is wrong with delivered <= billed <= generated of one request."""
+    def delivered_is_billed(self, audit: Audit, entry: Entry, row: Row) -> Iterable[Violation]:
+        """Return what is wrong when the row has less than the client received. Only a killed process excuses it."""
         billed, request_id = int(row["output_tokens"]), entry.request_id
         audit.delivered += entry.tokens
-        if row["outcome"] in BILLED_NOTHING:
-            audit.forgiven += entry.tokens
-        if billed < entry.tokens:
-            audit.forgiven += entry.tokens - billed
-            excused = row["outcome"] == "interrupted" and (
-                request_id in self._journal.torn
-                or entry.tokens_before(self._must_be_counted(entry)) <= billed
-            )
-            if not excused:
-                detail = f"{entry.kind}, {row['outcome']}: delivered {entry.tokens}, billed {billed}"
-                yield Violation("delivered <= billed", detail, request_id)
-            elif request_id not in self._journal.torn:
-                audit.longest_loss_s = max(audit.longest_loss_s, self._loss_s(entry, billed))
-        if generated is not None and generated[1] and billed > generated[0]:
-            yield Violation("billed <= generated", f"billed {billed}, generated {generated[0]}", request_id)
+        if billed >= entry.tokens:
+            return
+        excused = row["outcome"] == "interrupted" and (
+            request_id in self._journal.torn or entry.tokens_before(self._must_be_counted(entry)) <= billed
+        )
+        if not excused:
+            detail = f"{entry.kind}, {row['outcome']}: delivered {entry.tokens}, billed {billed}"
+            yield Violation("delivered <= billed", detail, request_id)
+            return
+        audit.lost += entry.tokens - billed
+        if request_id not in self._journal.torn:
+            audit.longest_loss_s = max(audit.longest_loss_s, self._loss_s(entry, billed))
 
     def _must_be_counted(self, entry: Entry) -> float:
         """Return the instant up to which delivered tokens must have been in a checkpoint."""
@@ -152,49 +177,29 @@ class Books:
         first = next((at for at, tokens in entry.arrivals if tokens > billed), died)
         return max(died - first, 0.0)
 
-    def _logged(self) -> dict[str, tuple[int, bool]]:
-        """Return the tokens generated by request, and whether all its attempts ended in a living engine."""
-        if not self._engine_log.exists():
-            return {}
-        found: dict[str, tuple[int, bool]] = {}
-        begun: dict[str, int] = {}
-        for line in self._engine_log.read_text().splitlines():
-            try:
-                each = json.loads(line)
-            except ValueError:
-                continue  # its engine was killed while it wrote
-            name = each["request_id"]
-            if "generated" not in each:
-                begun[name] = begun.get(name, 0) + 1
-                found.setdefault(name, (0, False))
-            else:
-                begun[name] = begun.get(name, 0) - 1
-                found[name] = (found.get(name, (0, False))[0] + each["generated"], False)
-        return {name: (tokens, not begun[name]) for name, (tokens, _) in found.items()}
-
     def unknown_rows(self, audit: Audit, rows: dict[str, Row]) -> Iterable[Violation]:
         """Rows that no client knows must be of requests whose clients got no answer."""
         known = {entry.request_id for entry in self._journal.entries}
-        lost: dict[str, int] = {}
+        unanswered: dict[str, int] = {}
         for entry in self._journal.entries:
             if not entry.request_id:
-                lost[entry.tenant] = lost.get(entry.tenant, 0) + 1
-        audit.lost = sum(lost.values())
+                unanswered[entry.tenant] = unanswered.get(entry.tenant, 0) + 1
+        audit.unanswered = sum(unanswered.values())
         unknown: dict[str, int] = {}
         for request_id, row in rows.items():
             if request_id not in known:
                 unknown[str(row["tenant_id"])] = unknown.get(str(row["tenant_id"]), 0) + 1
         audit.strangers = sum(unknown.values())
         for tenant, number in unknown.items():
-            if number > lost.get(tenant, 0):
-                detail = f"tenant {tenant}: {number} rows without a client, {lost.get(tenant, 0)} unanswered requests"
+            if number > (most := unanswered.get(tenant, 0)):
+                detail = f"tenant {tenant}: {number} rows without a client, {most} unanswered requests"
                 yield Violation("nothing invented", detail)
 
     # -- sums ------------------------------------------------------------------------------------------------------
 
     async def _sums(self) -> list[Violation]:
         found = [
-            Violation(check, str(dict(row))) for check, sql in _EMPTY.items() for row in await self._rows(sql)
+            Violation(check, str(dict(row))) for check, sql in EMPTY.items() for row in await self._rows(sql)
         ]
         database = Database(self._url)
         try:
@@ -213,10 +218,9 @@ class Books:
             generated += int(engine["generation_tokens"])
             audit.unobserved += int(engine["unobserved"])
             audit.most_unobserved = max(audit.most_unobserved, int(engine["unobserved"]))
-            for counter in ("prompt", "generation"):
-                if engine[counter]:
-                    detail = f"engine {engine['boot_id']}: {engine[counter]} {counter} tokens unexplained"
-                    found.append(Violation("reconciliation explains every token", detail))
+            for counter, tokens in self.unexplained(engine).items():
+                detail = f"engine {engine['boot_id']}: {tokens} {counter} tokens unexplained"
+                found.append(Violation("reconciliation explains every token", detail))
             if engine["uncompared"]:
                 detail = f"engine {engine['boot_id']}: {engine['uncompared']} tokens not compared"
                 found.append(Violation("reconciliation compares every token", detail))
@@ -248,6 +252,23 @@ def row_is_there(entry: Entry, journal: Journal) -> Iterable[Violation]:
         yield Violation("one row per admitted request", detail, entry.request_id)
 
 
+def billed_is_generated(
+    audit: Audit, request_id: str, row: Row, generated: Generated | None
+) -> Iterable[Violation]:
+    """Return what is wrong when a row has more than an engine generated for its request. `generated`: by its log.
+
+    Nothing can be said of an attempt in an engine that was killed.
+    """
+    billed = int(row["output_tokens"])
+    if generated is None:
+        if billed:
+            yield Violation("billed <= generated", f"billed {billed}, no engine knows it", request_id)
+    elif generated.is_known:
+        audit.compared += 1
+        if billed > generated.most:
+            yield Violation("billed <= generated", f"billed {billed}, generated {generated.most}", request_id)
+
+
 def row_is_right(entry: Entry, row: Row) -> Iterable[Violation]:
     """Return what is wrong with the row of a request by itself."""
     billed, outcome = (int(row["input_tokens"]), int(row["output_tokens"])), row["outcome"]
@@ -277,26 +298,3 @@ def row_is_right(entry: Entry, row: Row) -> Iterable[Violation]:
         yield Violation(
             "a refusal costs nothing", f"{entry.status} {entry.code}, {outcome}", entry.request_id
         )
-
-
-_EMPTY = {
-    "no hold is left": "SELECT request_id, tenant_id, state FROM holds WHERE state = 'open'",
-    "no money is held, none is below zero": "SELECT tenant_id, balance, held FROM billing_accounts "
-    "WHERE held <> 0 OR balance < 0",
-    "nothing twice": "SELECT request_id, count(*) FROM usage_rows GROUP BY 1 HAVING count(*) > 1",
-    "nothing is booked twice": "SELECT source_id, kind, count(*) FROM ledger_transfers WHERE kind = 'usage' "
-    "GROUP BY 1, 2 HAVING count(*) > 1",
-    "nothing is parked": "SELECT request_id, reason FROM settle_errors",
-    "the ledger sums to zero": "SELECT sum(debit) AS debit, sum(credit) AS credit FROM ledger_balances "
-    "HAVING sum(debit) <> sum(credit)",
-    "credit granted is credit used and left": """
-        SELECT b.tenant_id, b.balance, g.granted, u.cost, coalesce(x.uncollectible, 0) AS uncollectible
-        FROM billing_accounts b
-        JOIN (SELECT tenant_id, sum(amount) AS granted FROM ledger_transfers WHERE kind = 'grant' GROUP BY 1) g
-            USING (tenant_id)
-        LEFT JOIN (SELECT tenant_id, sum(cost) AS cost FROM usage GROUP BY 1) u USING (tenant_id)
-        LEFT JOIN (SELECT tenant_id, sum(amount) AS uncollectible FROM ledger_transfers WHERE kind = 'uncollectible'
-            GROUP BY 1) x USING (tenant_id)
-        WHERE g.granted - coalesce(u.cost, 0) + coalesce(x.uncollectible, 0) <> b.balance""",
-}
-"""Queries that must return no row."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from bench.chaos.journal import Journal
+from bench.chaos.journal import Journal, TornAdmission
 from bench.chaos.machine import Machine, send
 from bench.chaos.plan import Fault
 from billing.metering.frames import FILE_HEADER, Frame, parse
@@ -208,7 +208,7 @@ class Injector:
         request_id = str(record.open.request_id if isinstance(record, UsageRecord) else record.request_id)
         self.journal.torn.add(request_id)
         if isinstance(record, OpenRecord):
-            self.journal.torn_open.add(request_id)
+            self.journal.torn_open[request_id] = TornAdmission(record.boot_id, record.max_input_tokens)
 
     # -- network and machine ---------------------------------------------------------------------------------------
 

@@ -81,6 +81,16 @@ class Windows:
         return sum(max(min(end, until) - max(start, since), 0.0) for since, until in self.spans)
 
 
+@dataclass(frozen=True)
+class TornAdmission:
+    """What an admission said that was torn from a spool, as it may be when a host dies before its sync (ADR 2)."""
+
+    boot_id: str
+    """The engine that the request was sent to."""
+    max_input_tokens: int
+    """Upper bound of the prompt tokens that it counted."""
+
+
 @dataclass
 class Journal:
     """All requests since the last audit, and what the harness did to API processes meanwhile."""
@@ -95,7 +105,7 @@ class Journal:
     """When this process itself was not run for more than 200 ms: the machine is busy, and so are the others late."""
     torn: set[str] = field(default_factory=set)
     """Requests whose last record was torn from a spool."""
-    torn_open: set[str] = field(default_factory=set)
+    torn_open: dict[str, TornAdmission] = field(default_factory=dict)
     """Those of them whose admission was torn: they may have no row."""
 
     def death_before(self, instant: float) -> float:

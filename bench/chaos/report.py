@@ -19,9 +19,11 @@ RESULTS = {
 }  # fmt: skip
 """How requests end at their client, with the colour of the plot."""
 SUMS = {
-    "rows": "usage rows", "delivered": "output tokens delivered", "billed": "output tokens billed",
-    "generated": "output tokens generated", "forgiven": "tokens delivered and not charged",
-    "unobserved": "tokens of dead engines that no scrape saw", "lost": "requests without any answer",
+    "rows": "usage rows", "compared": "of them compared with the log of the engines",
+    "delivered": "output tokens delivered", "billed": "output tokens billed",
+    "generated": "output tokens generated", "forgiven": "output tokens of failed engines, not charged",
+    "lost": "output tokens delivered that killed processes lost",
+    "unobserved": "tokens of dead engines that no scrape saw", "unanswered": "requests without any answer",
     "strangers": "of them with a row",
 }  # fmt: skip
 _HEAD = """# Random faults
@@ -29,13 +31,15 @@ _HEAD = """# Random faults
 Written by `make chaos ARGS="--faults 1000 --publish"`; do not edit. Faults of a seed are done to a whole platform under
 a mixed load: streams, whole answers, answers with tools, two choices, clients that read slowly or leave, of four
 organisations, one of which runs out of credit. Clients keep a journal of all that they receive. At every audit the load
-stops, and the books are compared with the journal (`bench/chaos/books.py`): one usage row per admitted request, what
-was delivered is billed, nothing is billed that was not generated, the ledger sums to zero and its seals verify, no
-balance is below zero, no hold is left, nothing is twice, and reconciliation explains every token that engines counted.
+stops, and three accounts of the same requests are compared (`bench/chaos/books.py`): the journal, the rows of the
+books, and the log in which the simulated engines write what they generated for each request. One usage row per admitted
+request, what was delivered is billed, no row has more than its engine generated, each row costs what its tokens cost,
+and the ledger charges that, whatever the transfers (`bench/chaos/sums.py`). The ledger sums to zero and its seals
+verify, no balance is below zero, no hold is left, and reconciliation explains every token that engines counted.
 Delivered text is compared with what the engine generates for its prompt.
 
-A killed process may lose what its last checkpoint does not hold, about a second of its streams. Such tokens count as
-delivered and not charged, as do those of answers whose engine failed."""
+A killed process may lose what its last checkpoint does not hold, about a second of its streams. What an engine that was
+killed had generated is not known; its requests are compared with the other two accounts only."""
 
 
 def text(found: Mapping[str, Any]) -> str:

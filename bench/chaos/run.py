@@ -191,8 +191,9 @@ class Run:
             (round(entry.ended_at - self._began, 2), entry.result) for entry in self.journal.entries
         ]
         self.say(
-            f"books: {audit.rows} rows of {sum(audit.requests.values())} requests {audit.requests}, delivered "
-            f"{audit.delivered} <= billed {audit.billed} + forgiven {audit.forgiven}, generated {audit.generated}; "
+            f"books: {audit.rows} rows of {sum(audit.requests.values())} requests {audit.requests}, "
+            f"{audit.compared} compared with engines; output tokens: delivered {audit.delivered}, lost {audit.lost}, "
+            f"billed {audit.billed}, forgiven {audit.forgiven}, generated {audit.generated}; "
             f"{len(audit.violations)} violations"
         )
         for violation in audit.violations[:40]:
@@ -220,7 +221,7 @@ class Run:
             each["prompt_tokens"] + each["generation_tokens"] for each in engines if not each["ended_at"]
         )
         return stored >= counted and not any(
-            each["uncompared"] or each["prompt"] or each["generation"] for each in engines
+            each["uncompared"] or books.unexplained(each) for each in engines
         )
 
     async def _counted(self) -> int:

@@ -14,6 +14,7 @@ at the same time and are measured in turn, which is how a change is judged on a 
 import argparse
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import time
@@ -31,7 +32,7 @@ from bench.gateway.load import Target
 from bench.gateway.load_process import LoadProcess
 from bench.gateway.peers import PEERS
 from bench.gateway.tables import tables
-from bench.gateway.targets import MAX_NUM_SEQS, Cores, Rig
+from bench.gateway.targets import FLOORS, MAX_NUM_SEQS, Cores, Rig
 from bench.performance import DOCS, FLAME, plot, publish, unpublishable
 from bench.provenance import provenance
 from bench.report import Record, Report
@@ -130,7 +131,7 @@ def start(rig: Rig, given: argparse.Namespace) -> dict[str, int]:
     with console.status("starting") as status:
         engine = rig.start_engine()
         if not given.no_bare:
-            rig.start_splice(engine)
+            rig.start_floors(engine)
             rig.start_bare(engine)
         for name, repo in repos.items():
             status.update(f"starting {name}: penstock up")
@@ -209,6 +210,10 @@ def draw_flame(program: Path, target: Target, load: LoadProcess, path: Path) -> 
         done = profiled.result()
     if done.returncode or not path.exists():
         raise RuntimeError(f"py-spy drew no flame graph: {done.stderr.strip()}")
+    title = (
+        f"Time of the API process by call, {FLAME_S} s of 64 streams; threads that only wait are at the right"
+    )
+    path.write_text(re.sub(r'(<text id="title"[^>]*>)[^<]*', rf"\1{title}", path.read_text()))
 
 
 def turn(cell: Cell, targets: list[Target], round_: int) -> list[Target]:
@@ -239,7 +244,7 @@ def wanted(cell: Cell, target: Target, narrow: dict[str, int]) -> bool:
     """Return whether a cell is measured for a target."""
     if target.name == "direct":
         return cell.direct_too
-    if target.name == "splice":
+    if target.name in FLOORS:
         return cell.section in ("idle", "chunks")
     return cell.needs_streams <= narrow.get(target.name, cell.needs_streams)
 

@@ -40,8 +40,9 @@ def cells(*, quick: bool, rounds: int, rate: float, only: Collection[str] = ()) 
     `rounds` is for chunks at 64 and 512 streams.
     """
     found = (
-        *_memory(quick=quick), *_cpu(quick=quick), *_core(quick=quick), *_chunks(quick=quick, rounds=rounds),
-        *_tokens(quick=quick), *_latency(quick=quick, rate=rate), *_late(quick=quick),
+        *_memory(quick=quick), *_cpu(quick=quick), *_core(quick=quick), *_rate(quick=quick),
+        *_chunks(quick=quick, rounds=rounds), *_tokens(quick=quick), *_latency(quick=quick, rate=rate),
+        *_late(quick=quick),
     )  # fmt: skip
     chosen = [cell for cell in found if not only or cell.section in only]
     pause = Cell("idle", "idle", "idle", {"seconds": 2 if quick else 8}, direct_too=False)
@@ -49,14 +50,14 @@ def cells(*, quick: bool, rounds: int, rate: float, only: Collection[str] = ()) 
     return [cell for section in sections for cell in (pause, *section)]
 
 
-SECTIONS = ("memory", "cpu", "core", "chunks", "tokens", "latency", "ttft", "late")
+SECTIONS = ("memory", "cpu", "core", "rate", "chunks", "tokens", "latency", "ttft", "late")
 
 
 def _memory(*, quick: bool) -> list[Cell]:
     if quick:
         return []
-    options = {"count": 2000, "ramp_per_s": 400, "max_tokens": 4, "seed": EACH + 60_000}
-    return [Cell("memory", "2000", "memory", options, needs_streams=2000, direct_too=False)]
+    options = {"count": 2000, "first": 1500, "ramp_per_s": 400, "max_tokens": 4, "seed": EACH + 60_000}
+    return [Cell("memory", "2000", "memory", options, needs_streams=3500, direct_too=False)]
 
 
 def _cpu(*, quick: bool) -> list[Cell]:
@@ -85,6 +86,12 @@ def _core(*, quick: bool) -> list[Cell]:
     """Requests per second at saturation, answered at once."""
     options = {"requests": 1500 if quick else 4000, "concurrency": 64, "warm": 128, "max_tokens": 16}
     return [Cell("core", "16", "closed_loop", options, direct_too=False)]
+
+
+def _rate(*, quick: bool) -> list[Cell]:
+    """CPU per request at a rate that only light gateways can keep on one processor: whole answers of 1 token."""
+    options = {"rate": 1000.0, "seconds": 2 if quick else 5, "max_tokens": 1}
+    return [Cell("rate", "1000", "open_loop", options, direct_too=False)]
 
 
 def _chunks(*, quick: bool, rounds: int) -> list[Cell]:

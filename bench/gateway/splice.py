@@ -2,15 +2,28 @@
 
 It parses nothing, counts nothing and knows no HTTP. What a gateway costs more than this is its own work; what it costs
 less than another gateway cannot be below this.
+
+With --meter it also does what a metered stream cannot do without: it asks the engine for running usage, parses HTTP
+with httptools, reads the count of every event, removes it, and writes the event on as a chunk. It has no limits, no
+errors, no deadlines and no slow clients. This is the floor of a metering gateway in Python.
 """
 
 import argparse
 import asyncio
+import re
+from collections.abc import Callable
 from typing import cast
 
+import httptools
 import uvloop
 
 from api.serve import bind
+
+_USAGE = b',"usage":{"prompt_tokens":'
+_COUNT = b'"completion_tokens":'
+_ASK = b',"stream_options":{"include_usage":true,"continuous_usage_stats":true}}'
+_LENGTH = re.compile(rb"(?i)content-length: (\d+)")
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 class Upstream(asyncio.Protocol):
@@ -25,11 +38,67 @@ class Upstream(asyncio.Protocol):
         self._client.close()
 
 
+class MeteredUpstream(asyncio.Protocol):
+    """The connection to the engine, whose events are counted. Serves one stream after the other."""
+
+    def __init__(self, client: asyncio.Transport) -> None:
+        self._client = client
+        self._parser = httptools.HttpResponseParser(self)
+        self.tokens = 0
+        """Output tokens of the stream so far."""
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a read; `on_body` is called for what is in it."""
+        self._parser.feed_data(data)
+
+    def on_headers_complete(self) -> None:
+        """Begin the answer."""
+        self.tokens = 0
+        self._client.write(_HEAD)
+
+    def on_body(self, data: bytes) -> None:
+        """Count an event, and write it on without its usage."""
+        start = data.rfind(_USAGE)
+        if start > 0:
+            count = data[data.find(_COUNT, start) + len(_COUNT) :].partition(b"}")[0]
+            self.tokens = max(self.tokens, int(count.partition(b",")[0]))
+            data = data[:start] + b"}\n\n"
+        self._client.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def on_message_complete(self) -> None:
+        """End the answer."""
+        self._client.write(b"0\r\n\r\n")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Close the client's connection too."""
+        self._client.close()
+
+
+def ask_for_usage(request: bytes) -> bytes:
+    """Return a request that came in one read, with running usage asked for."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    body = body.rstrip()[:-1] + _ASK
+    return _LENGTH.sub(b"content-length: %d" % len(body), head) + b"\r\n\r\n" + body
+
+
+def unchanged(request: bytes) -> bytes:
+    """Return a request as it is."""
+    return request
+
+
 class Downstream(asyncio.Protocol):
     """The connection of a client."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(
+        self,
+        port: int,
+        upstream: Callable[[asyncio.Transport], asyncio.Protocol],
+        change: Callable[[bytes], bytes],
+    ) -> None:
+        """`port`: of the engine. `change`: what is done to a read of the client."""
         self._port = port
+        self._upstream = upstream
+        self._change = change
         self._engine: asyncio.Transport | None = None
         self._early: list[bytes] = []
         self._opening: asyncio.Task[None] | None = None
@@ -40,6 +109,7 @@ class Downstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Write on, or keep what arrives before the engine's connection is open."""
+        data = self._change(data)
         if self._engine is None:
             self._early.append(data)
         else:
@@ -54,16 +124,17 @@ class Downstream(asyncio.Protocol):
 
     async def _open(self, client: asyncio.Transport) -> None:
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_connection(lambda: Upstream(client), "127.0.0.1", self._port)
+        transport, _ = await loop.create_connection(lambda: self._upstream(client), "127.0.0.1", self._port)
         self._engine = transport
         transport.writelines(self._early)
         self._early.clear()
 
 
-async def serve(port: int, engine: int) -> None:
+async def serve(port: int, engine: int, *, meter: bool) -> None:
     """Serve until the process ends."""
+    upstream, change = (MeteredUpstream, ask_for_usage) if meter else (Upstream, unchanged)
     server = await asyncio.get_running_loop().create_server(
-        lambda: Downstream(engine), sock=bind("127.0.0.1", port)
+        lambda: Downstream(engine, upstream, change), sock=bind("127.0.0.1", port)
     )
     await server.serve_forever()
 
@@ -72,8 +143,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--port", type=int, required=True)
     arguments.add_argument("--engine", type=int, required=True, help="port of the engine")
+    arguments.add_argument("--meter", action="store_true", help="count the tokens of streams")
     given = arguments.parse_args()
-    uvloop.run(serve(given.port, given.engine))
+    uvloop.run(serve(given.port, given.engine, meter=given.meter))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ def tables(report: Report, *, head: bool = True) -> str:
         _idle,
         _cpu,
         _core,
+        _rate,
         _chunks,
         _pairs,
         _tokens,
@@ -104,6 +105,11 @@ def _core(report: Report) -> str:
     return section(title, ["", "requests per CPU second", "requests/s in this run", used], rows)
 
 
+def _rate(report: Report) -> str:
+    title = "CPU ms per request at this many requests/s: whole answers of 1 token"
+    return _per_process(report, title, "rate", lambda each: each["requests"], 1.0)
+
+
 def _chunks(report: Report) -> str:
     return _per_process(
         report, "CPU us per chunk, by open streams", "chunks", lambda each: each["events"], 1e3
@@ -122,7 +128,9 @@ def _pairs(report: Report) -> str:
     """Pairs of one round: ours or the least possible in Python, and another target, one after the other."""
     rows = []
     for key in report.keys("chunks"):
-        for ours in (each for each in report.targets if each == "splice" or report.is_platform(each)):
+        for ours in (
+            each for each in report.targets if each.startswith("splice") or report.is_platform(each)
+        ):
             for other in (target for target in report.targets if target != ours):
                 pairs = ratios(report, key, ours, other)
                 if len(pairs) > 1:
@@ -186,8 +194,9 @@ def _memory(report: Report) -> str:
     for target in report.targets:
         for each in report.results("memory", "2000", target):
             name = "api" if "api" in each["rss_open"] else next(iter(each["rss_open"]))
-            before, grown = each["rss_before"][name], each["rss_open"][name] - each["rss_before"][name]
-            rows.append([target, f"{before / 2**20:.0f}", f"{grown / each['streams'] / 1024:.1f}"])
+            grown = each["rss_open"][name] - each["rss_before"][name]
+            idle = each.get("rss_idle", each["rss_before"])[name]
+            rows.append([target, f"{idle / 2**20:.0f}", f"{grown / each['streams'] / 1024:.1f}"])
     return section(
         "Memory of the process that holds the streams", ["", "MiB before", "KiB per idle stream"], rows
     )

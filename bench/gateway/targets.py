@@ -20,6 +20,8 @@ from core.child import free_port
 
 MAX_NUM_SEQS = 4096
 """Sequences that the platform may send to the mock engine at the same time."""
+FLOORS: dict[str, tuple[str, ...]] = {"splice": (), "splice-metered": ("--meter",)}
+"""Targets that show the least a process in Python can do, and their flags."""
 _ANSWER_TIMEOUT_S = 120.0
 
 
@@ -92,20 +94,14 @@ class Rig:
         pid = self.spawn(argv, cores=self.cores.gateways, log="bare.log")
         self._add(Target("bare", port, MODEL, groups={"bare": (pid, True)}))
 
-    def start_splice(self, engine: Target) -> None:
-        """Start the process that only reads and writes, the target `splice`."""
-        port = free_port()
-        argv = [
-            sys.executable,
-            "-m",
-            "bench.gateway.splice",
-            "--port",
-            str(port),
-            "--engine",
-            str(engine.port),
-        ]
-        pid = self.spawn(argv, cores=self.cores.gateways, log="splice.log")
-        self._add(Target("splice", port, MODEL, groups={"splice": (pid, True)}))
+    def start_floors(self, engine: Target) -> None:
+        """Start the process that only reads and writes, and the one that also counts: FLOORS."""
+        for name, flags in FLOORS.items():
+            port = free_port()
+            argv = [sys.executable, "-m", "bench.gateway.splice", "--port", str(port)]
+            argv += ["--engine", str(engine.port), *flags]
+            pid = self.spawn(argv, cores=self.cores.gateways, log=f"{name}.log")
+            self._add(Target(name, port, MODEL, groups={name: (pid, True)}))
 
     def start_platform(self, name: str, repo: Path, engine: Target) -> None:
         """Start `penstock up` of a checkout with a tenant. Raises RuntimeError when it does not start."""
@@ -147,7 +143,7 @@ class Rig:
             try:
                 await _answers(target, self.processes.get(f"{target.name}.log"))
             except RuntimeError as error:
-                if "api" in target.groups or target.name in ("direct", "bare", "splice"):
+                if "api" in target.groups or target.name in ("direct", "bare", *FLOORS):
                     raise
                 self.targets.remove(target)
                 log = (self.scratch / f"{target.name}.log").read_text(errors="replace")[-300:]

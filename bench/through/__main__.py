@@ -162,7 +162,7 @@ def run(given: argparse.Namespace, targets: list[Target], load: LoadProcess) -> 
             progress.update(task, description=what)
             if not console.is_terminal:
                 progress.console.print(what)
-            requests = max(12, at * (2 if given.quick else 3))
+            requests = max(12 if given.quick else 24, at * (2 if given.quick else 3))
             shape = {
                 "requests": requests,
                 "concurrency": at,

@@ -14,7 +14,7 @@ from bench.stack import ROOT
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 
-@pytest.mark.promise(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13)
+@pytest.mark.promise(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 24)
 def test_the_books_agree_with_the_clients_after_random_faults(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1_000_000)
     done = subprocess.run(
@@ -28,5 +28,8 @@ def test_the_books_agree_with_the_clients_after_random_faults(tmp_path: Path) ->
     undone = [fault for fault in found["faults"] if fault["said"].startswith("FAILED")]
     assert not undone
     (audit,) = found["audits"]
+    # Each request was compared (bench/chaos/books.py); these say that there was something to compare.
     assert audit["rows"] > 50
-    assert audit["delivered"] <= audit["billed"] + audit["forgiven"]
+    assert audit["compared"] > audit["rows"] / 2
+    assert audit["delivered"] > 0
+    assert audit["billed"] > 0

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from bench.chaos import report
-from bench.chaos.books import Audit, Books, Violation, row_is_right, row_is_there
-from bench.chaos.journal import Entry, Journal
+from bench.chaos.books import Audit, Books, Violation, billed_is_generated, row_is_right, row_is_there
+from bench.chaos.generated import Generated, read_engine_log
+from bench.chaos.journal import Entry, Journal, TornAdmission
 from bench.chaos.plan import CARDS, DECK_SIZE, plan
 from bench.chaos.run import Done, Outcome
 from bench.chaos.traffic import draw
@@ -89,7 +90,7 @@ def test_an_admitted_request_needs_a_row_unless_its_admission_was_torn() -> None
     journal = Journal()
     assert checks(row_is_there(entry(), journal)) == ["one row per admitted request"]
     assert checks(row_is_there(entry(status=402, tokens=0, finished=False), journal)) == []
-    journal.torn_open.add("r")
+    journal.torn_open["r"] = TornAdmission("boot-1", 100)
     assert checks(row_is_there(entry(), journal)) == []
 
 
@@ -101,34 +102,90 @@ def cut_at(*arrivals: tuple[float, int]) -> Entry:
     return entry(finished=False, claimed=None, tokens=arrivals[-1][1], arrivals=list(arrivals), ended_at=10.0)
 
 
+def wrong(journal: Journal, audit: Audit, seen: Entry, **booked: Any) -> list[str]:
+    return checks(books(journal).delivered_is_billed(audit, seen, row(**booked)))
+
+
 def test_a_killed_process_may_lose_the_last_seconds_and_no_more() -> None:
-    journal = Journal(deaths=[10.0])
-    audit = Audit()
-    lost = cut_at((5.0, 10), (9.0, 20))
-    assert not list(books(journal).compare(audit, lost, row(outcome="interrupted", output_tokens=10), None))
-    assert (audit.forgiven, audit.longest_loss_s) == (10, 1.0)
+    journal, audit = Journal(deaths=[10.0]), Audit()
+    assert not wrong(journal, audit, cut_at((5.0, 10), (9.0, 20)), outcome="interrupted", output_tokens=10)
+    assert (audit.lost, audit.longest_loss_s, audit.forgiven) == (10, 1.0, 0)
     older = cut_at((5.0, 10), (7.0, 20))
-    found = list(books(journal).compare(audit, older, row(outcome="interrupted", output_tokens=10), None))
-    assert checks(found) == ["delivered <= billed"]
+    assert wrong(journal, audit, older, outcome="interrupted", output_tokens=10) == ["delivered <= billed"]
+    assert audit.lost == 10, "what has no excuse is not counted as lost"
     journal.stopped.add(8.0, 9.5)
-    assert not list(books(journal).compare(audit, older, row(outcome="interrupted", output_tokens=10), None))
+    assert not wrong(journal, audit, older, outcome="interrupted", output_tokens=10)
 
 
-def test_only_a_killed_process_may_lose_tokens_and_nothing_is_billed_that_was_not_generated() -> None:
-    found = books(Journal()).compare(Audit(), cut_at((9.9, 20)), row(outcome="client_cancelled"), None)
-    assert checks(found) == ["delivered <= billed"]
-    assert checks(books(Journal()).compare(Audit(), entry(), row(), (7, True))) == ["billed <= generated"]
-    assert checks(books(Journal()).compare(Audit(), entry(), row(), (7, False))) == [], (
-        "its engine was killed"
-    )
+@pytest.mark.parametrize(
+    "outcome", ["completed", "length", "client_cancelled", "engine_failed", "budget_stopped"]
+)
+def test_only_a_killed_process_may_lose_tokens(outcome: str) -> None:
+    journal, audit = Journal(deaths=[10.0]), Audit()
+    last = cut_at((9.9, 20))
+    assert wrong(journal, audit, last, outcome=outcome, output_tokens=19) == ["delivered <= billed"]
+    assert not wrong(journal, audit, last, outcome=outcome, output_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("generated", "found", "compared"),
+    [
+        (Generated([8], 1), [], 1),
+        (Generated([3, 8], 2), [], 1),
+        (Generated([7], 1), ["billed <= generated"], 1),
+        (Generated([4, 4], 2), ["billed <= generated"], 1),
+        (Generated([7], 2), [], 0),
+        (None, ["billed <= generated"], 0),
+    ],
+    ids=["exact", "retried", "one too many", "both attempts", "its engine was killed", "no engine knows it"],
+)
+def test_no_row_has_more_than_one_attempt_generated(
+    generated: Generated | None, found: list[str], compared: int
+) -> None:
+    audit = Audit()
+    assert checks(billed_is_generated(audit, "r", row(), generated)) == found
+    assert audit.compared == compared
+
+
+def test_the_log_of_the_engines_says_which_attempts_ended(tmp_path: Path) -> None:
+    log = tmp_path / "engines.jsonl"
+    assert read_engine_log(log) == {}
+    lines = [
+        '{"request_id": "a"}',
+        '{"request_id": "b"}',
+        '{"request_id": "a", "generated": 5}',
+        '{"request_id": "a"}',
+    ]
+    log.write_text("\n".join([*lines, '{"request_id": "a", "generated": 9}', '{"request_id": "c", "gen']))
+    found = read_engine_log(log)
+    assert found == {"a": Generated([5, 9], 2), "b": Generated([], 1)}
+    assert (found["a"].is_known, found["a"].most, found["b"].is_known) == (True, 9, False)
 
 
 def test_rows_without_a_client_are_at_most_the_unanswered_requests() -> None:
     journal = Journal(entries=[entry(), entry(request_id="", status=0)])
     audit = Audit()
     assert not list(books(journal).unknown_rows(audit, {"r": row(), "x": row()}))
-    assert (audit.lost, audit.strangers) == (1, 1)
+    assert (audit.unanswered, audit.strangers) == (1, 1)
     assert checks(books(journal).unknown_rows(audit, {"x": row(), "y": row()})) == ["nothing invented"]
+
+
+def test_tokens_of_a_torn_admission_are_explained_up_to_what_it_may_have_cost(tmp_path: Path) -> None:
+    log = tmp_path / "engines.jsonl"
+    log.write_text('{"request_id": "r"}\n{"request_id": "r", "generated": 17}\n')
+    journal = Journal()
+    journal.torn_open["r"] = TornAdmission("boot-1", 100)
+    books = Books("", log, journal)
+
+    def left(boot_id: str, prompt: int, generation: int) -> dict[str, int]:
+        return books.unexplained({"boot_id": boot_id, "prompt": prompt, "generation": generation})
+
+    assert left("boot-1", 47, 17) == {}
+    assert left("boot-1", 101, 18) == {"prompt": 101, "generation": 18}
+    assert left("boot-1", -1, 0) == {"prompt": -1}
+    assert left("boot-2", 47, 0) == {"prompt": 47}
+    log.write_text('{"request_id": "r"}\n')
+    assert left("boot-1", 0, 500) == {}, "its engine was killed, so nothing says how much it generated"
 
 
 def test_the_page_says_what_was_found(tmp_path: Path) -> None:

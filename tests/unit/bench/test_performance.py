@@ -7,8 +7,9 @@ import pytest
 
 from bench.gateway import tables as gateway_tables
 from bench.gateway.cells import SECTIONS, cells
-from bench.performance import publish, targets
+from bench.performance import publish
 from bench.report import Record, Report, median_interval
+from bench.targets import targets
 from bench.through import tables as through_tables
 
 CONDITIONS = {
@@ -24,11 +25,13 @@ def cpu(window_s: float, **used_s: float) -> dict[str, Any]:
 def gateway_report() -> Report:
     times = {"ttft_p50_s": 0.002, "ttft_p99_s": 0.004, "e2e_p50_s": 0.003, "e2e_p99_s": 0.009}
     direct = {"ttft_p50_s": 0.001, "ttft_p99_s": 0.001, "e2e_p50_s": 0.001, "e2e_p99_s": 0.002}
+    at_1000 = {"scheduler": 0.2, "postgres": 0.1, "redis": 0.1}
     records = [
         Record("idle", "idle", "penstock", 0, cpu(10, api=0.1, jobs=0.2)),
         Record("cpu", "whole 1", "penstock", 0, {**cpu(2, api=0.52, jobs=0.04), "requests": 1000, "took_s": 1.0}),
         Record("cpu", "whole 1", "vllm-router", 0, {**cpu(2, **{"vllm-router": 0.1}), "requests": 1000, "took_s": 1}),
         Record("core", "16", "penstock", 0, {**cpu(2, api=0.5, jobs=0.5), "requests": 1000, "took_s": 2.0}),
+        Record("rate", "1000", "penstock", 0, {**cpu(5, api=0.5, jobs=0.3, **at_1000), "requests": 1000}),
         Record("latency", "200", "direct", 0, {**cpu(1), **direct, "requests": 200}),
         Record("latency", "200", "penstock", 0, {**cpu(1, api=0.1, jobs=0.0), **times, "requests": 200}),
         Record("memory", "2000", "penstock", 0, {"streams": 2000, "rss_before": {"api": 10**8},
@@ -87,6 +90,9 @@ def test_targets_are_judged() -> None:
     assert judged == {
         "API process, ms per whole answer of 1 token": "met",
         "all processes, ms per whole answer of 1 token": "met",
+        "scheduler, ms per request at 1,000 requests/s": "missed",
+        "PostgreSQL, ms per request at 1,000 requests/s": "met",
+        "Redis and jobs, ms per request at 1,000 requests/s": "missed",
         "CPU per chunk over vllm-router's at 64 streams": "missed",
         "added p50 latency, ms at 200 requests/s": "met",
         "added p99 latency, ms at 200 requests/s": "met",
@@ -108,6 +114,23 @@ def test_the_page_is_written_from_both_benchmarks_whichever_runs_last(tmp_path: 
     assert "| through / direct" in page
     assert "vllm-router: 1.0" in page
     assert "skipped, no program" not in page
+
+
+def test_a_run_with_processors_of_its_own_is_a_part_of_its_own_with_a_stricter_target(tmp_path: Path) -> None:
+    shared = through_report()
+    apart = Report(
+        CONDITIONS | {"cores": {"platform": [0], "engine": [1], "load": [0]}}, shared.targets, shared.records
+    )
+    publish(through=apart, docs=tmp_path)
+    publish(through=shared, docs=tmp_path)
+    page = (tmp_path / "performance.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    limits = {row[1]: row[2] for row in rows if len(row) == 6 and row[3] == "0.8 (1 pair)"}
+    assert limits == {
+        "share of the engine's tokens/s at 128 at once": "at least 0.95",
+        "the same at 128 at once, the engine on processors of its own": "at least 0.99",
+    }
+    assert "the engine\nhas 1, the platform 0, the load generator 0" in page
 
 
 def test_tables_survive_records_as_json() -> None:
