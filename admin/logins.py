@@ -46,14 +46,7 @@ async def verify_login(database: Database, email: str, password: str, *, address
     """
     known_shape, email = _mail_address(email)
     address = address[:64]
-    async with database.system() as connection:
-        wait_s = await logins.count_attempt(connection, email, address)
-    if wait_s is not None:
-        raise RateLimited(
-            "Too many failed sign-ins. Wait a while and try again.",
-            code="too_many_logins",
-            retry_after_s=wait_s,
-        )
+    await count_attempt(database, email, address)
     async with database.read() as connection:
         login = await members.find_login(connection, email) if known_shape else None
     right = len(password) <= PASSWORD_MAX_LENGTH and await verify_password(
@@ -77,6 +70,18 @@ async def verify_login(database: Database, email: str, password: str, *, address
             after={"address": address},
         )
     return actor
+
+
+async def count_attempt(database: Database, email: str, address: str) -> None:
+    """Count an attempt to give the password of a mail address as failed. Raises RateLimited after too many."""
+    async with database.system() as connection:
+        wait_s = await logins.count_attempt(connection, email, address[:64])
+    if wait_s is not None:
+        raise RateLimited(
+            "Too many failed sign-ins. Wait a while and try again.",
+            code="too_many_logins",
+            retry_after_s=wait_s,
+        )
 
 
 async def current_actor(database: Database, user_id: UUID) -> Actor | None:

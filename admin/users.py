@@ -13,6 +13,7 @@ from admin.audit import record
 from admin.logins import (
     CreatedToken,
     authenticate_token,
+    count_attempt,
     create_admin_token,
     current_actor,
     list_admin_tokens,
@@ -24,7 +25,7 @@ from billing.ledger import approvals
 from core.db import Database
 from core.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound, PermissionDenied
 from core.ids import uuid7
-from tenants import members, organisations
+from tenants import logins, members, organisations
 from tenants.names import check_password, clean_email
 from tenants.passwords import hash_password, verify_password
 from tenants.roles import (
@@ -175,10 +176,16 @@ async def reset_password(database: Database, actor: Actor, *, user_id: UUID, pas
         return await _read_and_record(connection, actor, "user.reset_password", user_id, before)
 
 
-async def change_password(database: Database, actor: Actor, *, current: str, new: str) -> None:
-    """Change the actor's own password. Raises AuthenticationFailed when `current` is wrong, InvalidRequest."""
+async def change_password(
+    database: Database, actor: Actor, *, current: str, new: str, address: str = ""
+) -> None:
+    """Change the actor's own password. Wrong ones count as failed sign-ins from the network address `address`.
+
+    Raises AuthenticationFailed when `current` is wrong, InvalidRequest, RateLimited.
+    """
     user_id = user_id_of(actor)
     check_password(new, "new")
+    await count_attempt(database, actor.label, address)
     async with database.read() as connection:
         user = await members.get_user(connection, user_id)
         login = None if user is None else await members.find_login(connection, user.email)
@@ -186,6 +193,7 @@ async def change_password(database: Database, actor: Actor, *, current: str, new
         raise AuthenticationFailed("the present password is wrong", code="wrong_password", param="current")
     password_hash = await hash_password(new)
     async with write_system(database) as connection:
+        await logins.clear_failures(connection, actor.label, address[:64])
         await members.set_password_hash(connection, user_id, password_hash)
         await _read_and_record(connection, actor, "user.change_password", user_id, user)
 

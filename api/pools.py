@@ -20,7 +20,7 @@ class Pools:
         self.models = Database(url, pool_size=2, max_overflow=0)
         """What is read into memory: models, prices, the day's tokens."""
         self.customers = Database(url, pool_size=4, max_overflow=0)
-        """Usage, receipts and statements that customers read."""
+        """Usage, receipts and statements that customers read, and what members change in their organisation."""
         self.exports = Database(url, pool_size=2, max_overflow=0)
         """Reports and downloads, which take long."""
         self.admin = Database(url)

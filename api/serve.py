@@ -14,7 +14,7 @@ from api import stripe_webhooks
 from api.admin.deps import AdminDeps
 from api.admin.routers import admin_routers
 from api.app import create_app
-from api.customer import organization, statements
+from api.customer import members, organization, statements
 from api.customer.protocol import HeadLimitProtocol
 from api.deps import Deps
 from core.clock import SystemClock
@@ -134,4 +134,10 @@ def _admin_routers(deps: Deps) -> list[APIRouter]:
         settings=deps.settings,
     )
     hooks = stripe_webhooks.router(deps.pools.admin, deps.settings, SystemClock())
-    return [*admin_routers(admin), organization.router(admin), *statements.routers(admin, deps.keys), hooks]
+    return [
+        *admin_routers(admin),
+        organization.router(admin),
+        *members.routers(admin),
+        *statements.routers(admin, deps.keys),
+        hooks,
+    ]

@@ -219,7 +219,7 @@ class AdminDeps:
 
     def __post_init__(self) -> None:
         if self.redis is not None:
-            for database in (self.database, self.for_revocations):
+            for database in (self.database, self.for_revocations, self.for_customers):
                 database.after_change = partial(announce, self.redis)
 
     @property
@@ -244,7 +244,7 @@ class AdminDeps:
 
     @property
     def for_customers(self) -> Database:
-        """For what customers read."""
+        """For what customers read, and what members change in their own organisation."""
         return self.customers or self.database
 
     @property

@@ -1,0 +1,177 @@
+"""Members manage the projects, keys and limits of their organisation."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Response
+from pydantic import Field
+
+from admin import keys as admin_keys
+from admin import limits as admin_limits
+from admin import projects as admin_projects
+from api.admin.deps import (
+    NO_REASON,
+    After,
+    Limit,
+    OptionalReasonBody,
+    Page,
+    RequestBody,
+    to_page,
+)
+from api.admin.keys import CreatedKeyOut, KeyOut, LimitsBody, LimitsOut, ScopedLimitsOut
+from api.admin.tenants import ProjectCreate, ProjectOut
+from api.customer.member_deps import Member, MemberDeps
+from tenants.principal import Limits
+
+
+class MemberKeyCreate(RequestBody):
+    """A key to create in a project of the organisation."""
+
+    project_id: UUID
+    name: str = Field(min_length=1, max_length=100, examples=["production"])
+    expires_at: datetime | None = Field(default=None, examples=["2027-01-01T00:00:00Z"])
+    allowed_models: list[str] | None = Field(
+        default=None, max_length=100, description="Default: every model."
+    )
+
+
+def router(deps: MemberDeps) -> APIRouter:
+    """Routes of projects, keys and limits."""
+    routes = deps.router("keys and limits")
+    _project_routes(routes, deps)
+    _key_routes(routes, deps)
+    _limit_routes(routes, deps)
+    return routes
+
+
+def _project_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/projects", summary="List projects, archived ones included")
+    async def list_projects(
+        member: Annotated[Member, auth], limit: Limit = 100, after: After = None
+    ) -> Page[ProjectOut]:
+        rows = await admin_projects.list_projects(
+            deps.database, member.actor, tenant_id=member.tenant_id, limit=limit + 1, after=after
+        )
+        return to_page(rows, limit, ProjectOut)
+
+    @routes.post("/projects", status_code=201, summary="Create a project (owners)")
+    async def create_project(member: Annotated[Member, auth], body: ProjectCreate) -> ProjectOut:
+        return ProjectOut.model_validate(
+            await admin_projects.create_project(
+                deps.database, member.actor, tenant_id=member.tenant_id, name=body.name
+            )
+        )
+
+    @routes.post("/projects/{project_id}/archive", summary="Archive a project and refuse its keys (owners)")
+    async def archive_project(
+        member: Annotated[Member, auth], project_id: UUID, body: OptionalReasonBody = NO_REASON
+    ) -> ProjectOut:
+        return ProjectOut.model_validate(
+            await admin_projects.archive_project(
+                deps.admin.for_revocations,
+                member.actor,
+                tenant_id=member.tenant_id,
+                project_id=project_id,
+                reason=body.reason,
+            )
+        )
+
+    @routes.post("/projects/{project_id}/restore", summary="Restore an archived project (owners)")
+    async def restore_project(
+        member: Annotated[Member, auth], project_id: UUID, body: OptionalReasonBody = NO_REASON
+    ) -> ProjectOut:
+        return ProjectOut.model_validate(
+            await admin_projects.restore_project(
+                deps.database,
+                member.actor,
+                tenant_id=member.tenant_id,
+                project_id=project_id,
+                reason=body.reason,
+            )
+        )
+
+
+def _key_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/keys", summary="List keys, revoked and expired ones included")
+    async def list_keys(
+        member: Annotated[Member, auth], limit: Limit = 100, after: After = None
+    ) -> Page[KeyOut]:
+        rows = await admin_keys.list_keys(
+            deps.database, member.actor, tenant_id=member.tenant_id, limit=limit + 1, after=after
+        )
+        return to_page(rows, limit, KeyOut)
+
+    @routes.post(
+        "/keys",
+        status_code=201,
+        summary="Create a key; its secret is returned only once (owners, developers)",
+    )
+    async def create_key(
+        member: Annotated[Member, auth], body: MemberKeyCreate, response: Response
+    ) -> CreatedKeyOut:
+        created = await admin_keys.create_key(
+            deps.database,
+            member.actor,
+            pepper=deps.admin.pepper,
+            tenant_id=member.tenant_id,
+            project_id=body.project_id,
+            name=body.name,
+            expires_at=body.expires_at,
+            allowed_models=body.allowed_models,
+        )
+        return with_secret(created, response)
+
+    @routes.get("/keys/{key_id}", summary="One key")
+    async def get_key(member: Annotated[Member, auth], key_id: UUID) -> KeyOut:
+        return KeyOut.model_validate(await admin_keys.get_key(deps.database, member.actor, key_id=key_id))
+
+    @routes.post(
+        "/keys/{key_id}/revoke", summary="Revoke a key and abort its open requests (owners, developers)"
+    )
+    async def revoke_key(
+        member: Annotated[Member, auth], key_id: UUID, body: OptionalReasonBody = NO_REASON
+    ) -> KeyOut:
+        return KeyOut.model_validate(
+            await admin_keys.revoke_key(
+                deps.admin.for_revocations, member.actor, key_id=key_id, reason=body.reason
+            )
+        )
+
+
+def with_secret(created: admin_keys.CreatedKey, response: Response) -> CreatedKeyOut:
+    """Return a new key with its secret, in a response that no cache keeps."""
+    response.headers["cache-control"] = "no-store"
+    view = KeyOut.model_validate(created.view)
+    return CreatedKeyOut(**view.model_dump(), secret=created.secret)
+
+
+def _limit_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/limits", summary="Limits of the organisation, its projects and keys")
+    async def list_limits(member: Annotated[Member, auth]) -> list[ScopedLimitsOut]:
+        rows = await admin_limits.list_limits(deps.database, member.actor, tenant_id=member.tenant_id)
+        return [ScopedLimitsOut.model_validate(row) for row in rows]
+
+    @routes.put("/limits/{scope_kind}/{scope_id}", summary="Replace all limits of a project or key (owners)")
+    async def set_limits(
+        member: Annotated[Member, auth],
+        scope_kind: Literal["project", "key"],
+        scope_id: UUID,
+        body: LimitsBody,
+    ) -> LimitsOut:
+        return LimitsOut.model_validate(
+            await admin_limits.set_limits(
+                deps.database,
+                member.actor,
+                tenant_id=member.tenant_id,
+                scope_kind=scope_kind,
+                scope_id=scope_id,
+                limits=Limits(**body.model_dump()),
+            )
+        )

@@ -1,0 +1,73 @@
+"""Members read their organisation, its account and its audit log, and set its name and budget."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from admin import accounts as admin_accounts
+from admin import audit as admin_audit
+from admin import credits as admin_credits
+from admin import tenants as admin_tenants
+from api.admin.audit import AuditOut
+from api.admin.billing import AccountOut, BudgetUpdate, LotList, LotOut
+from api.admin.deps import After, Limit, Page, to_page
+from api.admin.tenants import TenantOut, TenantUpdate
+from api.customer.member_deps import Member, MemberDeps
+
+
+def router(deps: MemberDeps) -> APIRouter:
+    """Routes of the organisation itself, its account and its budget."""
+    routes = deps.router("account and budgets")
+    _organisation_routes(routes, deps)
+    _account_routes(routes, deps)
+    return routes
+
+
+def _organisation_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("", summary="The own organisation")
+    async def get_organisation(member: Annotated[Member, auth]) -> TenantOut:
+        return TenantOut.model_validate(
+            await admin_tenants.get_tenant(deps.database, member.actor, tenant_id=member.tenant_id)
+        )
+
+    @routes.patch("", summary="Rename the organisation (owners)")
+    async def rename(member: Annotated[Member, auth], body: TenantUpdate) -> TenantOut:
+        return TenantOut.model_validate(
+            await admin_tenants.rename_tenant(
+                deps.database, member.actor, tenant_id=member.tenant_id, name=body.name
+            )
+        )
+
+    @routes.get("/audit", summary="What was done in the organisation, the newest first")
+    async def audit(
+        member: Annotated[Member, auth], limit: Limit = 100, after: After = None
+    ) -> Page[AuditOut]:
+        rows = await admin_audit.list_audit(
+            deps.database, member.actor, tenant_id=member.tenant_id, limit=limit + 1, after=after
+        )
+        return to_page(rows, limit, AuditOut)
+
+
+def _account_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/account", summary="Balance, held money and budget")
+    async def get_account(member: Annotated[Member, auth]) -> AccountOut:
+        return AccountOut.model_validate(
+            await admin_accounts.get_account(deps.database, member.actor, tenant_id=member.tenant_id)
+        )
+
+    @routes.get("/account/lots", summary="Credit by lot, in the order in which it is used")
+    async def list_lots(member: Annotated[Member, auth]) -> LotList:
+        rows = await admin_credits.list_lots(deps.database, member.actor, tenant_id=member.tenant_id)
+        return LotList(data=[LotOut.model_validate(row) for row in rows])
+
+    @routes.put("/account/budget", summary="Set or remove the organisation's monthly budget (owners)")
+    async def set_budget(member: Annotated[Member, auth], body: BudgetUpdate) -> AccountOut:
+        return AccountOut.model_validate(
+            await admin_accounts.set_budget(
+                deps.database, member.actor, tenant_id=member.tenant_id, usd=body.budget_usd
+            )
+        )

@@ -1,0 +1,119 @@
+"""Members manage the people of their organisation, their own tokens and their own password."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import Field
+
+from admin import logins as admin_logins
+from admin import users as admin_users
+from admin.actor import user_id_of
+from api.admin.deps import After, Limit, Page, RequestBody, to_page
+from api.admin.users import CreatedTokenOut, Password, RoleUpdate, TokenCreate, TokenOut, UserOut
+from api.customer.member_deps import Member, MemberDeps
+from tenants.names import PASSWORD_MAX_LENGTH
+
+
+class PasswordChange(RequestBody):
+    """A new password, with the present one."""
+
+    current: str = Field(min_length=1, max_length=PASSWORD_MAX_LENGTH)
+    new: Password
+
+
+def router(deps: MemberDeps) -> APIRouter:
+    """Routes of people, tokens and the own password."""
+    routes = deps.router("people")
+    _people_routes(routes, deps)
+    _token_routes(routes, deps)
+    return routes
+
+
+def _people_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/users", summary="List the members")
+    async def list_users(
+        member: Annotated[Member, auth], limit: Limit = 100, after: After = None
+    ) -> Page[UserOut]:
+        rows = await admin_users.list_users(
+            deps.database, member.actor, tenant_id=member.tenant_id, limit=limit + 1, after=after
+        )
+        return to_page(rows, limit, UserOut)
+
+    @routes.get("/users/{user_id}", summary="One member")
+    async def get_user(member: Annotated[Member, auth], user_id: UUID) -> UserOut:
+        return UserOut.model_validate(
+            await admin_users.get_user(deps.database, member.actor, user_id=user_id)
+        )
+
+    @routes.post("/users/{user_id}/role", summary="Change the role of another member (owners)")
+    async def set_role(member: Annotated[Member, auth], user_id: UUID, body: RoleUpdate) -> UserOut:
+        return UserOut.model_validate(
+            await admin_users.set_role(deps.database, member.actor, user_id=user_id, role=body.role)
+        )
+
+    @routes.post(
+        "/users/{user_id}/disable", summary="Disable another member, with all sessions and tokens (owners)"
+    )
+    async def disable_user(member: Annotated[Member, auth], user_id: UUID) -> UserOut:
+        return UserOut.model_validate(
+            await admin_users.disable_user(deps.admin.for_revocations, member.actor, user_id=user_id)
+        )
+
+    @routes.post("/users/{user_id}/enable", summary="Enable a disabled member (owners)")
+    async def enable_user(member: Annotated[Member, auth], user_id: UUID) -> UserOut:
+        return UserOut.model_validate(
+            await admin_users.enable_user(deps.database, member.actor, user_id=user_id)
+        )
+
+
+def _token_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/tokens", summary="List the own tokens, revoked and expired ones included")
+    async def list_tokens(member: Annotated[Member, auth]) -> list[TokenOut]:
+        rows = await admin_logins.list_admin_tokens(
+            deps.database, member.actor, user_id=user_id_of(member.actor)
+        )
+        return [TokenOut.model_validate(row) for row in rows]
+
+    @routes.post("/tokens", status_code=201, summary="Create an own token; its secret is returned only once")
+    async def create_token(
+        member: Annotated[Member, auth], body: TokenCreate, response: Response
+    ) -> CreatedTokenOut:
+        created = await admin_logins.create_admin_token(
+            deps.database,
+            member.actor,
+            pepper=deps.admin.pepper,
+            user_id=user_id_of(member.actor),
+            name=body.name,
+        )
+        return token_with_secret(created, response)
+
+    @routes.post("/tokens/{token_id}/revoke", summary="Revoke an own token")
+    async def revoke_token(member: Annotated[Member, auth], token_id: UUID) -> TokenOut:
+        return TokenOut.model_validate(
+            await admin_logins.revoke_admin_token(deps.admin.for_revocations, member.actor, token_id=token_id)
+        )
+
+    @routes.post("/password", status_code=204, summary="Change the own password")
+    async def change_password(
+        member: Annotated[Member, auth], body: PasswordChange, request: Request
+    ) -> None:
+        """After 5 wrong passwords within 15 minutes the route answers 429."""
+        await admin_users.change_password(
+            deps.database,
+            member.actor,
+            current=body.current,
+            new=body.new,
+            address=deps.address_of(request),
+        )
+
+
+def token_with_secret(created: admin_logins.CreatedToken, response: Response) -> CreatedTokenOut:
+    """Return a new token with its secret, in a response that no cache keeps."""
+    response.headers["cache-control"] = "no-store"
+    view = TokenOut.model_validate(created.view)
+    return CreatedTokenOut(**view.model_dump(), secret=created.secret)

@@ -1,0 +1,13 @@
+"""The routes with which members manage their own organisation, assembled from their modules."""
+
+from fastapi import APIRouter
+
+from api.admin.deps import AdminDeps
+from api.customer import member_keys, member_money, member_people
+from api.customer.member_deps import MemberDeps
+
+
+def routers(deps: AdminDeps) -> list[APIRouter]:
+    """The routers under /v1/organization, which take a member's own token."""
+    members = MemberDeps(deps)
+    return [part.router(members) for part in (member_money, member_keys, member_people)]

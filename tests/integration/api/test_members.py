@@ -1,0 +1,178 @@
+"""Members manage their own organisation over HTTP: every route against every role, and what each act leaves behind."""
+
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from admin import users as admin_users
+from admin.users import create_admin_token
+from api import app as api_app
+from api.admin.deps import AdminDeps
+from api.customer import members
+from core.db import Database
+from tenants.roles import Role
+from tests.support.tenancy import ADMIN, PEPPER, Organisation, audit_actions, make_organisation
+
+PASSWORD = "correct horse battery"
+ROLES: tuple[Role, ...] = ("tenant_owner", "tenant_developer", "tenant_viewer")
+
+
+@pytest.fixture
+async def client(database: Database) -> AsyncIterator[httpx.AsyncClient]:
+    app = FastAPI()
+    api_app._install_error_handlers(app)
+    for router in members.routers(AdminDeps(database=database, redis=None, pepper=PEPPER)):
+        app.include_router(router)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+class Caller:
+    """HTTP calls with one token."""
+
+    def __init__(self, client: httpx.AsyncClient, token: str, user_id: str = "") -> None:
+        self.client = client
+        self.user_id = user_id
+        self.headers = {"authorization": f"Bearer {token}"}
+
+    async def __call__(self, method: str, path: str, body: object = None) -> httpx.Response:
+        return await self.client.request(method, f"/v1/organization{path}", json=body, headers=self.headers)
+
+
+async def caller(
+    client: httpx.AsyncClient, database: Database, role: Role, acme: Organisation | None
+) -> Caller:
+    user = await admin_users.create_user(
+        database,
+        ADMIN,
+        email=f"{role}-{uuid4().hex[:8]}@example.com",
+        password=PASSWORD,
+        role=role,
+        tenant_id=None if acme is None else acme.tenant_id,
+    )
+    made = await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=user.id, name="test")
+    return Caller(client, made.secret, str(user.id))
+
+
+@pytest.fixture
+async def acme(database: Database) -> Organisation:
+    return await make_organisation(database)
+
+
+def acts(acme: Organisation, other: str) -> list[tuple[str, str, object, tuple[int, int, int]]]:
+    """Method, path and body, and the status for an owner, a developer and a viewer."""
+    key, project = f"/keys/{acme.key_id}", f"/projects/{acme.project_id}"
+    new_key = {"project_id": str(acme.project_id), "name": "more"}
+    everyone, owners, key_managers = (200, 200, 200), (200, 403, 403), (200, 200, 403)
+    return [
+        ("GET", "", None, everyone),
+        ("PATCH", "", {"name": "Acme renamed"}, owners),
+        ("GET", "/audit", None, everyone),
+        ("GET", "/account", None, everyone),
+        ("GET", "/account/lots", None, everyone),
+        ("PUT", "/account/budget", {"budget_usd": "5"}, owners),
+        ("GET", "/projects", None, everyone),
+        ("POST", "/projects", {"name": uuid4().hex}, (201, 403, 403)),
+        ("GET", "/keys", None, everyone),
+        ("GET", key, None, everyone),
+        ("POST", "/keys", new_key, (201, 201, 403)),
+        ("GET", "/limits", None, everyone),
+        ("PUT", f"/limits/key/{acme.key_id}", {"requests_per_min": 5}, owners),
+        ("PUT", f"/limits/project/{acme.project_id}", {"concurrency": 5}, owners),
+        ("GET", "/users", None, everyone),
+        ("GET", f"/users/{other}", None, everyone),
+        ("POST", f"/users/{other}/role", {"role": "tenant_developer"}, owners),
+        ("POST", f"/users/{other}/disable", None, owners),
+        ("POST", f"/users/{other}/enable", None, owners),
+        ("GET", "/tokens", None, everyone),
+        ("POST", "/tokens", {"name": "laptop"}, (201, 201, 201)),
+        ("POST", "/password", {"current": "wrong", "new": "battery staple horse"}, (401, 401, 401)),
+        ("POST", f"{key}/revoke", None, key_managers),
+        ("POST", f"{project}/archive", None, owners),
+        ("POST", f"{project}/restore", None, owners),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_role_may_do_what_it_needs(
+    client: httpx.AsyncClient, database: Database, acme: Organisation, role: Role
+) -> None:
+    call = await caller(client, database, role, acme)
+    other = await caller(client, database, "tenant_viewer", acme)
+    for method, path, body, statuses in acts(acme, other.user_id):
+        answer = await call(method, path, body)
+        assert answer.status_code == statuses[ROLES.index(role)], (method, path, answer.text)
+        if answer.status_code >= 400:
+            assert set(answer.json()["error"]) >= {"message", "type", "param", "code"}
+
+
+async def test_every_route_is_in_the_table_of_roles(client: httpx.AsyncClient, acme: Organisation) -> None:
+    app = client._transport.app  # type: ignore[attr-defined]
+    listed = {(method, path) for method, path, _, _ in acts(acme, "OTHER")}
+    names = {str(acme.key_id): "{key_id}", str(acme.project_id): "{project_id}", "OTHER": "{user_id}"}
+    covered = set()
+    for method, path in listed:
+        for value, name in names.items():
+            path = path.replace(value, name)
+        path = path.replace("/limits/key/{key_id}", "/limits/{scope_kind}/{scope_id}")
+        path = path.replace("/limits/project/{project_id}", "/limits/{scope_kind}/{scope_id}")
+        covered.add((method, f"/v1/organization{path}"))
+    routes = {
+        (method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods
+    }
+    assert routes - covered == {("POST", "/v1/organization/tokens/{token_id}/revoke")}
+
+
+async def test_nobody_else_comes_in(
+    client: httpx.AsyncClient, database: Database, acme: Organisation
+) -> None:
+    stranger = await caller(client, database, "tenant_owner", await make_organisation(database, "Globex"))
+    victim = await caller(client, database, "tenant_viewer", acme)
+    platform = await caller(client, database, "platform_admin", None)
+    for method, path, body, _ in acts(acme, victim.user_id):
+        assert (await platform(method, path, body)).status_code == 403
+        assert (await Caller(client, acme.key)(method, path, body)).status_code == 403
+        anonymous = await client.request(method, f"/v1/organization{path}", json=body)
+        assert anonymous.status_code == 401
+        if str(acme.key_id) in path or str(acme.project_id) in path or victim.user_id in path:
+            assert (await stranger(method, path, body)).status_code == 404, path
+    hostile = {"project_id": str(acme.project_id), "name": "theirs"}
+    assert (await stranger("POST", "/keys", hostile)).status_code == 404
+    assert (await stranger("GET", "/keys")).json()["data"][0]["id"] != str(acme.key_id)
+
+
+async def test_secrets_are_shown_once_and_each_act_is_in_the_audit_log(
+    client: httpx.AsyncClient, database: Database, acme: Organisation
+) -> None:
+    owner = await caller(client, database, "tenant_owner", acme)
+    made = await owner("POST", "/keys", {"project_id": str(acme.project_id), "name": "more"})
+    assert made.json()["secret"].startswith("pen_live_")
+    assert made.headers["cache-control"] == "no-store"
+    assert "secret" not in (await owner("GET", f"/keys/{made.json()['id']}")).json()
+    token = (await owner("POST", "/tokens", {"name": "laptop"})).json()
+    mine = Caller(client, token["secret"])
+    assert (await mine("GET", "")).json()["id"] == str(acme.tenant_id)
+    assert (await owner("POST", f"/tokens/{token['id']}/revoke")).status_code == 200
+    assert (await mine("GET", "")).status_code == 401
+    assert (await audit_actions(database))[-3:] == ["key.create", "token.create", "token.revoke"]
+    text = (await owner("GET", "/audit")).text
+    assert token["secret"] not in text
+    assert made.json()["secret"] not in text
+
+
+async def test_wrong_passwords_are_counted(
+    client: httpx.AsyncClient, database: Database, acme: Organisation
+) -> None:
+    owner = await caller(client, database, "tenant_owner", acme)
+    wrong = {"current": "not this one", "new": "battery staple horse"}
+    answers = [(await owner("POST", "/password", wrong)).status_code for _ in range(6)]
+    assert answers == [401] * 5 + [429]
+    right = {"current": PASSWORD, "new": "battery staple horse"}
+    assert (await owner("POST", "/password", right)).status_code == 429
+    other = await caller(client, database, "tenant_viewer", acme)
+    assert (await other("POST", "/password", right)).status_code == 204
+    assert (await other("POST", "/password", right)).status_code == 401
