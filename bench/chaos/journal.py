@@ -24,7 +24,7 @@ class Entry:
     code: str = ""
     """The API's error code, of an answer or of an event inside of a stream."""
     finished: bool = False
-    """The answer came whole: a stream with its [DONE], a JSON document with its last byte."""
+    """The answer came whole: a stream with its [DONE] and without an error, a JSON document with its last byte."""
     left: bool = False
     """The client left before the end, on purpose."""
     broken: str = ""

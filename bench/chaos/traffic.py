@@ -212,7 +212,7 @@ class Traffic:
         async with answer:
             entry.status = answer.status
             entry.request_id = answer.headers.get("x-request-id", "")
-            reader = _Reader(ask, entry)
+            reader = Reader(ask, entry)
             if answer.status != 200:
                 reader.refusal(await answer.read())
             elif ask.body["stream"]:
@@ -220,9 +220,7 @@ class Traffic:
             else:
                 reader.whole(await answer.read())
 
-    async def _stream(
-        self, answer: aiohttp.ClientResponse, ask: Ask, entry: Entry, reader: "_Reader"
-    ) -> None:
+    async def _stream(self, answer: aiohttp.ClientResponse, ask: Ask, entry: Entry, reader: "Reader") -> None:
         async for line in answer.content:
             reader.line(line)
             if 0 <= ask.leave_after <= entry.tokens:
@@ -232,13 +230,14 @@ class Traffic:
                 await asyncio.sleep(0.02)
 
 
-class _Reader:
+class Reader:
     """Reads an answer into an entry, and compares its text with what the engine generates."""
 
     def __init__(self, ask: Ask, entry: Entry) -> None:
         self._ask = ask
         self._entry = entry
         self._texts = [""] * len(ask.expected)
+        self._ended = False
 
     def line(self, line: bytes) -> None:
         """Take one line of an event stream."""
@@ -246,9 +245,10 @@ class _Reader:
         if not line.startswith(b"data: "):
             return
         if line == b"data: [DONE]":
-            if self._entry.finished:
+            if self._ended:
                 self._entry.wrong = "[DONE] came twice"
-            self._entry.finished = True
+            self._ended = True
+            self._entry.finished = not self._entry.code  # it follows an error, too
             return
         event = json.loads(line[6:])
         if "error" in event:

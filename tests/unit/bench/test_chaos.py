@@ -1,5 +1,6 @@
 """The plan of faults replays, and the audit finds what is wrong between a journal and rows."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from bench.chaos.generated import Generated, read_engine_log
 from bench.chaos.journal import Entry, Journal, TornAdmission
 from bench.chaos.plan import CARDS, DECK_SIZE, plan
 from bench.chaos.run import Done, Outcome
-from bench.chaos.traffic import draw
+from bench.chaos.traffic import Reader, draw
 
 TENANT = "t"
 
@@ -58,11 +59,21 @@ def test_every_kind_occurs_in_the_first_deck() -> None:
 
 
 def test_a_drawn_request_is_the_same_for_the_same_random_numbers() -> None:
-    import random
-
     one, other = (draw(random.Random(5), "m", 7) for _ in range(2))
     assert one == other
     assert all(len(text) % 4 == 0 for text in one.expected)
+
+
+def test_a_stream_that_ends_with_an_error_is_not_a_whole_answer() -> None:
+    """Its headers may have been sent with a comment, before the request was refused."""
+    ask = draw(random.Random(5), "m", 7)
+    seen = entry(finished=False, tokens=0, claimed=None)
+    reader = Reader(ask, seen)
+    for line in (b": waiting", b'data: {"error":{"code":"service_unavailable"}}', b"data: [DONE]"):
+        reader.line(line)
+    assert (seen.finished, seen.admitted, seen.result) == (False, False, "failed")
+    reader.line(b"data: [DONE]")
+    assert seen.wrong == "[DONE] came twice"
 
 
 def test_a_sound_row_passes() -> None:
