@@ -16,14 +16,14 @@ _OBJECTS = {"chat": "chat.completion.chunk", "text": "text_completion"}
 
 
 def usage_object(usage: TokenUsage, cost_usd: str) -> dict[str, Any]:
-    """Return OpenAI's usage object with the member `cost`: `cost_usd`, exact decimal dollars."""
+    """Return OpenAI's usage object with the member `cost`: the number `cost_usd`, exact decimal dollars."""
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,
         "total_tokens": usage.total,
         "prompt_tokens_details": {"cached_tokens": usage.cached_input},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
-        "cost": cost_usd,
+        "cost": msgspec.Raw(cost_usd.encode()),  # as text, since a float would round it
     }
 
 

@@ -7,13 +7,11 @@ limits the time to the first event and between events, with one timer for all st
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
 
-import msgspec
-
-from core.errors import EngineFailed, InvalidRequest
+from core.errors import EngineFailed
 from gateway.engine_connection import EngineResponse
 from gateway.engine_pool import ConnectionPool, Origin, parse_origin
+from gateway.refusals import RefusedByEngine, engine_error
 
 HEADERS_TIMEOUT_S = 30.0
 """Seconds to a stream's headers, which engines send before they prefill but after they tokenize."""
@@ -23,10 +21,8 @@ MAX_ERROR_BYTES = 64 * 1024
 """Bytes read of the body of an engine's error."""
 RETRY_WITHIN_S = 0.25
 """Seconds from sending a request on a reused connection to its loss, up to which the request is sent again."""
-_CLIENT_ERRORS = frozenset({400, 413, 422})
-"""Statuses by which an engine says that the request itself is wrong."""
-_TOO_LONG = ("context length", "maximum model length", "context size", "`inputs` tokens")
-"""Words by which vLLM, SGLang, llama.cpp and TGI say that a prompt does not fit."""
+MAX_LOG_CHARS = 500
+"""Characters of an engine's message in a log."""
 
 
 class HttpEngines:
@@ -56,7 +52,7 @@ class HttpEngines:
     ) -> EngineResponse:
         """POST `body` to `base_url` + `path` and wait for the headers.
 
-        Raises EngineFailed when the engine is unreachable, fails or is full, and InvalidRequest when the engine
+        Raises EngineFailed when the engine is unreachable, fails or is full, and RefusedByEngine when the engine
         refuses the request itself, such as a prompt longer than its context or an invalid schema.
         """
         try:
@@ -109,7 +105,7 @@ async def _answered(response: EngineResponse) -> EngineResponse:
     return response
 
 
-async def _error_of(response: EngineResponse) -> EngineFailed | InvalidRequest:
+async def _error_of(response: EngineResponse) -> EngineFailed | RefusedByEngine:
     """The error for a response whose status is not 200."""
     text = bytearray()
 
@@ -124,23 +120,6 @@ async def _error_of(response: EngineResponse) -> EngineFailed | InvalidRequest:
         text.clear()
     finally:
         response.abort()
-    message = error_message(bytes(text[:MAX_ERROR_BYTES]))
-    if response.status in _CLIENT_ERRORS:
-        too_long = any(words in message for words in _TOO_LONG)
-        return InvalidRequest(
-            message or "The engine refused the request.", code="context_length_exceeded" if too_long else None
-        )
-    return EngineFailed(f"The engine answered {response.status}: {message}")
-
-
-def error_message(document: bytes) -> str:
-    """The message of an engine's error object, at most 500 characters; empty when `document` is no error object."""
-    try:
-        found: Any = msgspec.json.decode(document)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return ""
-    if not isinstance(found, dict):
-        return ""
-    error = found.get("error", found)  # TGI and Ollama: {"error": text}; FastAPI: {"detail": text}
-    message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
-    return message[:500] if isinstance(message, str) else ""
+    error = engine_error(bytes(text[:MAX_ERROR_BYTES]))
+    refusal = error.refusal(response.status)
+    return refusal or EngineFailed(f"The engine answered {response.status}: {error.message[:MAX_LOG_CHARS]}")

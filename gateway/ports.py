@@ -189,5 +189,5 @@ class Engines(Protocol):
     ) -> EngineStream:
         """POST `body` and wait for the headers, at most `headers_timeout_s` seconds.
 
-        Raises EngineFailed, or InvalidRequest when the engine refuses the request itself.
+        Raises EngineFailed, or RefusedByEngine when the engine refuses the request itself.
         """

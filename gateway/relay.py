@@ -20,12 +20,13 @@ from billing.metering.records import Outcome, UsageRecord
 from core.errors import EngineFailed
 from gateway import answers
 from gateway.context import AnyContext
-from gateway.engine import HEADERS_TIMEOUT_S, error_message
+from gateway.engine import HEADERS_TIMEOUT_S, MAX_LOG_CHARS
 from gateway.interval import stream_interval
 from gateway.limits import MAX_ANSWER_BYTES, AnswerTooLarge
 from gateway.merge_chunks import AnswerMerger
 from gateway.ports import Engines, EngineStream, Holds, Scheduler
 from gateway.records import longest_answer, longest_fits, released, usage_record
+from gateway.refusals import RefusedByEngine, engine_error, invalid_request
 from gateway.sse import StreamCodec
 from gateway.time_budget import whole_attempt_s
 from gateway.usage import UsageTracker
@@ -66,6 +67,14 @@ class Relay:
         An answer above a bound of the gateway's memory ends there. Raises EngineFailed when the attempt fails, and
         InvalidRequest when the engine refuses the request itself.
         """
+        try:
+            await self._attempt(context)
+        except RefusedByEngine as refused:
+            request = context.request
+            raise invalid_request(refused, request.model.name, request.prepared.fields) from None
+
+    async def _attempt(self, context: AnyContext) -> None:
+        """Do what `attempt` describes, but raise RefusedByEngine when the engine refuses the request itself."""
         placement, request, answer = context.routing.placement, context.request, context.answer
         if placement is None:
             raise RuntimeError("a request is relayed only after it is placed")
@@ -100,7 +109,7 @@ class Relay:
     async def _open(
         self, context: AnyContext, placement: Placement, headers_timeout_s: float
     ) -> EngineStream:
-        """Send the request to its engine and wait for the headers. Raises EngineFailed or InvalidRequest."""
+        """Send the request to its engine and wait for the headers. Raises EngineFailed or RefusedByEngine."""
         request = context.request
         return await self._engines.open(
             placement.url,
@@ -111,7 +120,7 @@ class Relay:
         )
 
     async def _attempt_whole(self, context: AnyContext, placement: Placement) -> None:
-        """Ask the engine for the answer in one piece. Raises EngineFailed or InvalidRequest.
+        """Ask the engine for the answer in one piece. Raises EngineFailed or RefusedByEngine.
 
         Cancelling closes the connection, at which the engine stops.
         """
@@ -185,12 +194,19 @@ class Relay:
         self._scheduler.prefill_done(placement)
 
     async def _extend_or_fail(self, context: AnyContext, codec: StreamCodec) -> bytes:
-        """Extend the hold and return the events that it then covers. Raises EngineFailed for an error of the engine."""
+        """Extend the hold and return the events that it then covers.
+
+        For an error of the engine raises EngineFailed, or RefusedByEngine when nothing has been answered before it.
+        """
         out = b""
         while codec.limit_reached and await self._extend(context, codec.withheld_output):
             out += codec.raise_limit(context.reserved.output_limit)
         if codec.error is not None:
-            raise EngineFailed(f"The engine reported: {error_message(codec.error) or 'an error'}")
+            error = engine_error(codec.error)
+            refusal = None if codec.content_started else error.refusal(error.code)
+            raise refusal or EngineFailed(
+                f"The engine reported: {error.message[:MAX_LOG_CHARS] or 'an error'}"
+            )
         return out
 
     async def _deliver(self, context: AnyContext, events: bytes) -> None:

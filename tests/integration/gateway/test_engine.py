@@ -13,9 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from core.clock import SystemClock
-from core.errors import EngineFailed, InvalidRequest
+from core.errors import EngineFailed
 from gateway import engine_pool
 from gateway.engine import HttpEngines
+from gateway.refusals import RefusedByEngine
 from tests.support.waiting import until
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -150,16 +151,9 @@ async def test_headers_that_do_not_arrive(engines: HttpEngines) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "code"),
-    [
-        (400, InvalidRequest, "context_length_exceeded"),
-        (404, EngineFailed, "engine_failed"),
-        (503, EngineFailed, None),
-    ],
+    ("status", "kind"), [(400, RefusedByEngine), (404, EngineFailed), (503, EngineFailed)]
 )
-async def test_errors_of_engines(
-    engines: HttpEngines, status: int, kind: type[Exception], code: str | None
-) -> None:
+async def test_errors_of_engines(engines: HttpEngines, status: int, kind: type[Exception]) -> None:
     text = b'{"error":{"message":"the maximum model length is 10"}}'
     answer = b"HTTP/1.1 %d No\r\ncontent-length: %d\r\n\r\n%b" % (status, len(text), text)
     async with serving(lambda connection, number: answer) as (_, url):

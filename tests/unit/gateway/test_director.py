@@ -3,8 +3,10 @@
 import asyncio
 import json
 from collections.abc import MutableMapping
+from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,10 +26,13 @@ from core.errors import (
     Unavailable,
 )  # fmt: skip
 from core.ids import uuid7
+from core.money import pico_to_usd
 from core.tokens import TokenUsage
+from gateway.answers import usage_object
 from gateway.context import AbortReason
 from gateway.limits import body_limit
 from gateway.ports import ClientDisconnected
+from gateway.refusals import RefusedByEngine
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
 from gateway.schemas.completions import parse_completion
@@ -76,7 +81,8 @@ async def test_usage_and_cost_when_asked_for() -> None:
     last = reply.documents()[-1]
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == 2
-    assert last["usage"]["cost"] == "0.0000000013"
+    assert last["usage"]["cost"] == 1.3e-9
+    assert b'"cost":0.0000000013' in reply.body
     assert last["penstock"]["outcome"] == "completed"
     assert all("usage" not in document for document in reply.documents()[:-1])
 
@@ -90,6 +96,7 @@ async def test_a_whole_answer_is_merged_with_its_cost() -> None:
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"]["total_tokens"] == 7
+    assert b'"cost":0.0000000013' in reply.body
     headers = dict(reply.headers)
     assert headers[b"x-penstock-outcome"] == b"length"
     assert headers[b"x-penstock-cost-usd"] == b"0.0000000013"
@@ -297,13 +304,33 @@ async def test_failure_after_content_is_not_retried_and_free(end: list[object]) 
     gateway.assert_resolved()
 
 
-async def test_the_engines_complaint_about_the_request_is_the_clients() -> None:
-    gateway = Gateway(FakeEngines(InvalidRequest("prompt too long", code="context_length_exceeded")))
-    with pytest.raises(InvalidRequest):
-        await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
+UNIQUE = (
+    b'data: {"error":{"message":"Grammar error: Unimplemented keys: [\\"uniqueItems\\"]","code":400}}\n\n'
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", [RefusedByEngine("maximum context length is 9 tokens"), [UNIQUE, DONE]])
+async def test_what_the_engine_refuses_is_the_clients_mistake(script: Any, stream: bool) -> None:
+    """It costs nothing, is tried once, and does not count against the replica."""
+    gateway = Gateway(FakeEngines(script))
+    reply = FakeReply()
+    with pytest.raises(InvalidRequest) as refusal:
+        await gateway.director.handle(uuid7(), principal(), prepared(stream=stream), reply)
+    assert "Unimplemented" not in refusal.value.message
+    assert not reply.started
     [record] = gateway.meter.settled
-    assert (record.outcome, record.cost) == (Outcome.ZERO_OUTPUT, 0)
+    assert (record.outcome, record.cost, record.attempts) == (Outcome.ZERO_OUTPUT, 0, 1)
+    assert [one.failed for one in gateway.scheduler.released] == [False]
     gateway.assert_resolved()
+
+
+async def test_a_refusal_after_the_first_content_is_a_failure_of_the_engine() -> None:
+    gateway = Gateway(FakeEngines([chunk("a", tokens=1), UNIQUE, DONE]))
+    with pytest.raises(EngineFailed):
+        await gateway.director.handle(uuid7(), principal(), prepared(stream=True), FakeReply())
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.cost) == (Outcome.ENGINE_FAILED, 0)
 
 
 @pytest.mark.promise(7)
@@ -577,3 +604,10 @@ def test_cancelled_anywhere_everything_is_resolved_once(
         assert delivered <= billed <= 3
 
     asyncio.run(scenario())
+
+
+@given(cost=st.integers(0, 10**20))
+def test_the_cost_is_a_number_of_exact_decimals(cost: int) -> None:
+    text = pico_to_usd(cost)
+    found = json.loads(msgspec.json.encode(usage_object(TokenUsage(), text)), parse_float=Decimal)
+    assert found["cost"] * 10**12 == cost
