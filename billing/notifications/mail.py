@@ -1,5 +1,6 @@
 """E-mail by SMTP: a server given as a URL, one message per connection, TLS whenever a password is sent."""
 
+import asyncio
 from email.message import EmailMessage
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
@@ -65,6 +66,20 @@ def compose(smtp: SmtpServer, to: str, subject: str, body: str, message_id: UUID
     return message
 
 
+class _Connection(aiosmtplib.SMTP):
+    """A connection that is closed at once, without waiting for the server to end TLS: QUIT has ended the conversation.
+
+    asyncio would wait for it in the background, for up to 30 s, and keep the socket beyond the end of the event loop.
+    """
+
+    def close(self) -> None:
+        """Close the connection; the socket is closed at the next turn of the event loop."""
+        transport = self.transport
+        if isinstance(transport, asyncio.WriteTransport) and not transport.is_closing():
+            transport.abort()
+        super().close()
+
+
 async def send(smtp: SmtpServer, message: EmailMessage) -> str | None:
     """Send a message; returns None when the server accepted it, otherwise the error as a text.
 
@@ -72,8 +87,7 @@ async def send(smtp: SmtpServer, message: EmailMessage) -> str | None:
     """
     has_password = smtp.username is not None and smtp.host not in _LOOPBACK
     try:
-        await aiosmtplib.send(
-            message,
+        async with _Connection(
             hostname=smtp.host,
             port=smtp.port,
             username=smtp.username,
@@ -81,7 +95,8 @@ async def send(smtp: SmtpServer, message: EmailMessage) -> str | None:
             use_tls=smtp.tls,
             start_tls=None if smtp.tls or not has_password else True,
             timeout=TIMEOUT_S,
-        )
+        ) as connection:
+            await connection.send_message(message)
     except (aiosmtplib.SMTPException, OSError, ValueError) as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     return None

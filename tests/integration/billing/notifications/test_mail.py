@@ -1,16 +1,19 @@
 """Mail through TLS: a real server that demands STARTTLS and a password, with a certificate that is trusted or not."""
 
+import asyncio
+import gc
+import socket
 import ssl
+import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from email.message import Message
 from ipaddress import ip_address
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
-from aiosmtpd.controller import Controller
-from aiosmtpd.handlers import Message as MessageHandler
 from aiosmtpd.smtp import AuthResult, LoginPassword
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -19,18 +22,8 @@ from cryptography.x509.oid import NameOID
 
 from billing.notifications.mail import SmtpServer, compose, send
 from core.ids import uuid7
-from tests.support.ports import free_port
-
-
-class Mailbox(MessageHandler):
-    """Keeps the messages that arrive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mails: list[Message] = []
-
-    def handle_message(self, message: Message) -> None:
-        self.mails.append(message)
+from tests.support.ports import listening
+from tests.support.smtp import Mailbox, smtp_server
 
 
 def certificate(folder: Path) -> Path:
@@ -65,25 +58,17 @@ def server(tmp_path: Path) -> Iterator[tuple[Mailbox, SmtpServer, Path]]:
     pem = certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
-    mailbox, port = Mailbox(), free_port()
+    mailbox = Mailbox()
 
     def check(*facts: Any) -> AuthResult:
         given = facts[-1]
         good = LoginPassword(b"penstock", b"pass:word")
         return AuthResult(success=given == good, handled=False)
 
-    controller = Controller(
-        mailbox,
-        hostname="127.0.0.1",
-        port=port,
-        tls_context=context,
-        require_starttls=True,
-        auth_required=True,
-        authenticator=check,
-    )
-    controller.start()
-    yield mailbox, SmtpServer("127.0.0.1", port, "billing@penstock.example", "penstock", "pass:word"), pem
-    controller.stop()
+    with smtp_server(
+        mailbox, tls_context=context, require_starttls=True, auth_required=True, authenticator=check
+    ) as port:
+        yield mailbox, SmtpServer("127.0.0.1", port, "billing@penstock.example", "penstock", "pass:word"), pem
 
 
 async def test_mail_goes_through_starttls_with_a_password(
@@ -109,6 +94,42 @@ async def test_a_server_that_cannot_prove_itself_gets_nothing(
     assert mailbox.mails == []
 
 
+def serve_once_and_fall_silent(listener: socket.socket, context: ssl.SSLContext, end: Event) -> None:
+    """An SMTP server in a thread that answers one client's QUIT and then nothing, not even the end of TLS."""
+    with listener, listener.accept()[0] as plain, context.wrap_socket(plain, server_side=True) as client:
+        lines = client.makefile("rb")
+        client.sendall(b"220 ready\r\n")
+        for line in lines:
+            client.sendall(b"354 go on\r\n" if line.startswith(b"DATA") else b"250 good\r\n")
+            if line.startswith(b"DATA"):
+                while next(lines) != b".\r\n":
+                    pass
+                client.sendall(b"250 taken\r\n")
+            if line.startswith(b"QUIT"):
+                break
+        end.wait(60)
+        lines.close()
+
+
+def test_a_silent_server_keeps_no_connection_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pem = certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    listener, end = listening(), Event()
+    smtp = SmtpServer("127.0.0.1", listener.getsockname()[1], "billing@penstock.example", tls=True)
+    with ThreadPoolExecutor(1) as pool, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        serving = pool.submit(serve_once_and_fall_silent, listener, context, end)
+        try:
+            assert asyncio.run(send(smtp, compose(smtp, "a@example.com", "s", "b", uuid7()))) is None
+            gc.collect()
+            assert [str(one.message) for one in warned if one.category is ResourceWarning] == []
+        finally:
+            end.set()
+        serving.result()
+
+
 async def test_a_password_does_not_travel_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     """A remote server without TLS (simulated by another name of this machine) does not get the password."""
     seen: list[bytes] = []
@@ -118,15 +139,10 @@ async def test_a_password_does_not_travel_in_the_clear(monkeypatch: pytest.Monke
             seen.append(b"asked")
             return "235 OK"
 
-    port = free_port()
-    controller = Controller(Listening(), hostname="127.0.0.1", port=port)
-    controller.start()
-    try:
+    with smtp_server(Listening()) as port:
         monkeypatch.setattr("billing.notifications.mail._LOOPBACK", frozenset())
         smtp = SmtpServer("127.0.0.1", port, "x@y.example", "user", "secret")
         failure = await send(smtp, compose(smtp, "a@example.com", "s", "b", uuid7()))
-    finally:
-        controller.stop()
     assert failure is not None
     assert "STARTTLS" in failure.upper()
     assert seen == []

@@ -4,14 +4,11 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
-from email.message import Message
 from typing import Any
 from uuid import UUID
 
 import pytest
 from aiohttp import web
-from aiosmtpd.controller import Controller
-from aiosmtpd.handlers import Message as MessageHandler
 from sqlalchemy import text
 
 from admin import alerts as admin_alerts
@@ -22,7 +19,8 @@ from billing.notifications.mail import SmtpServer
 from billing.notifications.notices import notify
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, Unavailable
-from tests.support.ports import free_port
+from tests.support.ports import free_port, listening
+from tests.support.smtp import Mailbox, smtp_server
 from tests.support.tenancy import ADMIN, PEPPER, audit_actions, make_organisation, member
 
 LOOPBACK = frozenset({"127.0.0.1"})
@@ -50,31 +48,18 @@ async def receiver() -> AsyncIterator[Receiver]:
     app.router.add_get("/{tail:.*}", made.take)
     runner = web.AppRunner(app)
     await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    made.url = f"http://127.0.0.1:{port}"
+    server = listening()
+    await web.SockSite(runner, server).start()
+    made.url = f"http://127.0.0.1:{server.getsockname()[1]}"
     yield made
     await runner.cleanup()
 
 
-class Mailbox(MessageHandler):
-    """Keeps the messages that arrive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mails: list[Message] = []
-
-    def handle_message(self, message: Message) -> None:
-        self.mails.append(message)
-
-
 @pytest.fixture
 def mail_server() -> Iterator[tuple[Mailbox, SmtpServer]]:
-    mailbox, port = Mailbox(), free_port()
-    controller = Controller(mailbox, hostname="127.0.0.1", port=port)
-    controller.start()
-    yield mailbox, SmtpServer("127.0.0.1", port, "billing@penstock.example")
-    controller.stop()
+    mailbox = Mailbox()
+    with smtp_server(mailbox) as port:
+        yield mailbox, SmtpServer("127.0.0.1", port, "billing@penstock.example")
 
 
 async def tell(database: Database, tenant_id: UUID | None, **changes: Any) -> None:
