@@ -1,7 +1,9 @@
 """Ports of `penstock up`."""
 
 import socket
+from dataclasses import replace
 
+from cli.supervisor import RoleSpec
 from core.child import free_port
 from core.errors import InvalidRequest
 
@@ -35,3 +37,13 @@ def is_free(host: str, port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def serve_metrics_on(spec: RoleSpec, host: str, port: int) -> RoleSpec:
+    """The spec of a process whose metrics and health are on `port`. It moves to a free one when that is taken later."""
+    return replace(
+        spec,
+        env={**spec.env, "PENSTOCK_METRICS_PORT": str(port)},
+        health_url=f"http://{host}:{port}/healthz",
+        renew=lambda old: old if is_free(host, port) else serve_metrics_on(old, host, free_port(host)),
+    )

@@ -18,7 +18,7 @@ from cli import stripe_setup
 from cli.bootstrap import bootstrap, store_limit
 from cli.display import Display, Step
 from cli.external import ExternalOptions, discover, offer
-from cli.ports import choose_port
+from cli.ports import choose_port, serve_metrics_on
 from cli.rundir import RunDir
 from cli.runtime_info import credentials, engine_endpoints, engine_key, replica_progress, show_panel
 from cli.supervisor import RoleSpec, Supervisor, last_line
@@ -242,17 +242,17 @@ class Platform:
         return False
 
     def _spec(self, name: str, role: str) -> RoleSpec:
-        metrics_port = free_port(HOST)
-        return RoleSpec(
+        spec = RoleSpec(
             name=name,
             role=role,
             command=[sys.executable, "-m", "cli.main", role],
-            env=self._stripe.env(role, self._env()) | {"PENSTOCK_METRICS_PORT": str(metrics_port)},
+            env=self._stripe.env(role, self._env()),
             cwd=CHECKOUT,
-            health_url=f"http://{HOST}:{metrics_port}/healthz",
+            health_url="",
             grace_s=_GRACE_S[role],
             keeps_children=role == "agent",
         )
+        return serve_metrics_on(spec, HOST, free_port(HOST))
 
     def _env(self) -> dict[str, str]:
         """The environment of every role: the caller's, overridden by the platform's settings."""

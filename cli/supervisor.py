@@ -47,6 +47,8 @@ class RoleSpec:
     """Seconds that the process may drain before it is killed."""
     keeps_children: bool = False
     """Whether its children survive its crash, as the agent's engines do."""
+    renew: "Callable[[RoleSpec], RoleSpec] | None" = None
+    """Called before a restart; returns the spec to start with, on another port where this one's is taken by now."""
 
 
 class RoleProcess:
@@ -94,6 +96,8 @@ class RoleProcess:
             self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
         elif now >= self._start_again_at:
             self.restarts += 1
+            if self.spec.renew is not None:
+                self.spec = self.spec.renew(self.spec)
             self.start()
 
     async def wait_healthy(self, session: aiohttp.ClientSession) -> None:

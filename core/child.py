@@ -8,6 +8,7 @@ import asyncio
 import ctypes
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -26,6 +27,8 @@ import psutil
 from core.errors import Unavailable
 
 _PR_SET_PDEATHSIG = 1
+_KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_PORT_TRIES = 1000
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -223,8 +226,32 @@ async def _gone(process: psutil.Process, timeout_s: float) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port of `host` that is free at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
+    """A TCP port of `host` that is free, and that no one else is given within the next minute.
+
+    It lies outside of the range from which the kernel takes ports of outgoing connections, and is marked as used by a
+    connection to itself that is left in TIME_WAIT. A server that sets SO_REUSEADDR, as servers do, can listen on it; a
+    further call of this function, in any process, cannot have it. Raises Unavailable when no port is free.
+    """
+    ports = _ports_outside_the_kernels_range()
+    for _ in range(_PORT_TRIES):
+        port = ports[secrets.randbelow(len(ports))]
+        try:
+            with socket.socket() as listener, socket.socket() as client:
+                listener.bind((host, port))  # fails where the port is marked, because SO_REUSEADDR is not set yet
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the server that comes next
+                listener.listen(1)
+                client.connect(listener.getsockname())
+                listener.accept()[0].close()  # who closes first is left in TIME_WAIT
+        except OSError:
+            continue
         return port
+    raise Unavailable(f"no free TCP port was found on {host}; end what listens there")
+
+
+def _ports_outside_the_kernels_range() -> range:
+    try:
+        first, last = map(int, _KERNEL_PORTS.read_text().split())
+    except (OSError, ValueError):  # not Linux
+        first, last = 49152, 65535
+    below, above = range(10_000, min(first, 65536)), range(last + 1, 65536)
+    return max(below, above, key=len) or range(10_000, 65536)

@@ -1,10 +1,12 @@
 """Which port `penstock up` takes, and what it says about it."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
-from cli.ports import choose_port, is_free
+from cli.ports import choose_port, is_free, serve_metrics_on
+from cli.supervisor import RoleSpec
 from core.child import free_port
 from core.errors import InvalidRequest
 
@@ -42,3 +44,29 @@ def test_zero_is_any_free_one() -> None:
     port, note = choose_port("127.0.0.1", 0, 1, "--port", avoid=set())
     assert is_free("127.0.0.1", port)
     assert note == ""
+
+
+def test_a_free_port_is_none_of_those_that_outgoing_connections_take() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not any(first <= free_port() <= last for _ in range(50))
+
+
+def test_a_free_port_is_kept_for_the_server_that_asked_for_it() -> None:
+    port = free_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port
+
+
+def test_a_process_whose_port_is_taken_starts_again_on_another(taken: int) -> None:
+    bare = RoleSpec("api-1", "api", ["true"], {"A": "b"}, Path(), "", 1.0)
+    spec = serve_metrics_on(bare, "127.0.0.1", taken)
+    assert spec.renew is not None
+    moved = spec.renew(spec)
+    port = int(moved.env["PENSTOCK_METRICS_PORT"])
+    assert port != taken
+    assert moved.health_url == f"http://127.0.0.1:{port}/healthz"
+    assert moved.env["A"] == "b"
+    assert moved.renew is not None
+    assert moved.renew(moved) == moved, "its port is free"

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -107,6 +108,16 @@ async def test_a_killed_role_starts_again_and_its_children_are_gone(
     assert role.restarts == 1
     assert not runs(its_child)
     assert supervisor.pids() == {"api": [role.pid]}
+
+
+async def test_a_restart_asks_for_a_new_spec(tmp_path: Path, supervisor: Supervisor) -> None:
+    good = spec(tmp_path, "api-1")
+    lost = replace(good, command=[sys.executable, "-c", "exit('the port is taken')"], renew=lambda _: good)
+    role = supervisor.add(lost)
+    async with aiohttp.ClientSession() as session:
+        await until(lambda: role.restarts == 1)
+        await role.wait_healthy(session)
+    assert role.spec is good
 
 
 async def test_backoff_grows_while_a_role_keeps_dying(tmp_path: Path, supervisor: Supervisor) -> None:
