@@ -237,8 +237,9 @@ def free_port(host: str = "127.0.0.1") -> int:
         port = ports[secrets.randbelow(len(ports))]
         try:
             with socket.socket() as listener, socket.socket() as client:
-                listener.bind((host, port))  # fails where the port is marked, because SO_REUSEADDR is not set yet
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the server that comes next
+                # Without SO_REUSEADDR this fails where the port is marked; the mark itself lets a server with it in.
+                listener.bind((host, port))
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.listen(1)
                 client.connect(listener.getsockname())
                 listener.accept()[0].close()  # who closes first is left in TIME_WAIT

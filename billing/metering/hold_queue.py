@@ -27,6 +27,7 @@ from billing.metering.records import HoldRequest
 from billing.metering.refusals import account_locked, billing_overloaded, billing_unavailable
 from billing.metering.tenant_queues import TenantQueues
 from core.clock import CountedTime
+from core.errors import Unavailable
 from core.supervise import supervise
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,6 @@ PASS_TURN_S = 0.02
 """Seconds after which another connection takes the requests that gather while a command runs."""
 LOCK_TIMEOUT_MS = 200
 """Milliseconds that a command on a connection for busy tenants waits for an account's lock (lock_timeout)."""
-_LONGEST_WAITS = 4
-"""A request waits at most this many times `timeout_s`, when PostgreSQL answers other requests meanwhile."""
-
 _HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 
 WAITING = Gauge("penstock_holds_waiting", "Hold requests that wait to be sent to PostgreSQL.")
@@ -65,10 +63,10 @@ class _Waiter:
         self.asked_at = asked_at
         self.locked = False
 
-    def fail(self) -> None:
+    def fail(self, error: Unavailable) -> None:
         """End the wait with an error, unless it has ended."""
         if not self.future.done():
-            self.future.set_exception(account_locked() if self.locked else billing_unavailable())
+            self.future.set_exception(error)
             self.future.exception()  # the caller may be gone
 
 
@@ -92,10 +90,11 @@ class HoldQueue:
     `retry_connections` serve busy tenants: the first those that have just been found busy, the last those whose account
     stayed locked. Their lock_timeout must be set.
 
-    A request fails when PostgreSQL has answered no request for `timeout_s` seconds, or when its own wait is
-    _LONGEST_WAITS times as long. Time in which this process did not run is not counted. `on_granted` is called with
-    the id of a granted hold, `on_unclaimed` with the id of a hold that may be granted although its request has given
-    up.
+    A request fails when PostgreSQL has answered no request for `timeout_s` seconds, or when it has waited for
+    `longest_wait_s` in all: then PostgreSQL answers, but the commit that keeps the account locked waits for a slow
+    disk, or this request's command is stuck. Time in which this process did not run is not counted. `on_granted` is
+    called with the id of a granted hold, `on_unclaimed` with the id of a hold that may be granted although its request
+    has given up.
     """
 
     def __init__(
@@ -105,6 +104,7 @@ class HoldQueue:
         incarnation: str,
         *,
         timeout_s: float,
+        longest_wait_s: float,
         on_granted: Callable[[UUID], None],
         on_unclaimed: Callable[[UUID], None],
     ) -> None:
@@ -112,6 +112,7 @@ class HoldQueue:
         self._lanes = tuple(_RetryLane(connection) for connection in retry_connections)
         self._incarnation = incarnation
         self._timeout_s = timeout_s
+        self._longest_wait_s = longest_wait_s
         self._on_granted = on_granted
         self._on_unclaimed = on_unclaimed
         self._unsent = TenantQueues[_Waiter](lambda waiter: not waiter.future.done())
@@ -177,7 +178,9 @@ class HoldQueue:
         loop = asyncio.get_running_loop()
         now = self._time.advance(loop.time())
         while self._waiters and (self._waiters[0].future.done() or self._deadline(self._waiters[0]) <= now):
-            self._waiters.popleft().fail()
+            waiter = self._waiters.popleft()
+            answers = now < self._answered_at + self._timeout_s
+            waiter.fail(account_locked() if answers and waiter.locked else billing_unavailable())
         if len(self._unsent) >= MAX_PENDING_IN_ALL:
             self._unsent.drop_dead()  # those of a tenant whose turn is far off leave the room to others
         self._expiry_timer = (
@@ -188,7 +191,7 @@ class HoldQueue:
         """When the waiter fails, in counted seconds, if PostgreSQL answers nothing more."""
         return min(
             max(waiter.asked_at, self._answered_at) + self._timeout_s,
-            waiter.asked_at + _LONGEST_WAITS * self._timeout_s,
+            waiter.asked_at + self._longest_wait_s,
         )
 
     def _abandon(self, waiter: _Waiter) -> None:
@@ -334,7 +337,7 @@ class HoldQueue:
         for waiter in batch:
             # The hold may have been committed although the answer was lost.
             self._on_unclaimed(waiter.request.request_id)
-            waiter.fail()
+            waiter.fail(billing_unavailable())
 
     def _deliver_all(self, batch: list[_Waiter], rows: dict[UUID, asyncpg.Record]) -> None:
         busy: dict[UUID, list[_Waiter]] = {}

@@ -53,8 +53,8 @@ class HoldManager:
     """Places, extends, renews and voids the holds of one process incarnation.
 
     `ttl_s` must equal the reaper's; holds are renewed every third of it. `timeout_s` bounds the wait for one answer of
-    PostgreSQL. `connections` serve `place`, two more serve it for organisations whose account is locked, and one
-    serves the rest. `top_up_url` goes into refusals.
+    PostgreSQL, `longest_wait_s` that of a request while PostgreSQL answers others. `connections` serve `place`, two
+    more serve it for organisations whose account is locked, and one serves the rest. `top_up_url` goes into refusals.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class HoldManager:
         ttl_s: float,
         clock: Clock,
         timeout_s: float = 0.5,
+        longest_wait_s: float = 10.0,
         connections: int = 2,
         top_up_url: str = "",
     ) -> None:
@@ -81,6 +82,7 @@ class HoldManager:
             ],
             incarnation,
             timeout_s=timeout_s,
+            longest_wait_s=longest_wait_s,
             on_granted=self._open.add,
             on_unclaimed=self.void,
         )

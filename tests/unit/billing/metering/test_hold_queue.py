@@ -69,12 +69,14 @@ async def make_queue() -> AsyncIterator[Callable[..., HoldQueue]]:
         *connections: FakeConnection,
         retry: Sequence[FakeConnection] = (),
         unclaimed: list[UUID] | None = None,
+        longest_wait_s: float = 10 * TIMEOUT_S,
     ) -> HoldQueue:
         queue = HoldQueue(
             connections,  # type: ignore[arg-type]
             retry or (FakeConnection(quick), FakeConnection(quick)),  # type: ignore[arg-type]
             "api-1",
             timeout_s=TIMEOUT_S,
+            longest_wait_s=longest_wait_s,
             on_granted=lambda _: None,
             on_unclaimed=([] if unclaimed is None else unclaimed).append,
         )
@@ -204,6 +206,30 @@ async def test_a_locked_account_delays_no_other_tenant(make_queue: Callable[...,
     assert {row["verdict"] for row in await asyncio.gather(*waiting, later)} == {"granted"}
     await queue.ask(request(busy))
     assert fast.tenants[-1] == {busy}, "the tenant is free again"
+
+
+async def test_an_account_that_is_locked_for_long_is_waited_for(make_queue: Callable[..., HoldQueue]) -> None:
+    """As during a commit that waits for a slow disk: PostgreSQL answers, and the account becomes free at last."""
+    locked = {uuid7()}
+    [busy] = locked
+    lanes = [FakeConnection(quick, locked) for _ in range(2)]
+    queue = make_queue(FakeConnection(quick, locked), retry=lanes, longest_wait_s=3600)
+    asked = asyncio.create_task(queue.ask(request(busy)))
+    await until(lambda: len(lanes[1].batches) >= 50)
+    assert not asked.done()
+    locked.clear()
+    assert (await asked)["verdict"] == "granted"
+
+
+async def test_a_postgresql_that_falls_silent_over_a_locked_account_is_unavailable(
+    make_queue: Callable[..., HoldQueue],
+) -> None:
+    busy = uuid7()
+    lanes = [FakeConnection(never, {busy}) for _ in range(2)]
+    queue = make_queue(FakeConnection(quick, {busy}), retry=lanes, longest_wait_s=3600)
+    with pytest.raises(Unavailable) as refused:
+        await queue.ask(request(busy))
+    assert refused.value.code == "billing_unavailable"
 
 
 async def test_an_account_that_stays_locked_is_not_an_absent_account(
