@@ -13,7 +13,7 @@ from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from tenants import key_store, organisations, projects
-from tenants.key_format import TEST_KEYS_UNAVAILABLE, hash_key, new_key, parse_key
+from tenants.key_format import hash_key, new_key, parse_key
 from tenants.names import clean_models, clean_name, clean_reason
 from tenants.roles import KEY_MANAGERS, PLATFORM_ROLES, READERS
 from tenants.views import KeyView
@@ -50,13 +50,11 @@ async def create_key(
     require(actor, *KEY_MANAGERS, tenant_id=tenant_id)
     name = clean_name(name)
     allowed_models = clean_models(allowed_models)
-    if kind == "test":
-        raise InvalidRequest(TEST_KEYS_UNAVAILABLE, param="kind", code="test_keys_unavailable")
-    if kind != "live":
-        raise InvalidRequest(f"kind must be live, not {kind[:40]!r}", param="kind")
+    if kind not in ("live", "test"):
+        raise InvalidRequest(f"kind must be live or test, not {kind[:40]!r}", param="kind")
     if expires_at is not None:
         _check_expiry(expires_at, clock or SystemClock())
-    secret = new_key("live", pepper)
+    secret = new_key("test" if kind == "test" else "live", pepper)
     key_id = uuid7()
     async with write(database, actor) as connection:
         project = await projects.get_project(connection, tenant_id, project_id, lock=True)

@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from api import errors, health
 from api.client_address import ClientAddresses
-from api.customer import hotpath, models
+from api.customer import hotpath, llms_txt, models
+from api.customer.model_views import ModelViews
 from api.deps import Deps
 from api.request_rates import InvalidRequestRate, ListingRate
 from core.body_deadline import BodyDeadline
@@ -72,7 +73,9 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         ListingRate, per_min=settings.listings_per_min, addresses=addresses, now=time.monotonic
     )
     app.include_router(health.router(deps.checks))
-    app.include_router(models.router(deps.models, deps.keys, deps.scheduler, deps.prices))
+    view = ModelViews(deps.models, deps.prices, deps.availability, deps.scheduler)
+    app.include_router(models.router(deps.keys, view))
+    app.include_router(llms_txt.router(app))
     for router in extra:
         app.include_router(router)
     _install_error_handlers(app)

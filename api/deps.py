@@ -8,7 +8,7 @@ from uuid import UUID
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from api.customer.prices import PriceCache
+from api.customer.prices import PriceBook
 from api.pools import Pools
 from billing.metering.holds import HoldManager
 from billing.metering.meter import Meter
@@ -25,12 +25,14 @@ from gateway.estimate import Estimator
 from gateway.open_requests import OpenRequests
 from gateway.parsing.parser import BodyParser
 from gateway.relay import Relay
+from gateway.sandbox import Sandbox
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
 from gateway.time_budget import EngineActivity
 from gateway.tokenization.hasher import BlockMetrics, TokenBlockHasher
 from gateway.tokenization.model_tokenizer import PromptTokenizer
 from gateway.whole import WholeAnswers
+from scheduler.availability import Availability
 from scheduler.client import SchedulerClient
 from tenants.keys import KeyRing
 from tenants.rates import RateGrant, RateLimiter
@@ -67,7 +69,12 @@ class Deps:
         )
         catalog = load_catalog()
         self.models = ModelDirectory(self.pools.models, catalog, max_age_s=settings.catalog_max_age_s)
-        self.prices = PriceCache(self.pools.models, time.monotonic, settings.catalog_max_age_s)
+        self.prices = PriceBook(
+            self.pools.models,
+            settings.catalog_max_age_s,
+            now=time.monotonic,
+            today=lambda: datetime.now(UTC),
+        )
         self.scheduler = SchedulerClient(
             settings.scheduler_host,
             settings.scheduler_port,
@@ -76,6 +83,8 @@ class Deps:
             clock=clock,
             rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         )
+
+        self.availability = Availability(self.scheduler.snapshot, settings.queue_deadline_s)
 
         def find(model: str) -> Path:
             return tokenizer_directory(model, catalog, settings.data_dir, settings.tokenizer_dir)
@@ -106,6 +115,7 @@ class Deps:
         self._services = (
             self.keys,
             self.models,
+            self.prices,
             self.rates,
             self.holds,
             self.meter,
@@ -123,6 +133,7 @@ class Deps:
             rates=self.rates,
             holds=self.holds,
             scheduler=self.scheduler,
+            availability=self.availability,
             prompts=self.prompts,
             meter=self.meter,
             estimator=estimator,
@@ -140,7 +151,8 @@ class Deps:
             now=now,
         )
         relay = Relay(self.engines, self.scheduler, self.holds, self.whole, now)
-        return Director(admission, relay, settlement, self.open_requests, self.telemetry, now)
+        sandbox = Sandbox(self.models, self.rates)
+        return Director(admission, relay, sandbox, settlement, self.open_requests, self.telemetry, now)
 
     def _revoked(self, key_ids: frozenset[UUID]) -> None:
         self.open_requests.abort_keys(key_ids)

@@ -10,7 +10,7 @@ from gateway.acquire_both import acquire_both
 from gateway.context import RequestContext
 from gateway.estimate import Estimator
 from gateway.limits import MAX_ANSWER_LOGPROBS, body_limit
-from gateway.ports import GrantT, Holds, Metering, Model, Models, Rates, Scheduler
+from gateway.ports import Availability, GrantT, Holds, Metering, Model, Models, Rates, Scheduler
 from gateway.prefix import PromptHasher
 from gateway.records import hold_request, longest_answer, open_record, place_request, released
 from gateway.schemas.common import PreparedRequest
@@ -29,6 +29,7 @@ class Admission(Generic[GrantT]):
         rates: Rates[GrantT],
         holds: Holds,
         scheduler: Scheduler,
+        availability: Availability,
         prompts: PromptHasher,
         meter: Metering,
         estimator: Estimator,
@@ -41,6 +42,7 @@ class Admission(Generic[GrantT]):
         self._rates = rates
         self._holds = holds
         self._scheduler = scheduler
+        self._availability = availability
         self._prompts = prompts
         self._meter = meter
         self._estimator = estimator
@@ -53,7 +55,8 @@ class Admission(Generic[GrantT]):
 
         Raises ModelNotFound, Unavailable when the list of models is too old, PermissionDenied when the key may not use
         the model, RequestTooLarge when the body is longer than the model's context can be or the answer cannot be
-        held, and InvalidRequest when max_tokens does not fit into the context.
+        held, InvalidRequest when max_tokens does not fit into the context, and Refused when no replica will serve the
+        model within the deadline.
         """
         model = self._models.resolve(prepared.model)
         if principal.allowed_models is not None and model.name not in principal.allowed_models:
@@ -82,6 +85,7 @@ class Admission(Generic[GrantT]):
                 param="top_logprobs",
                 code="answer_too_large",
             )
+        self._availability.check(model.name)
         return model
 
     def charge_invalid(self, principal: Principal) -> None:

@@ -96,6 +96,13 @@ class Scheduler(Protocol):
         """Release the placement and report its token counts."""
 
 
+class Availability(Protocol):
+    """Which models can be served."""
+
+    def check(self, model: str) -> None:
+        """Raise Refused when no replica will serve the model within the deadline of a request."""
+
+
 class Model(Protocol):
     """The properties of a model that the gateway uses."""
 

@@ -18,7 +18,9 @@ from core.ids import incarnation
 from core.supervise import supervise
 from scheduler import fallback
 from scheduler.announcements import MAX_COUNTERS, CounterCache, announced_placement, announcements
+from scheduler.availability import OFFLINE
 from scheduler.connection import Listener, SchedulerConnection
+from scheduler.core.policy import Reason
 from scheduler.messages import (
     AnnouncedPlacement,
     AnnouncedRequest,
@@ -38,6 +40,8 @@ DEADLINE_SLACK_S = 1.0
 FRESH_TIMEOUT_S = 4.0
 """Seconds for which `fresh_snapshot` waits for a scheduler."""
 
+_OFFLINE = (Reason.UNKNOWN_MODEL, Reason.NOT_WARM)
+"""Reasons of refusals that hold until the operator acts."""
 PlacementKey = tuple[str, str]
 """Request id and replica id."""
 
@@ -329,7 +333,7 @@ class SchedulerClient(Listener):
         self._waiting.pop(waiting.request.request_id, None)
         details = {"reason": reason, "position": 0, "warm_replicas": 0, "predicted_wait_s": 0.0} | facts
         details["retry_after_s"] = retry_s
-        code = "tenant_share" if status == 429 else "no_capacity"
+        code = "tenant_share" if status == 429 else OFFLINE if reason in _OFFLINE else "no_capacity"
         if not waiting.future.done():
             waiting.future.set_exception(
                 Refused(message, status=status, code=code, details=details, retry_after_s=retry_s)

@@ -45,6 +45,8 @@ class PlaceRefused(msgspec.Struct, array_like=True):
     """Position in the queue at the refusal, 1 = next; 0 = it never queued."""
     warm_replicas: int = 0
     predicted_wait_s: float = 0.0
+    tier: str = "standard"
+    """The request's."""
 
 
 class Progress(msgspec.Struct, array_like=True):

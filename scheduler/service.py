@@ -33,6 +33,7 @@ from scheduler.messages import (
     PlaceRefused,
     TenantCounter,
 )
+from scheduler.model_activity import ModelActivity
 from scheduler.sessions import Session, TokenCheck
 from scheduler.views import HostRegistry, pool_snapshot
 from scheduler.wire import Placement, PlanView, PoolSnapshot
@@ -92,7 +93,11 @@ class SchedulerService:
             AutoscalerRunner(planner, self.state, self._hosts, clock) if planner is not None else None
         )
         planners = (planner,) if planner is not None else ()
-        self._observers = Observers((self._hosts, *listeners, *planners, metrics.RequestMetrics()))
+        self._activity = ModelActivity()
+        self._observers = Observers(
+            (self._hosts, self._activity, *listeners, *planners, metrics.RequestMetrics())
+        )
+        self._started_unix_ms = int(clock.now().timestamp() * 1000)
         self._commands = CommandRouter()
         self._clients: dict[str, Session] = {}
         self._agents: dict[str, Session] = {}
@@ -320,6 +325,8 @@ class SchedulerService:
         now = self._clock.monotonic()
         snapshot = pool_snapshot(self.state, self._hosts, now, self._clock.now())
         snapshot.plan = self._plan
+        snapshot.models = self._activity.views(snapshot.replicas, now, snapshot.at_unix_ms)
+        snapshot.started_unix_ms, snapshot.complete = self._started_unix_ms, now >= self.state.grace_ends
         return snapshot
 
     async def _tick(self) -> None:

@@ -46,7 +46,7 @@ class HostRegistry(Listener):
 
 
 def pool_snapshot(state: SchedulerState, hosts: HostRegistry, now: float, at: datetime) -> PoolSnapshot:
-    """The snapshot for the console, /v1/models and the clients' fallback."""
+    """The snapshot for the console and the clients' fallback; the service adds plan and models."""
     replicas = [_status(replica, now) for _, replica in sorted(state.fleet.replicas.items())]
     unix_ms = int(at.timestamp() * 1000)
     return PoolSnapshot(state.epoch, unix_ms, replicas, hosts.views(now), state.queue_views(now))

@@ -81,6 +81,36 @@ class PoolSnapshot(msgspec.Struct, tag="snapshot"):
     queues: list["QueueView"] = []
     plan: "PlanView | None" = None
     """The plan of the autoscaler; None until it has enough observations."""
+    models: list["ModelView"] = []
+    """Every model that has a replica or had one in the last day."""
+    started_unix_ms: int = 0
+    """When the scheduler began to observe."""
+    complete: bool = False
+    """Whether all agents had the time to report: a model that is not in `models` then has no replica."""
+
+
+class TierView(msgspec.Struct):
+    """Requests of one model and tier in the last ten minutes; a figure without observations is None."""
+
+    tier: str
+    requests: int = 0
+    availability: float | None = None
+    """Share that got a replica which did not fail, 0 to 1. Refusals for a tenant's own share do not count."""
+    ttft_p50_s: float | None = None
+    """Median seconds to the first token, the wait for a replica included."""
+    tokens_per_s: float | None = None
+    """Median output tokens per second of an answer after its first token."""
+
+
+class ModelView(msgspec.Struct):
+    """Whether a model can serve, and how well it did."""
+
+    model: str
+    ready_in_s: float | None = None
+    """Seconds until a replica can serve it, as expected: 0 = now or any moment, None = none is going to."""
+    last_ready_unix_ms: int | None = None
+    """When a replica could serve it last; None = not since the scheduler began."""
+    tiers: list[TierView] = []
 
 
 class HostView(msgspec.Struct):

@@ -28,12 +28,6 @@ TAG_LENGTH = 8
 CHECKSUM_LENGTH = 6
 """Characters of the CRC-32 in base62: 62**6 > 2**32."""
 
-TEST_KEYS_UNAVAILABLE = (
-    "Test keys are not available: a request with one would be billed like any other. Use a live key, and bound what it "
-    "may cost by the limits of the key or its project."
-)
-"""Why no test key can be made, and no existing one runs requests."""
-
 _SHAPE = re.compile(
     rf"(pen_(?:live|test|admin)_[0-9A-Za-z]{{{RANDOM_LENGTH + TAG_LENGTH}}})([0-9A-Za-z]{{{CHECKSUM_LENGTH}}})",
     re.ASCII,
@@ -41,7 +35,7 @@ _SHAPE = re.compile(
 
 
 def new_key(kind: SecretKind, pepper: bytes) -> str:
-    """A new secret of `kind`: `live` is a customer's key, `admin` a token of the admin REST."""
+    """A new secret of `kind`: `live` and `test` are customers' keys, `admin` a token of the admin REST."""
     body = f"pen_{kind}_" + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM_LENGTH))
     body += _tag(body, pepper)
     return body + checksum(body)
@@ -79,11 +73,6 @@ def secret_kind(raw: str) -> SecretKind | None:
         return None
     kind = raw.split("_", 2)[1]
     return "live" if kind == "live" else "test" if kind == "test" else "admin"
-
-
-def is_test_key(raw: str) -> bool:
-    """Whether `raw` is a well-formed test key. No I/O."""
-    return secret_kind(raw) == "test"
 
 
 def parse_key(raw: str) -> bool:

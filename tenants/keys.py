@@ -31,7 +31,7 @@ from core.supervise import note_failure, supervise
 from tenants import changes, key_store, resolve
 from tenants.changes import Change
 from tenants.key_cache import KeyCache
-from tenants.key_format import KeyKind, cache_salt, has_tag, hash_key, is_test_key, new_key, parse_key
+from tenants.key_format import KeyKind, cache_salt, has_tag, hash_key, new_key, parse_key
 from tenants.principal import Principal
 from tenants.resolve import Admission, Refusal
 from tenants.untagged_keys import UntaggedKeys
@@ -152,16 +152,14 @@ class KeyRing:
     async def authenticate(self, raw: str) -> Principal:
         """The principal of `raw`.
 
-        Raises AuthenticationFailed (malformed, unknown, revoked, expired), PermissionDenied (a test key),
-        TenantSuspended, or Unavailable when the key is not cached and PostgreSQL does not answer.
+        Raises AuthenticationFailed (malformed, unknown, revoked, expired), TenantSuspended, or Unavailable when the key
+        is not cached and PostgreSQL does not answer.
         """
         principal = self.authenticate_cached(raw)
         if principal is not None:
             return principal
         if not parse_key(raw):
             raise Refusal("malformed").error()
-        if is_test_key(raw):
-            raise Refusal("test").error()
         cache_key = self._cache_key(raw)
         refusal = self._cache.refused(cache_key)
         if refusal is not None:

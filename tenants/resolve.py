@@ -9,12 +9,15 @@ import msgspec
 from sqlalchemy import Row, and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from core.errors import AuthenticationFailed, PenstockError, PermissionDenied, TenantSuspended
-from tenants.key_format import TEST_KEYS_UNAVAILABLE, cache_salt
+from core.errors import AuthenticationFailed, PenstockError, TenantSuspended
+from tenants.key_format import cache_salt
 from tenants.limit_store import LIMIT_NAMES
-from tenants.principal import Limits, Principal
+from tenants.principal import NO_LIMITS, Limits, Principal
 from tenants.scoping import platform_wide
 from tenants.tables import api_keys, limits, projects, tenants
+
+TEST_LIMITS = Limits(requests_per_min=600, concurrency=16)
+"""What a test key may do at most; it costs nothing but the time of the API process."""
 
 _REFUSALS: dict[str, tuple[type[PenstockError], str, str]] = {
     "unknown": (
@@ -43,7 +46,6 @@ _REFUSALS: dict[str, tuple[type[PenstockError], str, str]] = {
         "project_archived",
         "The API key's project is archived. Use a key of another project.",
     ),
-    "test": (PermissionDenied, "test_keys_unavailable", TEST_KEYS_UNAVAILABLE),
     "suspended": (
         TenantSuspended,
         "tenant_suspended",
@@ -139,8 +141,6 @@ def _evaluate(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admis
     """The admission or refusal of one key's row."""
     if row.status != "active":
         return Refusal("revoked", row.id)
-    if row.kind != "live":
-        return Refusal("test", row.id)
     if row.expires_at is not None and row.expires_at <= now:
         return Refusal("expired", row.id)
     if row.project_status != "active":
@@ -162,11 +162,23 @@ def _evaluate(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admis
         cache_salt=cache_salt(row.tenant_id, pepper),
         share_percent=row.share_percent,
     )
+    if principal.kind == "test":
+        return Admission(_of_test_key(principal), row.expires_at)
     throttled = None
     if row.throttle_until is not None:
         capped = principal.tenant_limits.capped(row.throttle_requests_per_min, row.throttle_concurrency)
         throttled = msgspec.structs.replace(principal, tenant_limits=capped)
     return Admission(principal, row.expires_at, throttled, row.throttle_until)
+
+
+def _of_test_key(principal: Principal) -> Principal:
+    """A test key uses nothing of its project and organisation, so only its own limits hold, within TEST_LIMITS."""
+    return msgspec.structs.replace(
+        principal,
+        key_limits=principal.key_limits.capped(TEST_LIMITS.requests_per_min, TEST_LIMITS.concurrency),
+        project_limits=NO_LIMITS,
+        tenant_limits=NO_LIMITS,
+    )
 
 
 def _limits_of(row: Row[*tuple[Any, ...]], kind: str) -> Limits:

@@ -177,6 +177,8 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     experts: Experts | None = None
     """None for a dense model."""
     region: str = "local"
+    quantization: Literal["int4", "int8", "fp4", "fp6", "fp8", "fp16", "bf16", "fp32"] | None = None
+    """Number format of the weights; None = not known."""
     toy: bool = False
     """Whether the weights are random: the engine is real, the output is meaningless."""
     prefix: Literal["mirrored", "exact"] = "mirrored"

@@ -45,6 +45,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
     created_at: datetime
     aliases: tuple[str, ...] = ()
     toy: bool = False
+    hub_id: str = ""
+    """Name of the weights on the hub; empty = not there, or not known."""
+    quantization: str | None = None
+    """Number format of the weights, such as fp8; None = not known."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -195,6 +199,8 @@ def _build(rows: list[ModelRow], catalog: Catalog) -> tuple[list[ModelInfo], dic
             created_at=row.created_at,
             aliases=tuple(aliases.get(row.name, ())),
             toy=entry is not None and entry.toy,
+            hub_id=entry.hub_id if entry is not None and not entry.toy else "",
+            quantization=entry.quantization if entry is not None else None,
         )
         found.append(info)
         for name in (row.name, *info.aliases):

@@ -57,7 +57,7 @@ class KeyCreate(RequestBody):
     name: str = Field(min_length=1, max_length=100, examples=["production"])
     kind: Literal["live", "test"] = Field(
         default="live",
-        description="`test` is refused with `test_keys_unavailable`, since it would be billed.",
+        description="`test` is answered without a model and never billed.",
     )
     expires_at: datetime | None = Field(default=None, examples=["2027-01-01T00:00:00Z"])
     allowed_models: list[str] | None = Field(

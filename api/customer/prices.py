@@ -6,86 +6,91 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from uuid import UUID
 
-from billing.pricing.prices import PriceView, list_prices
+from billing.pricing.prices import PriceView, list_prices, price_state
 from core.db import Database
 from core.errors import Unavailable
+from core.supervise import supervise
 from tenants.keys import DATABASE_ERRORS
-from tenants.principal import Principal
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 10.0
-"""Seconds after which an organisation's prices are read again, while the last ones are shown."""
-TIMEOUT_S = 2.0
-"""Seconds that the first caller of an organisation waits for its prices."""
-MAX_TENANTS = 10_000
-"""Organisations whose prices are kept; the oldest are dropped."""
+POLL_S = 10.0
+"""Seconds between two looks at the price books, whose versions are read again when they have changed."""
+
+PricesByTier = dict[str, PriceView]
 
 
-class PriceCache:
-    """The price versions of each organisation that asked, its contract's included; one read of each at a time."""
+class PriceBook:
+    """All current and scheduled price versions, of contracts too, polled; the last ones stay when a poll fails."""
 
-    def __init__(self, database: Database, now: Callable[[], float], max_age_s: float) -> None:
-        """`now` returns monotonic seconds. Prices that were last read `max_age_s` seconds ago are not shown."""
-        self._max_age_s = max_age_s
+    def __init__(
+        self, database: Database, max_age_s: float, *, now: Callable[[], float], today: Callable[[], datetime]
+    ) -> None:
+        """`now` returns monotonic seconds, `today` the time of day. Prices older than `max_age_s` are not shown."""
         self._database = database
+        self._max_age_s = max_age_s
         self._now = now
-        self._known: dict[UUID, tuple[float, list[PriceView]]] = {}
-        self._reading: dict[UUID, asyncio.Task[list[PriceView]]] = {}
+        self._today = today
+        self._read_at: float | None = None
+        self._state: object = None
+        self._versions: dict[UUID | None, list[PriceView]] = {}
+        self._task: asyncio.Task[None] | None = None
 
-    async def of(self, principal: Principal) -> dict[str, PriceView]:
-        """The current price per model; a contract price takes precedence over the list price.
+    async def start(self) -> None:
+        """Read the prices, then poll. Raises what `refresh` raises."""
+        await self.refresh()
+        self._task = supervise("price-book", self._poll)
 
-        Raises Unavailable when the organisation's prices were never read, or not for too long, and PostgreSQL does not
-        answer in time.
+    async def close(self) -> None:
+        """Stop polling."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def refresh(self) -> None:
+        """Read the prices now, if they have changed. Raises errors of the database when it is unavailable."""
+        began = self._now()
+        async with self._database.read() as connection:
+            state = await price_state(connection)
+            if state != self._state:
+                versions: dict[UUID | None, list[PriceView]] = {}
+                for version in await list_prices(connection):
+                    versions.setdefault(version.tenant_id, []).append(version)
+                self._versions, self._state = versions, state
+        self._read_at = began
+
+    def of(self, tenant_id: UUID | None) -> dict[str, PricesByTier]:
+        """The prices that hold now, by model and tier; an organisation's own go before the list. None = the list.
+
+        Raises Unavailable when they were not read for too long.
         """
-        known = self._known.get(principal.tenant_id)
-        if known is None or self._now() - known[0] > self._max_age_s:
-            return _current(await self._wait(self._read(principal.tenant_id)), principal.tier)
-        if self._now() - known[0] >= FRESH_S:
-            self._read(principal.tenant_id)
-        return _current(known[1], principal.tier)
-
-    def _read(self, tenant_id: UUID) -> "asyncio.Task[list[PriceView]]":
-        reading = self._reading.get(tenant_id)
-        if reading is None:
-            reading = self._reading[tenant_id] = asyncio.create_task(self._load(tenant_id))
-            reading.add_done_callback(_log_failure)
-        return reading
-
-    async def _load(self, tenant_id: UUID) -> list[PriceView]:
-        try:
-            async with self._database.read() as connection:
-                versions = await list_prices(connection, tenant_id=tenant_id)
-        finally:
-            del self._reading[tenant_id]
-        self._known.pop(tenant_id, None)
-        if len(self._known) >= MAX_TENANTS:
-            del self._known[next(iter(self._known))]
-        self._known[tenant_id] = (self._now(), versions)
-        return versions
-
-    async def _wait(self, reading: "asyncio.Task[list[PriceView]]") -> list[PriceView]:
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                return await asyncio.shield(reading)  # do not cancel a running query
-        except DATABASE_ERRORS as error:
+        if self._read_at is None or self._now() - self._read_at > self._max_age_s:
             raise Unavailable(
-                "The prices cannot be read at the moment. Try again shortly.", retry_after_s=1.0
-            ) from error
+                "The prices cannot be read at the moment. Try again shortly.", retry_after_s=POLL_S
+            )
+        now = self._today().astimezone(UTC)
+        found: dict[str, PricesByTier] = {}
+        for owner in (None,) if tenant_id is None else (None, tenant_id):
+            for version in self._versions.get(owner, ()):
+                if _holds(version, now):
+                    found.setdefault(version.model, {})[version.tier] = version
+        return found
+
+    async def _poll(self) -> None:
+        failing = False
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self.refresh()
+                failing = False
+            except DATABASE_ERRORS as error:
+                if not failing:
+                    log.warning("prices cannot be read; the last known ones are shown: %s", error)
+                failing = True
 
 
-def _log_failure(reading: "asyncio.Task[list[PriceView]]") -> None:
-    if not reading.cancelled() and (error := reading.exception()) is not None:
-        log.warning("prices cannot be read; the last known ones are shown: %s", error or type(error).__name__)
-
-
-def _current(versions: list[PriceView], tier: str) -> dict[str, PriceView]:
-    now = datetime.now(UTC)
-    found: dict[str, PriceView] = {}
-    for version in versions:
-        if version.tier != tier or datetime.fromisoformat(version.effective_from) > now:
-            continue
-        if version.model not in found or version.tenant_id is not None:
-            found[version.model] = version
-    return found
+def _holds(version: PriceView, now: datetime) -> bool:
+    ends = version.effective_to
+    return datetime.fromisoformat(version.effective_from) <= now and (
+        ends is None or now < datetime.fromisoformat(ends)
+    )

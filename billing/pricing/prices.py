@@ -296,6 +296,20 @@ async def list_prices(
     return [_view(row) for row in rows]
 
 
+@platform_wide("whether any price has changed since it was read")
+async def price_state(connection: AsyncConnection) -> tuple[int | None, ...]:
+    """A value that differs whenever a version was added, ended or withdrawn."""
+    row = (
+        await connection.execute(
+            text(
+                "SELECT max(id), count(withdrawn_at), sum(hashtext(effective::text)::bigint)::bigint "
+                "FROM price_versions"
+            )
+        )
+    ).one()
+    return tuple(row)
+
+
 @platform_wide("the platform sets the missing prices of all organisations")
 async def list_unpriced(connection: AsyncConnection, start: datetime, end: datetime) -> list[Unpriced]:
     """Models without a price now: those requested in [start, end), by tier and customer, and those that are offered.

@@ -37,7 +37,9 @@ def create(
     tenant: TenantRef,
     name: Annotated[str, typer.Option(help="What the key is for.")],
     project: Annotated[str, typer.Option(help="Name or id of the project.")] = "default",
-    kind: Annotated[str, typer.Option(help="live; test keys are not available.")] = "live",
+    kind: Annotated[
+        str, typer.Option(help="live, or test: answered without a model, never billed.")
+    ] = "live",
     expires_in_days: Annotated[int | None, typer.Option(help="Leave out for a key that stays.")] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="A model it may use; repeat it. Leave out for all.")

@@ -17,7 +17,7 @@ from console.viewer import Viewer, toast_ok
 from tenants.views import KeyView, ProjectView
 
 KEY_TONES = {"active": "ok", "revoked": "bad", "expired": "warn"}
-KINDS = {"live": "Live", "test": "Test: not served"}
+KINDS = {"live": "Live", "test": "Test"}
 LIFETIMES = {0: "Never", 7: "In 7 days", 30: "In 30 days", 90: "In 90 days", 365: "In one year"}
 
 _KEY_COLUMNS = (

@@ -97,4 +97,5 @@ def _refusal(
         standing.position,
         standing.warm_replicas,
         round(wait_s, 3),
+        request.tier,
     )

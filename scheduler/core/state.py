@@ -62,7 +62,7 @@ class SchedulerState:
         self.orphans = OrphanedPlacements()
         self._restored_until: dict[str, float] = {}
         """By model: until when restored counters are kept."""
-        self._grace_ends = now + grace_s
+        self.grace_ends = now + grace_s
         self._seq = 0
         self._dirty: set[str] = set()
         self.unfinished = False
@@ -88,7 +88,7 @@ class SchedulerState:
         self._mark_dirty(models, True)
         self.orphans.expire(now - ORPHAN_TTL_S)
         self._restored_until = {model: until for model, until in self._restored_until.items() if until > now}
-        if now >= self._grace_ends:
+        if now >= self.grace_ends:
             for model in [model for model, model_queue in self.queues.items() if model_queue.queue.idle]:
                 if model not in self._restored_until and not self.fleet.replicas_of(model):
                     del self.queues[model]
@@ -230,7 +230,7 @@ class SchedulerState:
 
         The work is bounded: when `unfinished` is set afterwards, the caller should dispatch again at once.
         """
-        grace = now < self._grace_ends
+        grace = now < self.grace_ends
         decisions, self._decisions = self._decisions, []
         for model_queue in self.queues.values():
             decisions += model_queue.expire(now)

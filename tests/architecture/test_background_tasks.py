@@ -23,7 +23,6 @@ STARTERS = {"create_task", "ensure_future"}
 
 AWAITED = {
     "api/customer/hotpath.py": 1,  # watches one request's connection
-    "api/customer/prices.py": 1,  # reads the prices of one organisation
     "billing/exports/datasets.py": 1,  # one download, awaited
     "billing/payments/stripe_reconciliation.py": 1,  # a task group
     "cli/stack.py": 3,  # start and stop of the stack, awaited; one installation, awaited

@@ -27,11 +27,13 @@ from gateway.open_requests import MAX_ANSWERS_BYTES, OpenRequests
 from gateway.ports import Headers
 from gateway.prefix import TextBlockHasher
 from gateway.relay import Relay
+from gateway.sandbox import Sandbox
 from gateway.schemas.common import PreparedRequest
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
 from gateway.time_budget import EngineActivity
 from gateway.whole import WholeAnswers
+from scheduler.availability import Availability
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from tenants.principal import NO_LIMITS, Principal
 
@@ -382,6 +384,7 @@ class Gateway:
         self.meter = meter or FakeMeter()
         self.scheduler = FakeScheduler()
         self.snapshot = PoolSnapshot()
+        self.availability = Availability(lambda: self.snapshot, 30.0)
         self.prompts = FakePromptCounter()
         self.whole = WholeAnswers(self.scheduler, lambda: self.snapshot, self.prompts)
         activity = EngineActivity(lambda: self.snapshot)
@@ -399,6 +402,7 @@ class Gateway:
             rates=self.rates,
             holds=self.holds,
             scheduler=self.scheduler,
+            availability=self.availability,
             prompts=TextBlockHasher(),
             meter=self.meter,
             estimator=estimator,
@@ -416,7 +420,10 @@ class Gateway:
             now=loop_time,
         )
         relay = Relay(engines, self.scheduler, self.holds, self.whole, loop_time)
-        self.director = Director(admission, relay, settlement, self.open_requests, telemetry, loop_time)
+        sandbox: Sandbox[FakeGrant] = Sandbox(FakeModels(model or FakeModel()), self.rates, 0.0, 0.0)
+        self.director = Director(
+            admission, relay, sandbox, settlement, self.open_requests, telemetry, loop_time
+        )
 
     def assert_resolved(self) -> None:
         """Everything granted was given back exactly once, and each hold was voided or settled, never both."""

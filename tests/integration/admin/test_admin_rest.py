@@ -545,13 +545,13 @@ async def test_a_key_is_seen_once(admin: Caller, database: Database) -> None:
     assert (await admin("POST", "/key-search", {"key": "pen_live_nonsense"})).status_code == 400
 
 
-async def test_no_test_key_is_made(admin: Caller, database: Database) -> None:
+async def test_a_test_key_is_made(admin: Caller, database: Database) -> None:
     acme = await make_organisation(database)
     body = {"project_id": str(acme.project_id), "name": "k", "kind": "test"}
-    refused = await admin("POST", f"/tenants/{acme.tenant_id}/keys", body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["code"] == "test_keys_unavailable"
-    assert "billed like any other" in refused.json()["error"]["message"]
+    made = await admin("POST", f"/tenants/{acme.tenant_id}/keys", body)
+    assert made.status_code == 201
+    assert made.json()["kind"] == "test"
+    assert made.json()["secret"].startswith("pen_test_")
 
 
 async def test_lists_come_in_pages(admin: Caller, database: Database) -> None:

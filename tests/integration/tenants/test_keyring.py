@@ -19,14 +19,14 @@ from admin import projects as admin_projects
 from admin import tenants as admin_tenants
 from core.clock import SystemClock
 from core.db import Database
-from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, TenantSuspended, Unavailable
+from core.errors import AuthenticationFailed, InvalidRequest, TenantSuspended, Unavailable
 from core.ids import uuid7
 from tenants import changes, key_store
 from tenants.changes import CHANNEL, announce, prune_changes
 from tenants.key_format import ALPHABET, checksum, hash_key, new_key
 from tenants.keys import KeyRing
-from tenants.principal import Limits
-from tenants.resolve import Refusal, resolve_key
+from tenants.principal import NO_LIMITS, Limits
+from tenants.resolve import TEST_LIMITS
 from tests.support.clock import ManualClock
 from tests.support.ports import free_port
 from tests.support.tenancy import ADMIN, PEPPER, Organisation, make_organisation
@@ -156,23 +156,41 @@ async def test_keys_of_before_the_tag_go_on_working(database: Database) -> None:
         await until(accepted)
 
 
-async def test_test_keys_run_nothing_and_none_is_made(database: Database) -> None:
+async def test_only_its_own_limits_hold_for_a_test_key(database: Database) -> None:
     acme = await make_organisation(database)
-    old = await make_untagged(database, acme, "test")
+    await admin_limits.set_limits(
+        database,
+        ADMIN,
+        tenant_id=acme.tenant_id,
+        scope_kind="tenant",
+        scope_id=acme.tenant_id,
+        limits=Limits(requests_per_min=1),
+    )
+    made = await admin_keys.create_key(
+        database,
+        ADMIN,
+        pepper=PEPPER,
+        tenant_id=acme.tenant_id,
+        project_id=acme.project_id,
+        name="t",
+        kind="test",
+    )
+    untagged = await make_untagged(database, acme, "test")
     async with ring(database) as keys:
-        with pytest.raises(PermissionDenied) as refused:
-            await keys.authenticate(old)
-        assert refused.value.code == "test_keys_unavailable"
-    async with database.read() as connection:
-        verdict = await resolve_key(connection, hash_key(old, PEPPER), PEPPER, datetime.now(UTC))
-    assert isinstance(verdict, Refusal)
-    assert verdict.error().code == "test_keys_unavailable"
-    with pytest.raises(InvalidRequest) as made:
+        who = await keys.authenticate(made.secret)
+        assert (who.kind, who.tenant_limits, who.project_limits) == ("test", NO_LIMITS, NO_LIMITS)
+        assert who.key_limits == TEST_LIMITS
+        assert (await keys.authenticate(untagged)).kind == "test"
+    with pytest.raises(InvalidRequest, match="live or test"):
         await admin_keys.create_key(
-            database, ADMIN, pepper=PEPPER, tenant_id=acme.tenant_id, project_id=acme.project_id, name="t",
-            kind="test",
-        )  # fmt: skip
-    assert made.value.code == "test_keys_unavailable"
+            database,
+            ADMIN,
+            pepper=PEPPER,
+            tenant_id=acme.tenant_id,
+            project_id=acme.project_id,
+            name="t",
+            kind="x",
+        )
 
 
 async def test_an_unknown_key_is_looked_up_once(database: Database) -> None:

@@ -36,6 +36,7 @@ from gateway.refusals import RefusedByEngine
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
 from gateway.schemas.completions import parse_completion
+from scheduler.wire import PoolSnapshot
 from tests.support.gateway_fakes import (
     DONE,
     FakeEngines,
@@ -131,6 +132,19 @@ async def test_a_catalog_that_is_too_old_is_no_fault_of_the_customer(monkeypatch
     with pytest.raises(Unavailable, match="too old"):
         await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
     assert gateway.rates.invalid == 0
+
+
+async def test_an_offline_model_is_refused_before_anything_is_reserved() -> None:
+    gateway = Gateway(FakeEngines())
+    gateway.snapshot = PoolSnapshot(complete=True)
+    with pytest.raises(Refused) as refused:
+        await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
+    assert refused.value.code == "model_offline"
+    assert not gateway.rates.granted
+    assert not gateway.holds.requests
+    assert not gateway.scheduler.requests
+    assert gateway.rates.invalid == 0, "it is no fault of the customer"
+    gateway.assert_resolved()
 
 
 async def test_no_metering_no_admission() -> None:

@@ -1,0 +1,244 @@
+"""Answers to test keys: written here, the same for the same request, without engine, hold, usage row or charge.
+
+The name of the model chooses the outcome. The name of an offered model gives a complete answer, so that a customer's
+tests run unchanged.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, Generic
+from uuid import UUID
+
+import msgspec
+
+from core.errors import (
+    EngineFailed,
+    InsufficientCredit,
+    InvalidRequest,
+    PenstockError,
+    RateLimited,
+    Refused,
+)
+from core.ids import uuid7_unix_ms
+from core.tokens import TokenUsage
+from gateway.answers import usage_object
+from gateway.ports import GrantT, Headers, Models, Rates, Reply
+from gateway.schemas.common import PreparedRequest
+from gateway.sse import DONE
+from scheduler.availability import OFFLINE
+from tenants.principal import Principal
+
+OK, SLOW, BROKEN, TOOL_CALL = "test/ok", "test/slow", "test/stream_error", "test/tool_call"
+FIRST_TOKEN_S = 5.0
+"""Seconds to the first token of `test/slow`."""
+TOKEN_S = 0.25
+"""Seconds between its tokens."""
+BYTES_PER_TOKEN = 4
+"""Bytes of a prompt that count as a token."""
+TEXT = "This answer was written without a model because the request came with a test key."
+"""Every answer."""
+WORDS = tuple(re.findall(r"\s*\S+", TEXT))
+"""Its tokens."""
+TOOL = "get_weather"
+"""The function that is called when the request names none."""
+FREE = "0"
+
+
+def _errors() -> dict[str, Callable[[], PenstockError]]:
+    """By model: the error that it answers."""
+    share = {"reason": "tenant_share", "position": 1, "warm_replicas": 1, "predicted_wait_s": 1.0}
+    return {
+        "test/rate_limited": lambda: RateLimited(
+            "A test of a rate limit.", details={"scope": "key", "kind": "requests_per_min"}, retry_after_s=1.0
+        ),
+        "test/tenant_share": lambda: Refused(
+            "A test of a busy pool.", status=429, code="tenant_share", retry_after_s=1.0, details=share
+        ),
+        "test/no_capacity": lambda: Refused(
+            "A test of a full pool.", retry_after_s=1.0, details={**share, "reason": "queue_deadline"}
+        ),
+        "test/offline": lambda: Refused(
+            "A test of an offline model.", code=OFFLINE, retry_after_s=120.0, details={"reason": OFFLINE}
+        ),
+        "test/insufficient_credit": lambda: InsufficientCredit("A test of used-up credit."),
+        "test/invalid_request": lambda: InvalidRequest("A test of an invalid request.", param="messages"),
+        "test/engine_failed": lambda: EngineFailed("A test of a failed engine; nothing is charged."),
+    }
+
+
+class Sandbox(Generic[GrantT]):
+    """Answers the requests of test keys. One per process; keeps no state of a request."""
+
+    def __init__(
+        self,
+        models: Models,
+        rates: Rates[GrantT],
+        first_token_s: float = FIRST_TOKEN_S,
+        token_s: float = TOKEN_S,
+    ) -> None:
+        """`first_token_s` and `token_s`: the pace of `test/slow`."""
+        self._models = models
+        self._rates = rates
+        self._first_token_s = first_token_s
+        self._token_s = token_s
+        self._errors = _errors()
+
+    async def handle(
+        self, request_id: UUID, principal: Principal, prepared: PreparedRequest, reply: Reply
+    ) -> None:
+        """Write the answer that the model's name asks for. Raises the PenstockError that it asks for.
+
+        The key's own limits hold, those of project and organisation do not. Raises RateLimited above them, and
+        ModelNotFound for a name that is neither a test's nor a model's.
+        """
+        grant = await self._rates.acquire(str(request_id), principal, 0, 0)
+        try:
+            name = prepared.model
+            if name in self._errors:
+                raise self._errors[name]()
+            if name not in (OK, SLOW, BROKEN, TOOL_CALL):
+                self._models.resolve(name)
+            answer = _Answer(request_id, prepared)
+            if prepared.stream:
+                await self._stream(answer, reply, grant.headers)
+            else:
+                await self._whole(answer, reply, grant.headers)
+        finally:
+            self._rates.settle(grant, 0, 0)
+
+    async def _whole(self, answer: "_Answer", reply: Reply, headers: Headers) -> None:
+        if answer.model == SLOW:
+            await asyncio.sleep(self._first_token_s)
+        if answer.model == BROKEN:
+            raise _broken()
+        body, more = answer.whole()
+        await reply.respond(body, [*headers, *more])
+
+    async def _stream(self, answer: "_Answer", reply: Reply, headers: Headers) -> None:
+        await reply.start(headers)
+        parts = answer.parts()
+        for number, part in enumerate(parts):
+            if answer.model == SLOW:
+                await asyncio.sleep(self._token_s if number else self._first_token_s)
+            if answer.model == BROKEN and number == len(parts) // 2:
+                raise _broken()
+            await reply.write(b"".join(answer.event(index, part) for index in range(answer.choices)))
+        await reply.end(answer.last_events())
+
+
+def _broken() -> EngineFailed:
+    return EngineFailed("A test of an engine that fails in the middle of an answer; nothing is charged.")
+
+
+class _Answer:
+    """What one request is answered."""
+
+    def __init__(self, request_id: UUID, prepared: PreparedRequest) -> None:
+        self.model = prepared.model
+        self.choices = prepared.choices
+        self._id = request_id
+        self._chat = prepared.endpoint == "chat"
+        self._include_usage = prepared.include_usage
+        kept = WORDS[: prepared.max_tokens or len(WORDS)]
+        self._tool = _tool_of(prepared) if self._chat and prepared.model == TOOL_CALL else ""
+        self._words = () if self._tool else kept
+        cut = len(kept) < len(WORDS)
+        self._finish = "tool_calls" if self._tool else "length" if cut else "stop"
+        tokens = 1 if self._tool else len(self._words)
+        self._usage = TokenUsage(
+            max(1, prepared.prompt_bytes // BYTES_PER_TOKEN), output=tokens * prepared.choices
+        )
+
+    def whole(self) -> tuple[bytes, Headers]:
+        """Body and headers of an answer in one piece."""
+        document = self._shell("chat.completion" if self._chat else "text_completion")
+        document["choices"] = [self._choice(index) for index in range(self.choices)]
+        document |= self._billing()
+        usage = self._usage
+        headers: Headers = [
+            (b"x-penstock-cost-usd", FREE.encode()),
+            (b"x-penstock-outcome", self._outcome.encode()),
+            (b"x-penstock-input-tokens", b"%d" % usage.input),
+            (b"x-penstock-cached-input-tokens", b"0"),
+            (b"x-penstock-output-tokens", b"%d" % usage.output),
+        ]
+        return msgspec.json.encode(document), headers
+
+    def parts(self) -> list[dict[str, Any]]:
+        """The parts of a streamed choice: deltas of a chat, members of a text completion."""
+        if not self._chat:
+            return [{"text": word} for word in self._words]
+        begin: dict[str, Any] = {"role": "assistant", "content": None if self._tool else ""}
+        if not self._tool:
+            return [begin, *({"content": word} for word in self._words)]
+        call = self._tool_call()
+        arguments = call["function"].pop("arguments")
+        opened = {"index": 0, **call, "function": {**call["function"], "arguments": ""}}
+        filled = {"index": 0, "function": {"arguments": arguments}}
+        return [begin, {"tool_calls": [opened]}, {"tool_calls": [filled]}]
+
+    def event(self, index: int, part: dict[str, Any], finish: str | None = None) -> bytes:
+        """One event of a stream."""
+        inner = {"delta": part} if self._chat else part
+        choice = {"index": index, **inner, "logprobs": None, "finish_reason": finish}
+        return _event({**self._chunk_shell(), "choices": [choice]})
+
+    def last_events(self) -> bytes:
+        """The end of each choice, the usage if it was asked for, and [DONE]."""
+        part: dict[str, Any] = {} if self._chat else {"text": ""}
+        events = [self.event(index, part, self._finish) for index in range(self.choices)]
+        if self._include_usage:
+            events.append(_event({**self._chunk_shell(), "choices": [], **self._billing()}))
+        return b"".join([*events, DONE])
+
+    @property
+    def _outcome(self) -> str:
+        return "length" if self._finish == "length" else "completed"
+
+    def _shell(self, kind: str) -> dict[str, Any]:
+        prefix = "chatcmpl" if self._chat else "cmpl"
+        created = uuid7_unix_ms(self._id) // 1000
+        return {"id": f"{prefix}-{self._id.hex}", "object": kind, "created": created, "model": self.model}
+
+    def _chunk_shell(self) -> dict[str, Any]:
+        return self._shell("chat.completion.chunk" if self._chat else "text_completion")
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        text = "".join(self._words)
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": self._finish}
+        if not self._chat:
+            return {**choice, "text": text}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._tool:
+            message |= {"content": None, "tool_calls": [self._tool_call()]}
+        return {**choice, "message": message}
+
+    def _tool_call(self) -> dict[str, Any]:
+        function = {"name": self._tool, "arguments": "{}"}
+        return {"id": f"call_{self._id.hex[:24]}", "type": "function", "function": function}
+
+    def _billing(self) -> dict[str, Any]:
+        told = {"request_id": str(self._id), "outcome": self._outcome, "cost_usd": FREE, "test": True}
+        return {"usage": usage_object(self._usage, FREE), "penstock": told}
+
+
+class _Function(msgspec.Struct):
+    name: str = TOOL
+
+
+class _Tool(msgspec.Struct):
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+def _tool_of(prepared: PreparedRequest) -> str:
+    """The name of the request's first function."""
+    tools = prepared.fields.get("tools")
+    if tools is None:
+        return TOOL
+    found = msgspec.json.decode(msgspec.json.encode(tools), type=list[_Tool])
+    return found[0].function.name if found else TOOL
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
