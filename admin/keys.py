@@ -1,22 +1,35 @@
 """API keys: create (the only time the key is seen), revoke, find the owner of a leaked one."""
 
-from datetime import datetime
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.transactions import page_size, read, write
+from admin.transactions import page_size, read, write, write_system
 from core.clock import Clock, SystemClock
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from tenants import key_store, organisations, projects
 from tenants.key_format import hash_key, new_key, parse_key
-from tenants.names import clean_models, clean_name, clean_reason
+from tenants.names import clean_models, clean_name, clean_networks, clean_reason, clean_scopes
 from tenants.roles import KEY_MANAGERS, PLATFORM_ROLES, READERS
 from tenants.views import KeyView
+
+MAX_OVERLAP = timedelta(days=30)
+"""Longest time in which both secrets of a rotated key work."""
+_CLEANERS: dict[str, Callable[[Any], Any]] = {
+    "name": clean_name,
+    "allowed_models": clean_models,
+    "networks": clean_networks,
+    "scopes": clean_scopes,
+    "expires_at": lambda value: value,
+}
 
 
 class CreatedKey(msgspec.Struct, frozen=True):
@@ -41,15 +54,19 @@ async def create_key(
     kind: str = "live",
     expires_at: datetime | None = None,
     allowed_models: list[str] | None = None,
+    networks: list[str] | None = None,
+    scopes: list[str] | None = None,
     clock: Clock | None = None,
 ) -> CreatedKey:
-    """Make a key of a project. `pepper` is `settings.key_pepper`; `allowed_models` None allows every model.
+    """Make a key of a project. `pepper` is `settings.key_pepper`; `allowed_models` None allows every model,
+    `networks` (CIDR) None every address, `scopes` (of tenants.names.KEY_SCOPES) None everything.
 
     Raises NotFound (no such project), Conflict (project archived), InvalidRequest.
     """
     require(actor, *KEY_MANAGERS, tenant_id=tenant_id)
     name = clean_name(name)
     allowed_models = clean_models(allowed_models)
+    networks, scopes = clean_networks(networks), clean_scopes(scopes)
     if kind not in ("live", "test"):
         raise InvalidRequest(f"kind must be live or test, not {kind[:40]!r}", param="kind")
     if expires_at is not None:
@@ -73,6 +90,8 @@ async def create_key(
             last4=secret[-4:],
             expires_at=expires_at,
             allowed_models=allowed_models,
+            networks=networks,
+            scopes=scopes,
         )
         view = await key_store.get_key(connection, tenant_id, key_id)
         if view is None:
@@ -107,6 +126,85 @@ async def get_key(database: Database, actor: Actor, *, key_id: UUID) -> KeyView:
     if view is None:
         raise _unknown(key_id)
     return view
+
+
+async def update_key(
+    database: Database, actor: Actor, *, key_id: UUID, changes: dict[str, Any], clock: Clock | None = None
+) -> KeyView:
+    """Change some of name, expires_at, allowed_models, networks and scopes of a key that is not revoked.
+
+    Raises NotFound, Conflict when it is revoked, InvalidRequest.
+    """
+    require(actor, *KEY_MANAGERS, tenant_id=actor.tenant_id)
+    values = {name: _CLEANERS[name](value) for name, value in changes.items()}
+    if not values:
+        raise InvalidRequest("nothing to change is given")
+    if values.get("expires_at") is not None:
+        _check_expiry(values["expires_at"], clock or SystemClock())
+    async with write(database, actor) as connection:
+        before = await _find(connection, key_id)
+        if before.status == "revoked":
+            raise Conflict(f"the key {before.name!r} (…{before.last4}) is revoked; make another one")
+        await key_store.update_key(connection, before.tenant_id, key_id, values)
+        return await _read_and_record(connection, actor, "key.update", before)
+
+
+async def rotate_key(
+    database: Database, actor: Actor, *, pepper: bytes, key_id: UUID, overlap: timedelta
+) -> CreatedKey:
+    """Give a key a new secret. The one before it works for `overlap` more; id, limits, budget and usage stay.
+
+    A rotation within the overlap of another ends that overlap. Raises NotFound, Conflict when the key is not active,
+    InvalidRequest.
+    """
+    require(actor, *KEY_MANAGERS, tenant_id=actor.tenant_id)
+    if not timedelta(0) <= overlap <= MAX_OVERLAP:
+        raise InvalidRequest(
+            f"overlap_s must be 0 to {MAX_OVERLAP.total_seconds():.0f}, not {overlap.total_seconds():.0f}",
+            param="overlap_s",
+        )
+    async with write_system(database) as connection:  # no tenant's session may read a hash
+        before = await _find(connection, key_id)
+        secret = new_key("test" if before.kind == "test" else "live", pepper)
+        if not actor.is_platform and before.tenant_id != actor.tenant_id:
+            raise _unknown(key_id)
+        if not await key_store.rotate_key(
+            connection,
+            before.tenant_id,
+            key_id,
+            key_hash=hash_key(secret, pepper),
+            last4=secret[-4:],
+            overlap=overlap,
+        ):
+            raise Conflict(f"the key {before.name!r} (…{before.last4}) is {before.status}; make another one")
+        return CreatedKey(await _read_and_record(connection, actor, "key.rotate", before), secret)
+
+
+async def _find(connection: AsyncConnection, key_id: UUID) -> KeyView:
+    """A key that the session may see. Raises NotFound."""
+    tenant_id = await key_store.tenant_of_key(connection, key_id)
+    view = None if tenant_id is None else await key_store.get_key(connection, tenant_id, key_id)
+    if view is None:
+        raise _unknown(key_id)
+    return view
+
+
+async def _read_and_record(
+    connection: AsyncConnection, actor: Actor, action: str, before: KeyView
+) -> KeyView:
+    """Read a key again after its change, and log both states."""
+    after = await _find(connection, before.id)
+    await record(
+        connection,
+        actor,
+        action,
+        tenant_id=before.tenant_id,
+        object_kind="key",
+        object_id=before.id,
+        before=before,
+        after=after,
+    )
+    return after
 
 
 async def revoke_key(database: Database, actor: Actor, *, key_id: UUID, reason: str | None = None) -> KeyView:

@@ -54,7 +54,7 @@ async def verify_login(database: Database, email: str, password: str, *, address
     )
     if login is None or not right or login.user.status != "active":
         return None
-    actor = _actor("user", login.user)
+    actor = actor_of("user", login.user)
     fresh_hash = await hash_password(password) if needs_rehash(login.password_hash) else None
     async with database.system() as connection:
         await logins.clear_failures(connection, email, address)
@@ -88,7 +88,7 @@ async def current_actor(database: Database, user_id: UUID) -> Actor | None:
     """The actor of an existing session with the present role; None when the person is disabled."""
     async with database.read() as connection:
         user = await members.get_user(connection, user_id)
-    return None if user is None or user.status != "active" else _actor("user", user)
+    return None if user is None or user.status != "active" else actor_of("user", user)
 
 
 async def create_admin_token(
@@ -103,7 +103,10 @@ async def create_admin_token(
     secret = new_key("admin", pepper)
     async with write_system(database) as connection:
         tokens = await admin_tokens.list_tokens(connection, user_id)
-        if sum(token.revoked_at is None for token in tokens) >= LIVE_TOKENS_PER_USER:
+        if (
+            sum(token.revoked_at is None and token.expires_at is None for token in tokens)
+            >= LIVE_TOKENS_PER_USER
+        ):
             raise Conflict(f"{user.email} has {LIVE_TOKENS_PER_USER} live tokens; revoke one first")
         view = await admin_tokens.insert_token(
             connection, user_id, uuid7(), name=name, token_hash=hash_key(secret, pepper), last4=secret[-4:]
@@ -163,7 +166,7 @@ async def authenticate_token(database: Database, secret: str, *, pepper: bytes) 
         if token is None or user is None:
             raise _bad_token("The admin token is not known, revoked or expired.")
         await admin_tokens.touch(connection, token.id)
-    return _actor("token", user)
+    return actor_of("token", user)
 
 
 async def _token_owner(database: Database, actor: Actor, user_id: UUID, *, revoke: bool = False) -> UserView:
@@ -187,7 +190,8 @@ def _mail_address(typed: str) -> tuple[bool, str]:
         return False, typed[:254]
 
 
-def _actor(kind: str, user: UserView) -> Actor:
+def actor_of(kind: str, user: UserView) -> Actor:
+    """The actor of a person, with the present role."""
     role = parse_role(user.role)
     if role is None:
         raise LookupError(

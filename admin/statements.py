@@ -2,6 +2,7 @@
 
 import secrets
 from datetime import date
+from typing import Any
 from uuid import UUID
 
 from admin.actor import Actor, require
@@ -12,7 +13,7 @@ from billing.statements.issue import Statement, StatementView
 from billing.statements.issue import get_statement as issue_statement
 from billing.statements.issue import list_statements as kept_statements
 from billing.statements.receipts import TYPE as RECEIPT
-from billing.statements.receipts import receipt_body
+from billing.statements.receipts import generation_body, receipt_body
 from billing.statements.signing import KEY_FILE, PublicKey, Signer
 from billing.statements.sla_credits import SlaResult
 from core.db import Database
@@ -73,6 +74,17 @@ async def signed_receipt(
     async with database.system() as connection:
         await signing.register_key(connection, signer)
     return signing.document(body, signer.sign(RECEIPT, body))
+
+
+async def generation(
+    database: Database, *, tenant_id: UUID, request_id: UUID, project_id: UUID
+) -> dict[str, Any]:
+    """A settled request of a project: tokens by class, exact cost, outcome and times. Raises NotFound.
+
+    The caller has authenticated the project's key.
+    """
+    async with database.read() as connection:
+        return await generation_body(connection, tenant_id, request_id, project_id=project_id)
 
 
 async def get_receipt(

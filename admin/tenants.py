@@ -12,6 +12,7 @@ from admin.actor import Actor, require
 from admin.approval_limit import Acting, Facts, under_limit
 from admin.audit import record
 from admin.transactions import page_size, read, write
+from billing.ledger import starter_credit
 from billing.ledger.accounts import open_account, set_credit_limit
 from core.clock import Clock, SystemClock
 from core.db import Database
@@ -47,7 +48,8 @@ async def create_tenant(
 ) -> TenantView:
     """Make an organisation with its project "default", its billing account and its own `limits`.
 
-    A postpaid one may owe `credit_limit_usd` US dollars (Settings.default_credit_limit_usd).
+    A prepaid one gets the starter credit (billing/ledger/starter_credit.py). A postpaid one may owe
+    `credit_limit_usd` US dollars (Settings.default_credit_limit_usd).
 
     Raises Conflict when the short name made of `name` is taken, InvalidRequest for a bad name, tier or mode.
     """
@@ -69,6 +71,9 @@ async def create_tenant(
         if credit_limit is not None:
             await set_credit_limit(connection, tenant.id, credit_limit)
         await limit_store.put_limits(connection, tenant.id, "tenant", tenant.id, limits)
+        starter = None
+        if billing_mode == "prepaid":
+            starter = await starter_credit.grant(connection, tenant.id, actor.label)
         await record(
             connection,
             actor,
@@ -83,6 +88,7 @@ async def create_tenant(
                 "billing_mode": billing_mode,
                 "credit_limit_usd": credit_limit,
                 "limits": msgspec.structs.asdict(limits),
+                "starter_credit_usd": None if starter is None else starter.amount_usd,
             },
         )
     return tenant

@@ -16,6 +16,7 @@ from api.client_address import ClientAddresses
 from api.customer import hotpath, llms_txt, models
 from api.customer.model_views import ModelViews
 from api.deps import Deps
+from api.key_restrictions import KeyRestrictions
 from api.request_rates import InvalidRequestRate, ListingRate
 from core.body_deadline import BodyDeadline
 from core.errors import Conflict, InvalidRequest, NotFound, PenstockError, PermissionDenied
@@ -58,6 +59,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         openapi_url="/openapi.json",
     )
     settings, addresses = deps.settings, ClientAddresses(deps.settings.trusted_proxies)
+    restrictions = KeyRestrictions(addresses)
     app.hot = hotpath.HotPath(
         deps.keys,
         deps.rates,
@@ -67,6 +69,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         deps.telemetry,
         InvalidRequestRate(settings.invalid_per_address_per_min, addresses, time.monotonic),
         BodyBudget(settings.request_memory_mb * 2**19),
+        restrictions,
     )
     app.add_middleware(BodyDeadline)
     app.add_middleware(
@@ -74,7 +77,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
     )
     app.include_router(health.router(deps.checks))
     view = ModelViews(deps.models, deps.prices, deps.availability, deps.scheduler)
-    app.include_router(models.router(deps.keys, view))
+    app.include_router(models.router(deps.keys, view, restrictions))
     app.include_router(llms_txt.router(app))
     for router in extra:
         app.include_router(router)

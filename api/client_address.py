@@ -17,7 +17,14 @@ class ClientAddresses:
         self._trusted = [ip_network(part, strict=False) for part in parts if part]
 
     def of(self, scope: Any) -> str:
-        """The address of an ASGI scope's client: an IPv4 address, or the /64 of an IPv6 address; empty = unknown.
+        """The address of an ASGI scope's client: an IPv4 address, or the /64 of an IPv6 address; empty = unknown."""
+        peer = self.exact(scope)
+        if isinstance(peer, IPv6Address):
+            return str(IPv6Network((peer, _IPV6_BITS), strict=False))
+        return "" if peer is None else str(peer)
+
+    def exact(self, scope: Any) -> IPv4Address | IPv6Address | None:
+        """The address of an ASGI scope's client; None = unknown.
 
         `X-Forwarded-For` counts when the connection comes from a trusted proxy: its last address that is no such proxy.
         """
@@ -30,9 +37,7 @@ class ClientAddresses:
                 peer = named
                 if not self._is_trusted(named):
                     break
-        if isinstance(peer, IPv6Address):
-            return str(IPv6Network((peer, _IPV6_BITS), strict=False))
-        return "" if peer is None else str(peer)
+        return peer
 
     def _is_trusted(self, address: IPv4Address | IPv6Address) -> bool:
         return any(address in network for network in self._trusted)

@@ -99,3 +99,17 @@ async def mark_revoked(connection: AsyncConnection, token_id: UUID) -> bool:
         .values(revoked_at=func.now())
     )
     return result.rowcount == 1
+
+
+async def revoke_expiring(connection: AsyncConnection, user_id: UUID) -> int:
+    """Revoke the live tokens of a user that have an expiry, which are sessions; returns how many."""
+    result = await connection.execute(
+        update(admin_tokens)
+        .where(
+            admin_tokens.c.user_id == user_id,
+            admin_tokens.c.revoked_at.is_(None),
+            admin_tokens.c.expires_at > func.now(),
+        )
+        .values(revoked_at=func.now())
+    )
+    return result.rowcount

@@ -1,7 +1,7 @@
 """Repository of API keys. Each function runs in the caller's transaction."""
 
-from collections.abc import Collection
-from datetime import datetime
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -36,6 +36,9 @@ def _select_views() -> Select[*tuple[Any, ...]]:
         api_keys.c.expires_at,
         api_keys.c.revoked_at,
         api_keys.c.last_used_at,
+        api_keys.c.networks,
+        api_keys.c.scopes,
+        api_keys.c.previous_until,
     ).join(
         projects, (projects.c.id == api_keys.c.project_id) & (projects.c.tenant_id == api_keys.c.tenant_id)
     )
@@ -57,6 +60,8 @@ async def insert_key(
     last4: str,
     expires_at: datetime | None,
     allowed_models: list[str] | None,
+    networks: list[str] | None = None,
+    scopes: list[str] | None = None,
 ) -> None:
     """Insert an active key, which has a tag, into the organisation's project."""
     await connection.execute(
@@ -70,9 +75,43 @@ async def insert_key(
             last4=last4,
             expires_at=expires_at,
             allowed_models=allowed_models,
+            networks=networks,
+            scopes=scopes,
             tagged=True,
         )
     )
+
+
+async def update_key(
+    connection: AsyncConnection, tenant_id: UUID, key_id: UUID, values: Mapping[str, Any]
+) -> None:
+    """Set some of name, expires_at, allowed_models, networks and scopes of a key of the organisation."""
+    await connection.execute(
+        update(api_keys).where(api_keys.c.tenant_id == tenant_id, api_keys.c.id == key_id).values(values)
+    )
+
+
+async def rotate_key(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    key_id: UUID,
+    *,
+    key_hash: bytes,
+    last4: str,
+    overlap: timedelta,
+) -> bool:
+    """Give an active key of the organisation a new secret; the one before it is accepted for `overlap` from now on.
+
+    False when there is no such active key. An earlier overlap ends.
+    """
+    result = await connection.execute(
+        update(api_keys)
+        .where(api_keys.c.tenant_id == tenant_id, api_keys.c.id == key_id, _EFFECTIVE_STATUS == "active")
+        .values(
+            hash=key_hash, last4=last4, previous_hash=api_keys.c.hash, previous_until=func.now() + overlap
+        )
+    )
+    return result.rowcount == 1
 
 
 async def get_key(connection: AsyncConnection, tenant_id: UUID, key_id: UUID) -> KeyView | None:
@@ -112,7 +151,8 @@ async def tenant_of_key(connection: AsyncConnection, key_id: UUID) -> UUID | Non
 @platform_wide("platform roles look up the owner of a leaked key")
 async def find_by_hash(connection: AsyncConnection, key_hash: bytes) -> KeyView | None:
     """The key with this hash in any state, or None."""
-    row = (await connection.execute(_select_views().where(api_keys.c.hash == key_hash))).one_or_none()
+    same = (api_keys.c.hash == key_hash) | (api_keys.c.previous_hash == key_hash)
+    row = (await connection.execute(_select_views().where(same))).one_or_none()
     return None if row is None else _view(row)
 
 
@@ -122,11 +162,14 @@ async def find_by_hash(connection: AsyncConnection, key_hash: bytes) -> KeyView 
 async def untagged_hashes(
     connection: AsyncConnection, key_ids: Collection[UUID] | None = None
 ) -> list[bytes]:
-    """The hashes of the keys without a tag, in any state: all of them, or those among `key_ids`."""
-    query = select(api_keys.c.hash).where(api_keys.c.tagged.is_(False))
+    """The hashes of the keys without a tag, in any state: all of them, or those among `key_ids`.
+
+    Of a rotated key both its hashes, since one of its secrets has no tag.
+    """
+    query = select(api_keys.c.hash, api_keys.c.previous_hash).where(api_keys.c.tagged.is_(False))
     if key_ids is not None:
         query = query.where(api_keys.c.id.in_(key_ids))
-    return list((await connection.execute(query)).scalars())
+    return [one for row in await connection.execute(query) for one in row if one is not None]
 
 
 _TOUCH = text(

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from ipaddress import ip_network
 
 from core.errors import InvalidRequest
 
@@ -12,6 +13,9 @@ REASON_LENGTH = 500
 PASSWORD_MIN_LENGTH = 12
 PASSWORD_MAX_LENGTH = 256
 MAX_ALLOWED_MODELS = 100
+MAX_NETWORKS = 50
+KEY_SCOPES = ("inference", "models", "generations")
+"""What a key can be restricted to: running requests, reading the models, reading its project's requests."""
 
 _REFUSED_CATEGORIES = ("Cc", "Cs", "Co", "Cn", "Zl", "Zp")
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -96,4 +100,38 @@ def clean_models(values: list[str] | None, param: str = "allowed_models") -> lis
     for value in values:
         if not is_model_name(value):
             raise InvalidRequest(f"{param} contains {value[:80]!r}, which is no model name", param=param)
+    return sorted(set(values))
+
+
+def clean_networks(values: list[str] | None, param: str = "networks") -> list[str] | None:
+    """Sorted, distinct networks in CIDR notation, 1 to 50 of them; None = every one. Raises InvalidRequest."""
+    if values is None:
+        return None
+    if not 1 <= len(values) <= MAX_NETWORKS:
+        raise InvalidRequest(
+            f"{param} must name 1 to {MAX_NETWORKS} networks; leave it out to allow all", param=param
+        )
+    found = set()
+    for value in values:
+        try:
+            found.add(str(ip_network(value)))
+        except ValueError:
+            raise InvalidRequest(
+                f"{param} contains {value[:80]!r}, which is no address or network such as 203.0.113.0/24",
+                param=param,
+            ) from None
+    return sorted(found)
+
+
+def clean_scopes(values: list[str] | None, param: str = "scopes") -> list[str] | None:
+    """Sorted, distinct scopes of KEY_SCOPES, at least one; None = everything. Raises InvalidRequest."""
+    if values is None:
+        return None
+    wrong = [value for value in values if value not in KEY_SCOPES]
+    if wrong or not values:
+        given = repr(wrong[0][:40]) if wrong else "an empty list"
+        raise InvalidRequest(
+            f"{param} must name some of {', '.join(KEY_SCOPES)}, not {given}; leave it out to allow all",
+            param=param,
+        )
     return sorted(set(values))

@@ -1,6 +1,7 @@
 """The principal of a request: what the gateway, the rate limiter and billing need to know about its key."""
 
 from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network
 from uuid import UUID
 
 import msgspec
@@ -71,6 +72,11 @@ class Principal(msgspec.Struct, frozen=True, dict=True):
     """Secret of the tenant: prevents other tenants from probing its prefix cache."""
     share_percent: int = 100
     """Weight of its organisation in a busy pool relative to others of its tier, in percent."""
+
+    networks: tuple[IPv4Network | IPv6Network, ...] | None = None
+    """Networks that the key may be used from; None = every one."""
+    scopes: frozenset[str] | None = None
+    """What the key may be used for, of tenants.names.KEY_SCOPES; None = everything."""
 
     @cached_property
     def tenant_text(self) -> str:

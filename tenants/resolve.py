@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from ipaddress import ip_network
 from typing import Any
 from uuid import UUID
 
@@ -35,6 +36,11 @@ _REFUSALS: dict[str, tuple[type[PenstockError], str, str]] = {
         AuthenticationFailed,
         "api_key_revoked",
         "The API key has been revoked. Make a new one in the console.",
+    ),
+    "rotated": (
+        AuthenticationFailed,
+        "api_key_rotated",
+        "The API key was replaced, and the time in which both worked is over. Use the new one.",
     ),
     "expired": (
         AuthenticationFailed,
@@ -115,6 +121,10 @@ _PRINCIPAL_QUERY = select(
     api_keys.c.status,
     api_keys.c.expires_at,
     api_keys.c.allowed_models,
+    api_keys.c.networks,
+    api_keys.c.scopes,
+    api_keys.c.hash,
+    api_keys.c.previous_until,
     projects.c.status.label("project_status"),
     tenants.c.name.label("tenant"),
     tenants.c.status.label("tenant_status"),
@@ -132,9 +142,17 @@ async def resolve_key(
     connection: AsyncConnection, key_hash: bytes, pepper: bytes, now: datetime
 ) -> Admission | Refusal:
     """Look a key up by its hash, with the one query of every authentication that is not cached."""
-    query = _PRINCIPAL_QUERY.where(api_keys.c.hash == key_hash)
+    query = _PRINCIPAL_QUERY.where(or_(api_keys.c.hash == key_hash, api_keys.c.previous_hash == key_hash))
     row = (await connection.execute(query)).one_or_none()
-    return Refusal("unknown") if row is None else _evaluate(row, pepper, now)
+    if row is None:
+        return Refusal("unknown")
+    verdict = _evaluate(row, pepper, now)
+    if isinstance(verdict, Refusal) or row.hash == key_hash:
+        return verdict
+    if row.previous_until <= now:
+        return Refusal("rotated", row.id)
+    until = min(row.previous_until, row.expires_at or row.previous_until)
+    return msgspec.structs.replace(verdict, expires_at=until)
 
 
 def _evaluate(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admission | Refusal:
@@ -161,6 +179,8 @@ def _evaluate(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admis
         allowed_models=None if row.allowed_models is None else frozenset(row.allowed_models),
         cache_salt=cache_salt(row.tenant_id, pepper),
         share_percent=row.share_percent,
+        networks=None if row.networks is None else tuple(map(ip_network, row.networks)),
+        scopes=None if row.scopes is None else frozenset(row.scopes),
     )
     if principal.kind == "test":
         return Admission(_of_test_key(principal), row.expires_at)

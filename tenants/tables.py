@@ -66,11 +66,22 @@ api_keys = Table(
     instant("expires_at", nullable=True),
     instant("revoked_at", nullable=True),
     instant("last_used_at", nullable=True),
+    Column("networks", ARRAY(Text)),
+    Column("scopes", ARRAY(Text)),
+    Column("previous_hash", LargeBinary),
+    instant("previous_until", nullable=True),
     ForeignKeyConstraint(["tenant_id", "project_id"], ["projects.tenant_id", "projects.id"]),
     Index(None, "tenant_id", "project_id"),
     Index(None, "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
+    Index(
+        "uq_api_keys_previous_hash",
+        "previous_hash",
+        unique=True,
+        postgresql_where=text("previous_hash IS NOT NULL"),
+    ),
 )
-"""Customers' keys: only HMAC and last four characters, never the key itself. `tagged`: see tenants/key_format.py."""
+"""Customers' keys: only HMAC and last four characters, never the key itself. `tagged`: see tenants/key_format.py; false
+as long as any secret of the key may have no tag. `networks` and `scopes`: null = everywhere and everything."""
 
 limits = Table(
     "limits",
@@ -126,6 +137,23 @@ admin_tokens = Table(
     Index(None, "user_id"),
 )
 """Bearer tokens of the admin REST; each acts with its user's current role."""
+
+invitations = Table(
+    "invitations",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    tenant(),
+    string("email"),
+    string("role"),
+    Column("hash", LargeBinary, nullable=False, unique=True),
+    string("invited_by"),
+    instant("created_at", now=True),
+    instant("expires_at"),
+    instant("accepted_at", nullable=True),
+    instant("revoked_at", nullable=True),
+    Index(None, "tenant_id"),
+)
+"""Invitations of members. Only the HMAC of the secret is kept, which works once."""
 
 audit_log = Table(
     "audit_log",

@@ -54,6 +54,10 @@ class KeyView(msgspec.Struct, frozen=True):
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
+    networks: list[str] | None = None
+    scopes: list[str] | None = None
+    previous_until: datetime | None = None
+    """Until when the secret from before the last rotation is accepted."""
 
 
 class UserView(msgspec.Struct, frozen=True):
@@ -67,6 +71,20 @@ class UserView(msgspec.Struct, frozen=True):
     tenant_id: UUID | None
     tenant: str | None
     created_at: datetime
+
+
+class InvitationView(msgspec.Struct, frozen=True):
+    """An invitation of a member, without its secret."""
+
+    id: UUID
+    tenant_id: UUID
+    email: str
+    role: str
+    invited_by: str
+    status: str
+    """open | accepted | revoked | expired"""
+    created_at: datetime
+    expires_at: datetime
 
 
 class TokenView(msgspec.Struct, frozen=True):

@@ -7,10 +7,11 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from admin import approval_limit, decisions
+from admin import approval_limit, decisions, starter_credit
 from admin.actor import Actor, require
 from api.admin.billing import Usd
 from api.admin.deps import WAITS, AdminDeps, Decision, Reason, RequestBody, ResponseModel
+from billing.ledger.starter_credit import MAX_DAYS
 from tenants.roles import PLATFORM_ROLES
 
 
@@ -60,6 +61,7 @@ def router(deps: AdminDeps) -> APIRouter:
     routes = deps.router("billing")
     _approval_routes(routes, deps)
     _limit_routes(routes, deps)
+    _starter_credit_routes(routes, deps)
     return routes
 
 
@@ -84,6 +86,47 @@ def _approval_routes(routes: APIRouter, deps: AdminDeps) -> None:
             deps.database, actor, approval_id=approval_id, approve=body.approve, reason=body.reason
         )
         return DecisionOut.model_validate(decided)
+
+
+class StarterCreditOut(ResponseModel):
+    """What a new prepaid organisation gets."""
+
+    amount_usd: str
+    expires_days: int | None
+
+
+class StarterCreditUpdate(RequestBody):
+    """The starter credit of organisations that are made from now on; amount 0 = none."""
+
+    amount_usd: Usd
+    expires_days: int | None = Field(default=None, ge=1, le=MAX_DAYS, description="Default: no expiry.")
+    reason: Reason
+
+
+def _starter_credit_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    auth = Depends(deps.actor)
+
+    @routes.get("/starter-credit", summary="What a new prepaid organisation gets")
+    async def get_starter_credit(actor: Annotated[Actor, auth]) -> StarterCreditOut:
+        return StarterCreditOut.model_validate(await starter_credit.get_starter_credit(deps.database, actor))
+
+    @routes.put(
+        "/starter-credit",
+        responses=WAITS,
+        summary="Change it; on a platform with two people this waits for another person",
+    )
+    async def set_starter_credit(
+        actor: Annotated[Actor, auth], body: StarterCreditUpdate
+    ) -> StarterCreditOut:
+        return StarterCreditOut.model_validate(
+            await starter_credit.set_starter_credit(
+                deps.database,
+                actor,
+                amount_usd=body.amount_usd,
+                expires_days=body.expires_days,
+                reason=body.reason,
+            )
+        )
 
 
 def _limit_routes(routes: APIRouter, deps: AdminDeps) -> None:

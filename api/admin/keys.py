@@ -42,6 +42,11 @@ class KeyOut(ResponseModel):
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None = Field(description="Written in batches, with a delay of up to 30 s.")
+    networks: list[str] | None = Field(description="Where it may be used from (CIDR); null = everywhere.")
+    scopes: list[str] | None = Field(description="What it may be used for; null = everything.")
+    previous_until: datetime | None = Field(
+        description="Until when the secret from before the last rotation works."
+    )
 
 
 class CreatedKeyOut(KeyOut):

@@ -15,6 +15,7 @@ from uuid import UUID
 from api import errors
 from api.customer.body import Receive, read_body
 from api.customer.protocol import EXTENSION, ClientConnection
+from api.key_restrictions import KeyRestrictions
 from api.request_rates import InvalidRequestRate
 from core.errors import (
     AuthenticationFailed,
@@ -214,12 +215,14 @@ class HotPath:
         telemetry: Telemetry,
         invalid: InvalidRequestRate,
         budget: BodyBudget,
+        restrictions: KeyRestrictions,
     ) -> None:
         self._keys = keys
         self._rates = rates
         self._parser = parser
         self._invalid = invalid
         self._budget = budget
+        self._restrictions = restrictions
         self._director = director
         self._open_requests = open_requests
         self._telemetry = telemetry
@@ -274,6 +277,7 @@ class HotPath:
             raise InvalidRequest(f"{scope['path']} answers POST only.", code="method_not_allowed")
         raw, length = _key_and_length(scope["headers"])
         principal = self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw)
+        self._restrictions.check(principal, scope, "inference")
         self._rates.check(principal)
         self._invalid.check(scope, principal.key_id)
         try:
@@ -283,7 +287,8 @@ class HotPath:
             self._invalid.count(scope, principal.key_id)
             raise
         # Check the key again: it may have been revoked while the body arrived, before the request was registered.
-        return self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw), prepared
+        principal = self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw)
+        return self._restrictions.check(principal, scope, "inference"), prepared
 
     async def _read_and_parse(
         self, principal: Principal, endpoint: bytes, receive: Receive, length: int

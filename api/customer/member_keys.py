@@ -1,6 +1,6 @@
 """Members manage the projects, keys and limits of their organisation."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -22,7 +22,10 @@ from api.admin.deps import (
 from api.admin.keys import CreatedKeyOut, KeyOut, LimitsBody, LimitsOut, ScopedLimitsOut
 from api.admin.tenants import ProjectCreate, ProjectOut
 from api.customer.member_deps import Member, MemberDeps
+from tenants.names import MAX_NETWORKS
 from tenants.principal import Limits
+
+KeyScope = Literal["inference", "models", "generations"]
 
 
 class MemberKeyCreate(RequestBody):
@@ -30,10 +33,40 @@ class MemberKeyCreate(RequestBody):
 
     project_id: UUID
     name: str = Field(min_length=1, max_length=100, examples=["production"])
+    kind: Literal["live", "test"] = Field(
+        default="live", description="A test key gets made-up answers, which are never billed."
+    )
     expires_at: datetime | None = Field(default=None, examples=["2027-01-01T00:00:00Z"])
     allowed_models: list[str] | None = Field(
         default=None, max_length=100, description="Default: every model."
     )
+    networks: list[str] | None = Field(
+        default=None,
+        max_length=MAX_NETWORKS,
+        examples=[["203.0.113.0/24"]],
+        description="Default: everywhere.",
+    )
+    scopes: list[KeyScope] | None = Field(default=None, description="Default: everything.")
+
+
+class KeyUpdate(RequestBody):
+    """What to change about a key. A field that is absent stays; null lifts the restriction."""
+
+    name: str = Field(default="", min_length=1, max_length=100)
+    expires_at: datetime | None = None
+    allowed_models: list[str] | None = Field(default=None, max_length=100)
+    networks: list[str] | None = Field(default=None, max_length=MAX_NETWORKS)
+    scopes: list[KeyScope] | None = None
+
+
+class KeyRotation(RequestBody):
+    """How long the present secret works beside the new one."""
+
+    overlap_s: int = Field(default=86_400, ge=0, le=int(admin_keys.MAX_OVERLAP.total_seconds()))
+
+
+DAY_OF_OVERLAP = KeyRotation()
+"""The default of an optional body."""
 
 
 def router(deps: MemberDeps) -> APIRouter:
@@ -121,14 +154,44 @@ def _key_routes(routes: APIRouter, deps: MemberDeps) -> None:
             tenant_id=member.tenant_id,
             project_id=body.project_id,
             name=body.name,
+            kind=body.kind,
             expires_at=body.expires_at,
             allowed_models=body.allowed_models,
+            networks=body.networks,
+            scopes=None if body.scopes is None else list(body.scopes),
         )
         return with_secret(created, response)
 
     @routes.get("/keys/{key_id}", summary="One key")
     async def get_key(member: Annotated[Member, auth], key_id: UUID) -> KeyOut:
         return KeyOut.model_validate(await admin_keys.get_key(deps.database, member.actor, key_id=key_id))
+
+    @routes.patch("/keys/{key_id}", summary="Change name, expiry or restrictions (owners, developers)")
+    async def update_key(member: Annotated[Member, auth], key_id: UUID, body: KeyUpdate) -> KeyOut:
+        return KeyOut.model_validate(
+            await admin_keys.update_key(
+                deps.database, member.actor, key_id=key_id, changes=body.model_dump(exclude_unset=True)
+            )
+        )
+
+    @routes.post(
+        "/keys/{key_id}/rotate",
+        summary="Replace the secret; the old one works on for the overlap (owners, developers)",
+    )
+    async def rotate_key(
+        member: Annotated[Member, auth],
+        key_id: UUID,
+        response: Response,
+        body: KeyRotation = DAY_OF_OVERLAP,
+    ) -> CreatedKeyOut:
+        created = await admin_keys.rotate_key(
+            deps.admin.for_revocations,
+            member.actor,
+            pepper=deps.admin.pepper,
+            key_id=key_id,
+            overlap=timedelta(seconds=body.overlap_s),
+        )
+        return with_secret(created, response)
 
     @routes.post(
         "/keys/{key_id}/revoke", summary="Revoke a key and abort its open requests (owners, developers)"

@@ -1,18 +1,31 @@
 """Members read their organisation, its account and its audit log, and set its name and budget."""
 
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter, Depends
 
 from admin import accounts as admin_accounts
 from admin import audit as admin_audit
+from admin import budgets as admin_budgets
 from admin import credits as admin_credits
 from admin import tenants as admin_tenants
 from api.admin.audit import AuditOut
 from api.admin.billing import AccountOut, BudgetUpdate, LotList, LotOut
-from api.admin.deps import After, Limit, Page, to_page
+from api.admin.deps import After, Limit, Page, ResponseModel, to_page
 from api.admin.tenants import TenantOut, TenantUpdate
 from api.customer.member_deps import Member, MemberDeps
+from billing.metering.scope_budgets import BudgetScope
+
+
+class ScopeBudgetOut(ResponseModel):
+    """A budget of a project or key in the present UTC month."""
+
+    scope: BudgetScope
+    scope_id: UUID
+    budget_usd: str
+    spent_this_month_usd: str
+    held_usd: str
 
 
 def router(deps: MemberDeps) -> APIRouter:
@@ -20,6 +33,7 @@ def router(deps: MemberDeps) -> APIRouter:
     routes = deps.router("account and budgets")
     _organisation_routes(routes, deps)
     _account_routes(routes, deps)
+    _budget_routes(routes, deps)
     return routes
 
 
@@ -71,3 +85,30 @@ def _account_routes(routes: APIRouter, deps: MemberDeps) -> None:
                 deps.database, member.actor, tenant_id=member.tenant_id, usd=body.budget_usd
             )
         )
+
+
+def _budget_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/budgets", summary="Monthly budgets of projects and keys")
+    async def list_budgets(member: Annotated[Member, auth]) -> list[ScopeBudgetOut]:
+        rows = await admin_budgets.list_budgets(deps.database, member.actor, tenant_id=member.tenant_id)
+        return [ScopeBudgetOut.model_validate(row) for row in rows]
+
+    @routes.put(
+        "/budgets/{scope}/{scope_id}",
+        summary="Set or remove the monthly budget of a project or key (owners)",
+    )
+    async def set_scope_budget(
+        member: Annotated[Member, auth], scope: BudgetScope, scope_id: UUID, body: BudgetUpdate
+    ) -> list[ScopeBudgetOut]:
+        """New requests beyond it get 402 `budget_exceeded`; open requests count with what they may cost."""
+        rows = await admin_budgets.set_budget(
+            deps.database,
+            member.actor,
+            tenant_id=member.tenant_id,
+            scope=scope,
+            scope_id=scope_id,
+            usd=body.budget_usd,
+        )
+        return [ScopeBudgetOut.model_validate(row) for row in rows]

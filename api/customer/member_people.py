@@ -1,18 +1,50 @@
 """Members manage the people of their organisation, their own tokens and their own password."""
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
+from admin import invitations as admin_invitations
 from admin import logins as admin_logins
+from admin import sessions as admin_sessions
 from admin import users as admin_users
 from admin.actor import user_id_of
-from api.admin.deps import After, Limit, Page, RequestBody, to_page
+from api.admin.deps import After, Limit, Page, RequestBody, ResponseModel, to_page
 from api.admin.users import CreatedTokenOut, Password, RoleUpdate, TokenCreate, TokenOut, UserOut
 from api.customer.member_deps import Member, MemberDeps
+from billing.notifications.mail import parse_smtp
 from tenants.names import PASSWORD_MAX_LENGTH
+
+
+class InvitationOut(ResponseModel):
+    """An invitation without its secret."""
+
+    id: UUID
+    email: str
+    role: str
+    invited_by: str
+    status: Literal["open", "accepted", "revoked", "expired"]
+    created_at: datetime
+    expires_at: datetime
+
+
+class InvitedOut(InvitationOut):
+    """A new invitation."""
+
+    mailed: bool
+    secret: str | None = Field(
+        description="To pass on to the person when no mail was sent; returned only in this response."
+    )
+
+
+class InvitationCreate(RequestBody):
+    """Whom to invite, and with which role."""
+
+    email: str = Field(max_length=254, examples=["ada@example.com"])
+    role: Literal["tenant_owner", "tenant_developer", "tenant_viewer"]
 
 
 class PasswordChange(RequestBody):
@@ -26,6 +58,7 @@ def router(deps: MemberDeps) -> APIRouter:
     """Routes of people, tokens and the own password."""
     routes = deps.router("people")
     _people_routes(routes, deps)
+    _invitation_routes(routes, deps)
     _token_routes(routes, deps)
     return routes
 
@@ -69,6 +102,45 @@ def _people_routes(routes: APIRouter, deps: MemberDeps) -> None:
         )
 
 
+def _invitation_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/invitations", summary="List invitations, closed ones included")
+    async def list_invitations(
+        member: Annotated[Member, auth], limit: Limit = 100, after: After = None
+    ) -> Page[InvitationOut]:
+        rows = await admin_invitations.list_invitations(
+            deps.database, member.actor, tenant_id=member.tenant_id, limit=limit + 1, after=after
+        )
+        return to_page(rows, limit, InvitationOut)
+
+    @routes.post("/invitations", status_code=201, summary="Invite a person by mail (owners)")
+    async def invite(
+        member: Annotated[Member, auth], body: InvitationCreate, response: Response
+    ) -> InvitedOut:
+        settings = deps.admin.settings
+        made = await admin_invitations.invite(
+            deps.database,
+            member.actor,
+            pepper=deps.admin.pepper,
+            smtp=parse_smtp(settings.smtp_url.get_secret_value(), settings.smtp_from),
+            tenant_id=member.tenant_id,
+            email=body.email,
+            role=body.role,
+        )
+        response.headers["cache-control"] = "no-store"
+        view = InvitationOut.model_validate(made.view)
+        return InvitedOut(**view.model_dump(), mailed=made.mailed, secret=made.secret)
+
+    @routes.post("/invitations/{invitation_id}/revoke", summary="Revoke an open invitation (owners)")
+    async def revoke_invitation(member: Annotated[Member, auth], invitation_id: UUID) -> InvitationOut:
+        return InvitationOut.model_validate(
+            await admin_invitations.revoke_invitation(
+                deps.database, member.actor, tenant_id=member.tenant_id, invitation_id=invitation_id
+            )
+        )
+
+
 def _token_routes(routes: APIRouter, deps: MemberDeps) -> None:
     auth = Depends(deps.member)
 
@@ -97,6 +169,10 @@ def _token_routes(routes: APIRouter, deps: MemberDeps) -> None:
         return TokenOut.model_validate(
             await admin_logins.revoke_admin_token(deps.admin.for_revocations, member.actor, token_id=token_id)
         )
+
+    @routes.delete("/sessions", status_code=204, summary="End all own sessions, this one included")
+    async def end_sessions(member: Annotated[Member, auth]) -> None:
+        await admin_sessions.end_sessions(deps.admin.for_revocations, member.actor)
 
     @routes.post("/password", status_code=204, summary="Change the own password")
     async def change_password(

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from fastapi import APIRouter, Request
 
 from api.customer.model_views import ModelViews
+from api.key_restrictions import KeyRestrictions
 from core.errors import AuthenticationFailed
 from tenants.principal import Principal
 
@@ -16,7 +17,7 @@ class Keys(Protocol):
         """Return the principal of a key. Raises AuthenticationFailed or TenantSuspended."""
 
 
-def router(keys: Keys, views: ModelViews) -> APIRouter:
+def router(keys: Keys, views: ModelViews, restrictions: KeyRestrictions) -> APIRouter:
     """The models endpoints. All need an API key, since prices may be those of the caller's contract."""
     routes = APIRouter(prefix="/v1", tags=["models"])
 
@@ -26,7 +27,7 @@ def router(keys: Keys, views: ModelViews) -> APIRouter:
             raise AuthenticationFailed(
                 "No API key: send it as 'Authorization: Bearer pen_live_...'.", code="missing_api_key"
             )
-        return await keys.authenticate(token.strip())
+        return restrictions.check(await keys.authenticate(token.strip()), request.scope, "models")
 
     @routes.get("/models", summary="Models this key may use")
     async def list_models(request: Request) -> dict[str, Any]:

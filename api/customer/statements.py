@@ -10,7 +10,9 @@ from fastapi.security import HTTPAuthorizationCredentials
 from admin import statements as admin_statements
 from admin.actor import Actor
 from api.admin.deps import ERROR_RESPONSES, AdminDeps, SizeLimitedRoute
+from api.client_address import ClientAddresses
 from api.customer.organization import member_actor, member_bearer
+from api.key_restrictions import KeyRestrictions
 from billing.ledger.months import parse_month
 from billing.statements.issue import Statement
 from core.errors import AuthenticationFailed, InvalidRequest
@@ -59,19 +61,34 @@ def _key_routes(deps: AdminDeps) -> APIRouter:
 
 
 def _receipt_routes(deps: AdminDeps, keys: Keys) -> APIRouter:
+    restrictions = KeyRestrictions(ClientAddresses(deps.settings.trusted_proxies))
     routes = APIRouter(
         prefix="/v1", tags=["generations"], responses=ERROR_RESPONSES, route_class=SizeLimitedRoute
     )
 
-    @routes.get("/generations/{id}/receipt", summary="Signed receipt of one request", response_model=None)
-    async def receipt(id: UUID, request: Request) -> Response:
-        """Usage, cost, prices and transfers of one request of the key's own project."""
+    async def caller(request: Request) -> Principal:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise AuthenticationFailed(
                 "No API key: send it as 'Authorization: Bearer pen_live_...'.", code="missing_api_key"
             )
-        principal = await keys.authenticate(token.strip())
+        return restrictions.check(await keys.authenticate(token.strip()), request.scope, "generations")
+
+    @routes.get("/generations/{id}", summary="Tokens, cost and times of one request", response_model=None)
+    async def generation(id: UUID, request: Request) -> dict[str, Any]:
+        """Of a settled request of the key's own project: tokens by class, exact cost, outcome, times."""
+        principal = await caller(request)
+        return await admin_statements.generation(
+            deps.for_customers,
+            tenant_id=principal.tenant_id,
+            request_id=id,
+            project_id=principal.project_id,
+        )
+
+    @routes.get("/generations/{id}/receipt", summary="Signed receipt of one request", response_model=None)
+    async def receipt(id: UUID, request: Request) -> Response:
+        """Usage, cost, prices and transfers of one request of the key's own project."""
+        principal = await caller(request)
         document = await admin_statements.signed_receipt(
             deps.for_customers,
             settings=deps.settings,

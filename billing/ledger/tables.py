@@ -2,6 +2,7 @@
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Computed,
@@ -45,6 +46,7 @@ billing_accounts = Table(
     ),
     pico("credit_limit", nullable=True),
     instant("created_at", now=True),
+    Column("has_scope_budgets", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint("balance >= 0", name="balance"),
 )
 """One row per tenant, locked by every booking: prepaid `balance`, postpaid `owed` and `invoiced`, money held."""
@@ -226,6 +228,18 @@ approval_limit = Table(
     CheckConstraint("amount >= 0", name="amount"),
 )
 """What one person may move alone. One row; the first start stores it."""
+
+starter_credit = Table(
+    "starter_credit",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False, server_default="1"),
+    pico("amount"),
+    Column("expires_days", Integer),
+    CheckConstraint("id = 1", name="one_row"),
+    CheckConstraint("amount >= 0", name="amount"),
+    CheckConstraint("expires_days > 0", name="expires_days"),
+)
+"""What each new prepaid organisation gets once. At most one row."""
 
 adjustments = Table(
     "adjustments",

@@ -196,6 +196,7 @@ class HoldManager:
             needed=int(row["needed"] or 0),
             open_requests=int(row["open_holds"] or 0),
             top_up_url=self._top_up_url,
+            budget_scope=row["budget_scope"] or "tenant",
         )
 
     # -- voids, extensions, renewals -------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ def hold_refusal(
     needed: int,
     open_requests: int,
     top_up_url: str,
+    budget_scope: str = "tenant",
 ) -> PenstockError:
     """The error for a `verdict` of `penstock_hold` other than `granted`; amounts are picodollars.
 
     `funds` is the balance, or the rest of the monthly budget, before open holds (`held`) are subtracted.
+    `budget_scope`: whose budget is exceeded.
     """
     if verdict == "unpriced":
         return Unavailable(
@@ -40,12 +42,14 @@ def hold_refusal(
     }
     facts = (
         f"it needs up to ${details['needed_usd']}; ${pico_to_usd(max(funds, 0))} are left, of which "
-        f"${details['held_usd']} are held by {open_requests} open requests"
+        f"${details['held_usd']} are held by open requests (the organisation has {open_requests})"
     )
     if verdict == "budget_exceeded":
+        whose = "" if budget_scope == "tenant" else f" of the {budget_scope}"
         return BudgetExceeded(
-            f"the monthly budget does not cover this request: {facts}. Raise the budget or ask for fewer tokens.",
-            details=details,
+            f"the monthly budget{whose} does not cover this request: {facts}. "
+            "Raise the budget or ask for fewer tokens.",
+            details=details | {"budget_scope": budget_scope},
         )
     return InsufficientCredit(
         f"the credit does not cover this request: {facts}. Add credit or ask for fewer tokens.",

@@ -7,6 +7,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Date,
     DateTime,
     Enum,
     ForeignKey,
@@ -25,7 +26,7 @@ from sqlalchemy import (
 )
 
 from billing.metering.records import Outcome
-from core.columns import count, instant, pico, string, uid
+from core.columns import count, instant, pico, string, tenant, uid
 from core.db import metadata
 
 _HOLD_STATE = Enum("open", "settled", "voided", "expired", name="hold_state")
@@ -55,6 +56,20 @@ holds = Table(
     postgresql_partition_by="RANGE (request_id)",
 )
 """Money reserved for a request. Mutable and not part of the ledger; each hold is resolved once."""
+
+scope_budgets = Table(
+    "scope_budgets",
+    metadata,
+    Column("scope_id", Uuid, primary_key=True),
+    tenant(),
+    string("scope"),
+    pico("amount"),
+    pico("held", zero=True),
+    pico("spent_month", zero=True),
+    Column("month", Date, nullable=False),
+    Index(None, "tenant_id"),
+)
+"""Monthly budgets of projects and keys, with their open holds and what they have spent. Locked by the account's row."""
 
 usage_dims = Table(
     "usage_dims",

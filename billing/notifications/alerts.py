@@ -1,9 +1,10 @@
 """Budget and low-balance alerts: notices when spending reaches thresholds of a budget, or credit runs low.
 
-An organisation's budget is `billing_accounts.budget`. Holds enforce it (new requests get 402), and it alerts at
-THRESHOLDS without a rule. Budgets of projects and keys are rules here, which alert and do not stop requests. An
-organisation's spending is the account's counter; that of a project or key is the exact sum of its usage in the UTC
-month. Each threshold fires once per month and scope; when several are crossed together, one notice names the highest.
+An organisation's budget is `billing_accounts.budget`, those of projects and keys are in `scope_budgets`. Holds enforce
+them (new requests get 402), and they alert at THRESHOLDS without a rule. A rule on a project or key has an amount of
+its own, which alerts and stops nothing. An organisation's spending is the account's counter; that of a project or key
+is the exact sum of its usage in the UTC month. Each threshold fires once per month and scope; when several are crossed
+together, one notice names the highest.
 """
 
 from typing import Any, Literal
@@ -33,7 +34,7 @@ class AlertView(msgspec.Struct, frozen=True):
     """A budget or low-balance alert with its present state; amounts are exact decimal dollars."""
 
     id: UUID | None
-    """None = the organisation's budget with the default thresholds, which has no rule."""
+    """None = a budget that stops requests, with the default thresholds, which has no rule."""
     tenant_id: UUID
     kind: str
     scope: str
@@ -163,7 +164,12 @@ _STATES = text("""
         SELECT NULL, b.tenant_id, 'budget', 'tenant', b.tenant_id, CAST(:defaults AS smallint[]), NULL, b.budget
         FROM billing_accounts b WHERE b.budget > 0 AND (CAST(:tenant AS uuid) IS NULL OR b.tenant_id = :tenant)
             AND NOT EXISTS (SELECT 1 FROM alert_rules r WHERE r.tenant_id = b.tenant_id AND r.kind = 'budget'
-                AND r.scope = 'tenant')),
+                AND r.scope = 'tenant')
+        UNION ALL
+        SELECT NULL, s.tenant_id, 'budget', s.scope, s.scope_id, CAST(:defaults AS smallint[]), NULL, s.amount
+        FROM scope_budgets s WHERE s.amount > 0 AND (CAST(:tenant AS uuid) IS NULL OR s.tenant_id = :tenant)
+            AND NOT EXISTS (SELECT 1 FROM alert_rules r WHERE r.kind = 'budget' AND r.tenant_id = s.tenant_id
+                AND r.scope_id = s.scope_id)),
     watched AS (SELECT DISTINCT tenant_id FROM rules WHERE kind = 'budget' AND scope <> 'tenant'),
     dirty AS MATERIALIZED (
         SELECT DISTINCT hour FROM dirty_hours, now WHERE hour >= now.month AND EXISTS (SELECT 1 FROM watched)),
@@ -268,7 +274,7 @@ async def _fire_budget(connection: AsyncConnection, state: Row[Any]) -> int:
     name = await _scope_name(connection, state)
     consequence = (
         "New requests are refused with 402 until the budget is raised or the month ends (UTC)."
-        if state.scope == "tenant" and highest >= 100
+        if highest >= 100 and (state.scope == "tenant" or state.id is None)
         else "Requests go on."
     )
     await notify(

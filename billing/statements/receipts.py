@@ -50,12 +50,7 @@ async def receipt_body(
     For an id that is only minutes old, the message says that the request may not be settled yet.
     """
     bound = {"request": request_id, "tenant": tenant_id}
-    row = (await connection.execute(_USAGE, {**bound, "project": project_id})).one_or_none()
-    if row is None:
-        hint = (
-            " It began a moment ago and may still run: ask again shortly." if _is_recent(request_id) else ""
-        )
-        raise NotFound(f"There is no settled request with the id {request_id}.{hint}", param="id")
+    row = await _usage(connection, tenant_id, request_id, project_id)
     free = row.ended_as in ("engine_failed", "zero_output")
     return {
         "type": TYPE,
@@ -84,6 +79,52 @@ async def receipt_body(
         "why": _explanation(row),
         "ledger": [_booking(one) for one in await connection.execute(_BOOKED, bound)],
     }
+
+
+async def generation_body(
+    connection: AsyncConnection, tenant_id: UUID, request_id: UUID, *, project_id: UUID
+) -> dict[str, Any]:
+    """A settled request of a project, for programs: counts and microseconds as numbers, dollars exact as text.
+
+    `prefill_us` is what the first token took beyond the queue. Raises NotFound as `receipt_body` does.
+    """
+    row = await _usage(connection, tenant_id, request_id, project_id)
+    return {
+        "object": "generation",
+        "id": str(request_id),
+        "model": row.model,
+        "service_tier": row.tier,
+        "region": row.region,
+        "stream": row.stream,
+        "attempts": row.attempts,
+        "outcome": row.ended_as,
+        "tokens": _tokens(row),
+        "unbilled_tokens": {"input": row.unbilled_input_tokens, "output": row.unbilled_output_tokens},
+        "cost_usd": pico_to_usd(int(row.cost)),
+        "list_cost_usd": pico_to_usd(int(row.list_cost)),
+        "price_version": row.price_version,
+        "list_price_version": row.list_price_version,
+        "admitted_at": format_instant(row.admitted_at),
+        "ended_at": format_instant(row.ended_at),
+        "queue_us": row.queue_us,
+        "prefill_us": max(row.ttft_us - row.queue_us, 0),
+        "first_token_us": row.ttft_us,
+        "total_us": row.duration_us,
+    }
+
+
+async def _usage(
+    connection: AsyncConnection, tenant_id: UUID, request_id: UUID, project_id: UUID | None
+) -> Row[Any]:
+    """The request's usage with its prices. Raises NotFound."""
+    bound = {"request": request_id, "tenant": tenant_id, "project": project_id}
+    row = (await connection.execute(_USAGE, bound)).one_or_none()
+    if row is None:
+        hint = (
+            " It began a moment ago and may still run: ask again shortly." if _is_recent(request_id) else ""
+        )
+        raise NotFound(f"There is no settled request with the id {request_id}.{hint}", param="id")
+    return row
 
 
 def _is_recent(request_id: UUID) -> bool:

@@ -83,10 +83,27 @@ class Account(msgspec.Struct, frozen=True):
         return None if self.credit_limit is None else max(self.credit_limit - self.owed - self.invoiced, 0)
 
 
+class ScopeBudget(msgspec.Struct, frozen=True):
+    """A row of scope_budgets."""
+
+    tenant: UUID
+    scope: str
+    amount: int
+    held: int
+    spent_month: int
+    month: tuple[int, int]
+
+    def spent(self, now: int) -> int:
+        """penstock_scope_spent."""
+        return self.spent_month if self.month == month_of(now) else 0
+
+
 class Hold(msgspec.Struct, frozen=True):
     """A row of holds."""
 
     tenant: UUID
+    scopes: tuple[UUID, UUID]
+    """Project and key."""
     price: int
     output_tokens: int
     amount: int
@@ -98,6 +115,8 @@ class UsageRow(msgspec.Struct, frozen=True):
     """A row of usage_rows with its tenant."""
 
     tenant: UUID
+    scopes: tuple[UUID, UUID]
+    """Project and key."""
     outcome: str
     ended_at: int
     late: bool
@@ -137,6 +156,7 @@ class SqlModel:
         """pg_postmaster_start_time()."""
         self.prices: dict[int, Price] = {}
         self.accounts: dict[UUID, Account] = {}
+        self.budgets: dict[UUID, ScopeBudget] = {}
         self.holds: dict[UUID, Hold] = {}
         self.usage: dict[UUID, UsageRow] = {}
         self.transfers: dict[tuple[UUID, str], Transfer] = {}
@@ -170,6 +190,12 @@ class SqlModel:
         if changed.balance < 0:
             raise RefusedByDatabase(f"balance {changed.balance} of {account.tenant}")
         self.put(self.accounts, account.tenant, changed)
+
+    def _hold_in_scopes(self, scopes: Iterable[UUID], amount: int) -> None:
+        for scope in scopes:
+            budget = self.budgets.get(scope)
+            if budget is not None:
+                self.put(self.budgets, scope, replace(budget, held=budget.held + amount))
 
     def _book(
         self, tenant: UUID, kind: str, debit: str, credit: str, amount: int, source: UUID, effective_at: int
@@ -211,6 +237,27 @@ class SqlModel:
         )
         return True
 
+    def set_scope_budget(self, tenant: UUID, scope: str, scope_id: UUID, amount: int | None) -> bool:
+        """penstock_set_scope_budget; None can only remove a budget that was never there, as rows cannot be deleted."""
+        known = self.budgets.get(scope_id)
+        if amount is None or tenant not in self.accounts:
+            assert known is None
+            return tenant in self.accounts
+        month = month_of(self.now())
+        if known is not None:
+            self.put(self.budgets, scope_id, replace(known, amount=amount))
+            return True
+        held = sum(
+            one.amount for one in self.holds.values() if one.state == "open" and scope_id in one.scopes
+        )
+        spent = sum(
+            one.cost
+            for one in self.usage.values()
+            if scope_id in one.scopes and month_of(one.ended_at) >= month
+        )
+        self.put(self.budgets, scope_id, ScopeBudget(tenant, scope, amount, held, spent, month))
+        return True
+
     def price(self, model: str, tier: str, tenant: UUID | None) -> Price | None:
         """penstock_price."""
         fitting = [one for one in self.prices.values() if (one.model, one.tier) == (model, tier)]
@@ -237,15 +284,16 @@ class SqlModel:
         order = sorted(range(len(requests)), key=lambda i: (tenants[i], i))
         return [
             self._hold_one(
-                requests[i], tenants[i], models[i], tiers[i], inputs[i], outputs[i], defaults[i],
+                requests[i], tenants[i], (projects[i], keys[i]), models[i], tiers[i], inputs[i], outputs[i],
+                defaults[i],
                 bool(wholes[i]) if i < len(wholes) else False,
             )
             for i in order
         ]  # fmt: skip
 
     def _hold_one(
-        self, request: UUID, tenant: UUID, model: str, tier: str, inputs: int, outputs: int, default: int,
-        asked_whole: bool,
+        self, request: UUID, tenant: UUID, scopes: tuple[UUID, UUID], model: str, tier: str, inputs: int,
+        outputs: int, default: int, asked_whole: bool,
     ) -> dict[str, Any]:  # fmt: skip
         now = self.now()
         row: dict[str, Any] = dict.fromkeys(_HOLD_COLUMNS)
@@ -267,8 +315,12 @@ class SqlModel:
             row[f"{prefix}_cached"], row[f"{prefix}_output"] = one.cached_input, one.output
             row[f"{prefix}_reasoning"] = one.reasoning
         rate = max(price.output, price.reasoning)
-        limits = [one for one in (funds, budget) if one is not None]
-        left = min(limits) - account.held if limits else None
+        own = [self.budgets[one] for one in scopes if one in self.budgets]
+        own.sort(key=lambda one: (one.amount - one.spent(now) - one.held, one.scope))
+        rests = [one.amount - one.spent(now) for one in own]
+        limits = [one - account.held for one in (funds, budget) if one is not None]
+        limits += [one.amount - one.spent(now) - one.held for one in own]
+        left = min(limits) if limits else None
         prompt = max(inputs, 0) * max(price.input, price.cached_input)
         tokens = outputs
         if asked_whole:
@@ -282,13 +334,17 @@ class SqlModel:
         row.update(output_tokens=tokens, needed=needed)
         if left is not None and needed > left:
             if funds is not None and needed > funds - account.held:
-                can_wait = needed <= funds and (budget is None or needed <= budget)
+                can_wait = all(needed <= one for one in (funds, budget, *rests) if one is not None)
                 return {**row, "verdict": "insufficient_credit", "can_wait": can_wait}
-            assert budget is not None
-            return {**row, "verdict": "budget_exceeded", "funds": budget, "can_wait": needed <= budget}
+            row["can_wait"] = all(needed <= one for one in (budget, *rests) if one is not None)
+            if budget is not None and needed > budget - account.held:
+                return {**row, "verdict": "budget_exceeded", "funds": budget, "budget_scope": "tenant"}
+            facts = {"funds": own[0].amount - own[0].spent(now), "held": own[0].held}
+            return {**row, "verdict": "budget_exceeded", "budget_scope": own[0].scope, **facts}
         if request in self.holds:
             return {**row, "verdict": "duplicate"}
-        self.put(self.holds, request, Hold(tenant, price.id, tokens, needed, now))
+        self.put(self.holds, request, Hold(tenant, scopes, price.id, tokens, needed, now))
+        self._hold_in_scopes(scopes, needed)
         self._change(account, held=account.held + needed, open_holds=account.open_holds + 1)
         return {**row, "verdict": "granted", "amount": needed}
 
@@ -305,9 +361,12 @@ class SqlModel:
                 account, price = self.accounts[hold.tenant], self.prices[hold.price]
                 cost = more * max(price.output, price.reasoning)
                 budget = None if account.budget is None else account.budget - account.spent(now)
-                limits = [one for one in (account.funds, budget) if one is not None]
-                extended = not limits or cost <= min(limits) - account.held
+                limits = [one - account.held for one in (account.funds, budget) if one is not None]
+                own = [self.budgets[one] for one in hold.scopes if one in self.budgets]
+                limits += [one.amount - one.spent(now) - one.held for one in own]
+                extended = not limits or cost <= min(limits)
                 if extended:
+                    self._hold_in_scopes(hold.scopes, cost)
                     changed = replace(
                         hold,
                         amount=hold.amount + cost,
@@ -338,6 +397,7 @@ class SqlModel:
                 left.append(request)
                 continue
             self.put(self.holds, request, replace(hold, state=state))
+            self._hold_in_scopes(hold.scopes, -hold.amount)
             account = self.accounts[hold.tenant]
             self._change(account, held=account.held - hold.amount, open_holds=account.open_holds - 1)
         return left
@@ -452,6 +512,7 @@ class SqlModel:
         cost = 0 if record.free else _cost(self.prices[record.price_version], record)
         return UsageRow(
             tenant=record.tenant_id,
+            scopes=(record.project_id, record.key_id),
             outcome=record.outcome,
             ended_at=now if late or claimed > now else claimed,
             late=late,
@@ -497,8 +558,15 @@ class SqlModel:
             open_holds=account.open_holds - len(released),
             **self._spent(account, costs, now),
         )
+        for scope in {one for request in requests for one in self.usage[request].scopes}:
+            budget = self.budgets.get(scope)
+            if budget is not None:
+                within = {one: cost for one, cost in costs.items() if scope in self.usage[one].scopes}
+                freed = sum(held.get(one, 0) for one in within)
+                counted = self._spent(budget, within, now)
+                self.put(self.budgets, scope, replace(budget, held=budget.held - freed, **counted))
 
-    def _spent(self, account: Account, costs: dict[UUID, int], now: int) -> dict[str, Any]:
+    def _spent(self, account: Account | ScopeBudget, costs: dict[UUID, int], now: int) -> dict[str, Any]:
         """The budget's counter after costs, each in the month of its row: the present one or the one before."""
         present = month_of(now)
         before = (present[0] - (present[1] == 1), (present[1] - 2) % 12 + 1)
@@ -523,5 +591,5 @@ def _cost(price: Price, record: SettleRow) -> int:
 _HOLD_COLUMNS = (
     "request_id", "verdict", "can_wait", "admitted_at", "price_id", "price_input", "price_cached", "price_output",
     "price_reasoning", "list_id", "list_input", "list_cached", "list_output", "list_reasoning", "amount",
-    "output_tokens", "whole", "needed", "funds", "held", "open_holds",
+    "output_tokens", "whole", "needed", "funds", "held", "open_holds", "budget_scope",
 )  # fmt: skip

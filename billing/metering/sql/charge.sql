@@ -15,8 +15,10 @@ DECLARE
     v_ends timestamptz[] := '{}';
     v_paid numeric[] := '{}';
     v_lost numeric[] := '{}';
+    v_scopes boolean;
 BEGIN
-    PERFORM 1 FROM billing_accounts b WHERE b.tenant_id = ANY (p_tenants) ORDER BY b.tenant_id FOR UPDATE;
+    SELECT bool_or(l.has_scope_budgets) INTO v_scopes FROM (SELECT b.has_scope_budgets FROM billing_accounts b
+        WHERE b.tenant_id = ANY (p_tenants) ORDER BY b.tenant_id FOR UPDATE) l;
     FOR s IN
         SELECT n.*, b.balance - b.held + sum(n.held - n.cost) FILTER (WHERE n.cost <= n.held)
                 OVER (PARTITION BY n.tenant) AS sure, b.balance - b.held AS free
@@ -63,6 +65,9 @@ BEGIN
             SELECT p.tenant, 0, NULL, NULL, p.paid FROM unnest(v_tenants, v_paid) AS p (tenant, paid)) t
         GROUP BY t.tenant) n
     WHERE b.tenant_id = n.tenant;
+    IF v_scopes THEN
+        PERFORM penstock_charge_scopes(p_requests, p_costs, p_ends, p_held, p_month);
+    END IF;
 END $$;
 
 -- p_amounts, which belong to p_some, at the places of p_all; null at the other places. Both lists are sorted, and

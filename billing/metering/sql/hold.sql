@@ -4,8 +4,10 @@
 --   can_wait      the refusal is caused by open holds only
 --   price_*       the pinned version and its rates (picodollars a token); list_*: the list version beside it
 --   amount        the hold, null when refused; needed: the amount requested (picodollars)
---   funds         the account's funds, or the rest of its budget for budget_exceeded; null without a limit
---   held          open holds of the account before this one; open_holds: how many
+--   funds         the account's funds, or the rest of the exceeded budget for budget_exceeded; null without a limit
+--   held          open holds of the account before this one, or of the scope of the exceeded budget; open_holds: how many
+--                 the account has
+--   budget_scope  whose budget is exceeded: tenant, project or key; else null
 -- p_inputs and p_outputs are upper bounds in tokens. A request without a bound (p_outputs[i] <= 0) may use the rest
 -- of its context, p_defaults[i]: it holds at most 4096 output tokens and at most a quarter of what is available.
 -- p_whole[i] asks for a hold of all that the answer may cost, so that the engine may be asked for it in one piece;
@@ -20,7 +22,8 @@ RETURNS TABLE (
     request_id uuid, verdict text, can_wait boolean, admitted_at timestamptz,
     price_id bigint, price_input bigint, price_cached bigint, price_output bigint, price_reasoning bigint,
     list_id bigint, list_input bigint, list_cached bigint, list_output bigint, list_reasoning bigint,
-    amount numeric, output_tokens bigint, whole boolean, needed numeric, funds numeric, held numeric, open_holds integer)
+    amount numeric, output_tokens bigint, whole boolean, needed numeric, funds numeric, held numeric, open_holds integer,
+    budget_scope text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -38,6 +41,8 @@ DECLARE
     v_funds numeric;
     v_budget numeric;
     v_left numeric;
+    v_scope scope_budgets;
+    v_scope_rest numeric;
     v_input numeric;
     v_rate numeric;
 BEGIN
@@ -70,7 +75,7 @@ BEGIN
         END IF;
         request_id := p_requests[i]; can_wait := false; admitted_at := v_now;
         amount := NULL; output_tokens := NULL; whole := false; needed := NULL; price_id := NULL; list_id := NULL;
-        funds := v_funds; held := a.held; open_holds := a.open_holds;
+        funds := v_funds; held := a.held; open_holds := a.open_holds; budget_scope := NULL;
         IF a.tenant_id IS NULL THEN
             verdict := v_absent;
             RETURN NEXT;
@@ -98,6 +103,16 @@ BEGIN
         list_id := l.id; list_input := l.input; list_cached := l.cached_input;
         list_output := l.output; list_reasoning := l.reasoning;
         v_left := least(v_funds, v_budget) - a.held;
+        v_scope := NULL;
+        v_scope_rest := NULL;
+        IF a.has_scope_budgets THEN
+            -- The budget with the least left. What both leave for new work once no hold is open decides can_wait.
+            SELECT min(b.amount - penstock_scope_spent(b)) INTO v_scope_rest FROM scope_budgets b
+                WHERE b.scope_id IN (p_projects[i], p_keys[i]);
+            SELECT * INTO v_scope FROM scope_budgets b WHERE b.scope_id IN (p_projects[i], p_keys[i])
+                ORDER BY b.amount - penstock_scope_spent(b) - b.held, b.scope LIMIT 1;
+            v_left := least(v_left, v_scope.amount - penstock_scope_spent(v_scope) - v_scope.held);
+        END IF;
         v_input := greatest(p_inputs[i], 0) * greatest(p.input, p.cached_input)::numeric;
         output_tokens := p_outputs[i];
         IF p_whole[i] THEN
@@ -114,11 +129,18 @@ BEGIN
         IF needed > v_left THEN
             IF needed > v_funds - a.held THEN
                 verdict := 'insufficient_credit';
-                can_wait := needed <= v_funds AND coalesce(needed <= v_budget, true);
+                can_wait := needed <= least(v_funds, v_budget, v_scope_rest);
             ELSE
                 verdict := 'budget_exceeded';
-                funds := v_budget;
-                can_wait := needed <= funds;
+                can_wait := needed <= least(v_budget, v_scope_rest);
+                IF needed > v_budget - a.held THEN
+                    budget_scope := 'tenant';
+                    funds := v_budget;
+                ELSE
+                    budget_scope := v_scope.scope;
+                    funds := v_scope.amount - penstock_scope_spent(v_scope);
+                    held := v_scope.held;
+                END IF;
             END IF;
         ELSE
             INSERT INTO holds (request_id, tenant_id, project_id, key_id, model, incarnation, price_version,
@@ -132,6 +154,10 @@ BEGIN
                 a.held := a.held + needed;
                 a.open_holds := a.open_holds + 1;
                 v_changed := true;
+                IF v_scope.scope_id IS NOT NULL THEN
+                    UPDATE scope_budgets b SET held = b.held + needed
+                        WHERE b.scope_id IN (p_projects[i], p_keys[i]);
+                END IF;
             ELSE
                 verdict := 'duplicate';
             END IF;

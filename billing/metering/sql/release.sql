@@ -7,6 +7,8 @@ DECLARE
     v_free uuid[];
     v_left uuid[];
     v_tenants uuid[];
+    v_projects uuid[];
+    v_keys uuid[];
     v_amounts numeric[];
 BEGIN
     PERFORM 1 FROM holds h WHERE h.request_id = ANY (p_requests) ORDER BY h.request_id FOR UPDATE;
@@ -17,14 +19,18 @@ BEGIN
     closed AS (
         UPDATE holds h SET state = p_state, closed_at = clock_timestamp()
         FROM found WHERE h.request_id = found.request_id AND found.state = 'open' AND found.free
-        RETURNING h.tenant_id, h.amount)
-    SELECT array_agg(c.tenant_id), array_agg(c.amount),
+        RETURNING h.tenant_id, h.project_id, h.key_id, h.amount)
+    SELECT array_agg(c.tenant_id), array_agg(c.project_id), array_agg(c.key_id), array_agg(c.amount),
         (SELECT array_agg(f.request_id) FROM found f WHERE f.state = 'open' AND NOT f.free)
-        INTO v_tenants, v_amounts, v_left FROM closed c;
+        INTO v_tenants, v_projects, v_keys, v_amounts, v_left FROM closed c;
     UPDATE billing_accounts b SET held = b.held - s.amount, open_holds = b.open_holds - s.holds
         FROM (SELECT tenant, sum(amount) AS amount, count(*)::integer AS holds
             FROM unnest(v_tenants, v_amounts) AS t (tenant, amount) GROUP BY tenant) s
         WHERE b.tenant_id = s.tenant;
+    UPDATE scope_budgets b SET held = b.held - s.amount
+        FROM (SELECT scope, sum(amount) AS amount
+            FROM unnest(v_projects || v_keys, v_amounts || v_amounts) AS t (scope, amount) GROUP BY scope) s
+        WHERE b.scope_id = s.scope;
     RETURN coalesce(v_left, '{}');
 END $$;
 

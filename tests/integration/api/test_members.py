@@ -6,6 +6,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import text
 
 from admin import users as admin_users
 from admin.users import create_admin_token
@@ -75,6 +76,9 @@ def acts(acme: Organisation, other: str) -> list[tuple[str, str, object, tuple[i
         ("GET", "/account", None, everyone),
         ("GET", "/account/lots", None, everyone),
         ("PUT", "/account/budget", {"budget_usd": "5"}, owners),
+        ("GET", "/budgets", None, everyone),
+        ("PUT", f"/budgets/key/{acme.key_id}", {"budget_usd": "5"}, owners),
+        ("PUT", f"/budgets/project/{acme.project_id}", {"budget_usd": None}, owners),
         ("GET", "/projects", None, everyone),
         ("POST", "/projects", {"name": uuid4().hex}, (201, 403, 403)),
         ("GET", "/keys", None, everyone),
@@ -88,9 +92,15 @@ def acts(acme: Organisation, other: str) -> list[tuple[str, str, object, tuple[i
         ("POST", f"/users/{other}/role", {"role": "tenant_developer"}, owners),
         ("POST", f"/users/{other}/disable", None, owners),
         ("POST", f"/users/{other}/enable", None, owners),
+        ("GET", "/invitations", None, everyone),
+        ("POST", "/invitations", {"email": "new@example.com", "role": "tenant_viewer"}, (201, 403, 403)),
+        ("POST", f"/invitations/{acme.tenant_id}/revoke", None, (404, 403, 403)),
+        ("DELETE", "/sessions", None, (204, 204, 204)),
         ("GET", "/tokens", None, everyone),
         ("POST", "/tokens", {"name": "laptop"}, (201, 201, 201)),
         ("POST", "/password", {"current": "wrong", "new": "battery staple horse"}, (401, 401, 401)),
+        ("PATCH", key, {"networks": ["203.0.113.0/24"], "scopes": ["inference"]}, key_managers),
+        ("POST", f"{key}/rotate", {"overlap_s": 60}, key_managers),
         ("POST", f"{key}/revoke", None, key_managers),
         ("POST", f"{project}/archive", None, owners),
         ("POST", f"{project}/restore", None, owners),
@@ -113,18 +123,29 @@ async def test_each_role_may_do_what_it_needs(
 async def test_every_route_is_in_the_table_of_roles(client: httpx.AsyncClient, acme: Organisation) -> None:
     app = client._transport.app  # type: ignore[attr-defined]
     listed = {(method, path) for method, path, _, _ in acts(acme, "OTHER")}
-    names = {str(acme.key_id): "{key_id}", str(acme.project_id): "{project_id}", "OTHER": "{user_id}"}
+    names = {
+        str(acme.key_id): "{key_id}",
+        str(acme.project_id): "{project_id}",
+        str(acme.tenant_id): "{invitation_id}",
+        "OTHER": "{user_id}",
+    }
     covered = set()
     for method, path in listed:
         for value, name in names.items():
             path = path.replace(value, name)
         path = path.replace("/limits/key/{key_id}", "/limits/{scope_kind}/{scope_id}")
         path = path.replace("/limits/project/{project_id}", "/limits/{scope_kind}/{scope_id}")
+        path = path.replace("/budgets/key/{key_id}", "/budgets/{scope}/{scope_id}")
+        path = path.replace("/budgets/project/{project_id}", "/budgets/{scope}/{scope_id}")
         covered.add((method, f"/v1/organization{path}"))
     routes = {
         (method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods
     }
-    assert routes - covered == {("POST", "/v1/organization/tokens/{token_id}/revoke")}
+    assert routes - covered == {
+        ("POST", "/v1/organization/tokens/{token_id}/revoke"),
+        ("POST", "/v1/sessions"),
+        ("POST", "/v1/invitations/accept"),
+    }
 
 
 async def test_nobody_else_comes_in(
@@ -176,3 +197,82 @@ async def test_wrong_passwords_are_counted(
     other = await caller(client, database, "tenant_viewer", acme)
     assert (await other("POST", "/password", right)).status_code == 204
     assert (await other("POST", "/password", right)).status_code == 401
+
+
+async def test_a_key_is_changed_and_rotated_under_one_id(
+    client: httpx.AsyncClient, database: Database, acme: Organisation
+) -> None:
+    developer = await caller(client, database, "tenant_developer", acme)
+    path = f"/keys/{acme.key_id}"
+    changed = await developer("PATCH", path, {"networks": ["10.0.0.0/8", "::1"], "scopes": ["models"]})
+    assert changed.json()["networks"] == ["10.0.0.0/8", "::1/128"]
+    assert (await developer("PATCH", path, {"networks": None})).json()["scopes"] == ["models"]
+    rotated = (await developer("POST", f"{path}/rotate", {"overlap_s": 0})).json()
+    assert rotated["id"] == str(acme.key_id)
+    assert rotated["secret"][-4:] == rotated["last4"] != acme.key[-4:]
+    for wrong in ({"networks": ["10.0.0.1/8"]}, {"scopes": ["everything"]}, {"scopes": []}, {}, {"name": ""}):
+        assert (await developer("PATCH", path, wrong)).status_code == 400
+    assert (await developer("POST", f"{path}/rotate", {"overlap_s": -1})).status_code == 400
+    assert (await developer("POST", f"{path}/revoke")).status_code == 200
+    assert (await developer("POST", f"{path}/rotate", {})).status_code == 409
+    assert (await developer("PATCH", path, {"name": "dead"})).status_code == 409
+    stranger = await caller(client, database, "tenant_owner", await make_organisation(database, "Globex"))
+    assert (await stranger("POST", f"{path}/rotate", {})).status_code == 404
+    assert rotated["secret"] not in (await developer("GET", "/audit")).text
+
+
+async def test_an_invited_person_joins_once_and_signs_in(
+    client: httpx.AsyncClient, database: Database, acme: Organisation
+) -> None:
+    owner = await caller(client, database, "tenant_owner", acme)
+    wanted = {"email": "New@Example.com", "role": "tenant_developer"}
+    first = (await owner("POST", "/invitations", wanted)).json()
+    second = (await owner("POST", "/invitations", wanted)).json()
+    assert (first["mailed"], first["email"]) == (False, "new@example.com")
+    statuses = [one["status"] for one in (await owner("GET", "/invitations")).json()["data"]]
+    assert statuses == ["revoked", "open"]
+    async with database.system() as connection:
+        stored = (await connection.execute(text("SELECT hash FROM invitations"))).scalars().all()
+    assert second["secret"].encode() not in stored
+
+    async def accept(secret: str) -> httpx.Response:
+        return await client.post("/v1/invitations/accept", json={"secret": secret, "password": PASSWORD})
+
+    refused = [await accept(secret) for secret in (first["secret"], "pen_invite_unknown")]
+    assert {(one.status_code, one.json()["error"]["code"]) for one in refused} == {
+        (400, "invalid_invitation")
+    }
+    assert (await accept(second["secret"])).json()["role"] == "tenant_developer"
+    assert (await accept(second["secret"])).status_code == 400
+    session = await client.post("/v1/sessions", json={"email": "new@example.com", "password": PASSWORD})
+    assert session.status_code == 201
+    assert session.json()["expires_at"] is not None
+    mine = Caller(client, session.json()["secret"])
+    assert (await mine("GET", "")).json()["id"] == str(acme.tenant_id)
+    assert (await mine("DELETE", "/sessions")).status_code == 204
+    assert (await mine("GET", "")).status_code == 401
+
+
+async def test_signing_in_tells_nothing_about_accounts(
+    client: httpx.AsyncClient, database: Database, acme: Organisation
+) -> None:
+    owner = await caller(client, database, "tenant_owner", acme)
+    known = (await owner("GET", f"/users/{owner.user_id}")).json()["email"]
+    platform = await admin_users.create_user(
+        database, ADMIN, email="root@example.com", password=PASSWORD, role="platform_admin"
+    )
+    answers = []
+    for email, password in (
+        (known, "not the password"),
+        ("nobody@example.com", PASSWORD),
+        (platform.email, PASSWORD),
+        ("no address", PASSWORD),
+    ):
+        answer = await client.post("/v1/sessions", json={"email": email, "password": password})
+        answers.append((answer.status_code, answer.text))
+    assert len(set(answers)) == 1
+    assert answers[0][0] == 401
+    for _ in range(6):
+        last = await client.post("/v1/sessions", json={"email": known, "password": "wrong"})
+    assert last.status_code == 429
+    assert "retry-after" in last.headers

@@ -142,6 +142,13 @@ class SqlModelMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.model._change(self.model.accounts[tenant_id], budget=budget, credit_limit=limit)
 
+    @rule(who=free_tenant, scope=st.sampled_from(("project", "key")), amount=st.integers(0, 2500))
+    def set_scope_budget(self, who: int, scope: str, amount: int) -> None:
+        customer = rig.customers[who]
+        args = (customer.tenant_id, scope, getattr(customer, f"{scope}_id"), amount)
+        (row,) = rig.call("SELECT penstock_set_scope_budget($1, $2, $3, $4) AS done", *args)
+        assert row["done"] == self.model.set_scope_budget(*args)
+
     @rule(seconds=st.sampled_from((0.001, 1, 7, 40, 3600, 86_400, 260_000)))
     def wait(self, seconds: float) -> None:
         rig.now += round(seconds * 1e6)
@@ -243,8 +250,10 @@ class SqlModelMachine(RuleBasedStateMachine):
             listed = self.model.price(MODEL, "standard", None)
             assert own is not None
             assert listed is not None
+            customer = next(one for one in rig.customers if one.tenant_id == tenant_id)
             batch[request] = SettleRow(
-                request_id=request, tenant_id=tenant_id, project_id=tenant_id, key_id=tenant_id, model=MODEL,
+                request_id=request, tenant_id=tenant_id, project_id=customer.project_id, key_id=customer.key_id,
+                model=MODEL,
                 tier="standard", region="r", replica_id="h/0", boot_id="b",
                 admitted_at=self.admitted.get(request, START), outcome=outcome.value, free=outcome.free, attempts=1,
                 stream=True, simulated=False, price_version=own.id + wrong, list_price_version=listed.id,
@@ -274,6 +283,17 @@ def _same_tables(model: SqlModel) -> None:
         key: (one.balance, one.owed, one.invoiced, one.held, one.open_holds, one.spent_month, one.month)
         for key, one in model.accounts.items()
     }
+    budgets = rig.call("SELECT * FROM scope_budgets")
+    assert {
+        one["scope_id"]: (
+            one["tenant_id"], one["scope"], one["amount"], one["held"], one["spent_month"],
+            (one["month"].year, one["month"].month),
+        )
+        for one in budgets
+    } == {
+        key: (one.tenant, one.scope, one.amount, one.held, one.spent_month, one.month)
+        for key, one in model.budgets.items()
+    }  # fmt: skip
     holds = rig.call("SELECT *, CAST(state AS text) AS told FROM holds")
     assert {
         one["request_id"]: (

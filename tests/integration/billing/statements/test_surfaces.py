@@ -99,6 +99,12 @@ async def test_a_receipt_by_api_key(database: Database, client: httpx.AsyncClien
         refused = await client.get(path, headers=headers)
         assert refused.status_code == status
         assert str(acme.tenant_id) not in refused.text
+    one = await client.get(f"/v1/generations/{request}", headers={"authorization": f"Bearer {acme.key}"})
+    assert one.json()["tokens"] == {"input": 10, "cached_input": 0, "output": 1, "reasoning": 0}
+    assert one.json()["cost_usd"] == found.body["cost_usd"]
+    assert one.json()["outcome"] == found.body["outcome"]
+    for headers in ({"authorization": f"Bearer {other.key}"}, {"authorization": f"Bearer {beside.secret}"}):
+        assert (await client.get(f"/v1/generations/{request}", headers=headers)).status_code == 404
     wrong = await client.get("/v1/generations/x/receipt", headers={"authorization": f"Bearer {acme.key}"})
     assert wrong.status_code == 400
 
