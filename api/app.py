@@ -11,32 +11,39 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from api import errors, health
+from api import errors, health, openapi
 from api.client_address import ClientAddresses
 from api.customer import hotpath, llms_txt, models
 from api.customer.model_views import ModelViews
 from api.deps import Deps
+from api.edges import AnswerHeaders
 from api.key_restrictions import KeyRestrictions
 from api.request_rates import InvalidRequestRate, ListingRate
 from core.body_deadline import BodyDeadline
 from core.errors import Conflict, InvalidRequest, NotFound, PenstockError, PermissionDenied
-from core.ids import uuid7
 from gateway.parsing.budget import BodyBudget
 
 _ERROR_BY_STATUS: dict[int, type[PenstockError]] = {404: NotFound, 403: PermissionDenied, 409: Conflict}
 
 
 class PenstockApp(FastAPI):
-    """A FastAPI application whose two inference routes bypass its router."""
+    """A FastAPI application whose two inference routes bypass its router. A slash at a path's end means nothing."""
 
     hot: hotpath.HotPath
+    others: AnswerHeaders
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Dispatch inference requests to the hot path and all others to FastAPI."""
-        if scope["type"] == "http" and scope["path"] in hotpath.ROUTES:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        path = scope["path"]
+        if path[-1:] == "/" and len(path) > 1:
+            path = scope["path"] = path.rstrip("/") or "/"
+        if path in hotpath.ROUTES:
             await self.hot(scope, receive, send)
         else:
-            await super().__call__(scope, receive, send)
+            await self.others(scope, receive, send)
 
 
 def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
@@ -58,6 +65,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         redoc_url=None,
         openapi_url="/openapi.json",
     )
+    app.others = AnswerHeaders(super(PenstockApp, app).__call__)
     settings, addresses = deps.settings, ClientAddresses(deps.settings.trusted_proxies)
     restrictions = KeyRestrictions(addresses)
     app.hot = hotpath.HotPath(
@@ -82,7 +90,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
     for router in extra:
         app.include_router(router)
     _install_error_handlers(app)
-    _document_hot_routes(app)
+    openapi.install(app)
     return app
 
 
@@ -119,38 +127,5 @@ def _error_response(error: PenstockError, headers: Any = None) -> Response:
     """Return the response to a PenstockError, with `headers` added."""
     status, _, extra = errors.to_response(error)
     found = {name.decode(): value.decode() for name, value in extra}
-    return JSONResponse(
-        errors.to_document(error),
-        status_code=status,
-        headers={"x-request-id": str(uuid7()), **found, **dict(headers or {})},
-    )
-
-
-def _document_hot_routes(app: FastAPI) -> None:
-    """Add the inference routes, which bypass FastAPI, to the OpenAPI document."""
-    plain = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = plain()
-        for path, title in (
-            ("/v1/chat/completions", "Chat completion"),
-            ("/v1/completions", "Text completion"),
-        ):
-            document["paths"].setdefault(
-                path,
-                {
-                    "post": {
-                        "tags": ["inference"],
-                        "summary": title,
-                        "description": "OpenAI's request and response; server-sent events with `stream: true`.",
-                        "requestBody": {
-                            "required": True,
-                            "content": {"application/json": {"schema": {"type": "object"}}},
-                        },
-                        "responses": {"200": {"description": "The answer, or a stream of events."}},
-                    }
-                },
-            )
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign] # FastAPI's documented way to extend its document
+    given = {name.lower(): value for name, value in dict(headers or {}).items()}
+    return JSONResponse(errors.to_document(error), status_code=status, headers={**found, **given})

@@ -15,7 +15,7 @@ STATUS_BY_ERROR: dict[type[PenstockError], tuple[int, str]] = {
     errors.InvalidRequest: (400, "invalid_request_error"),
     errors.RequestTooLarge: (400, "invalid_request_error"),
     errors.UnsupportedField: (400, "invalid_request_error"),
-    errors.AuthenticationFailed: (401, "authentication_error"),
+    errors.AuthenticationFailed: (401, "invalid_request_error"),
     errors.PermissionDenied: (403, "permission_error"),
     errors.TenantSuspended: (403, "permission_error"),
     errors.NotFound: (404, "invalid_request_error"),
@@ -25,16 +25,18 @@ STATUS_BY_ERROR: dict[type[PenstockError], tuple[int, str]] = {
     errors.PaymentRequired: (402, "insufficient_quota"),
     errors.InsufficientCredit: (402, "insufficient_quota"),
     errors.BudgetExceeded: (402, "insufficient_quota"),
-    errors.RateLimited: (429, "rate_limit_error"),
-    errors.Refused: (503, "service_unavailable_error"),
-    errors.Unavailable: (503, "service_unavailable_error"),
+    errors.RateLimited: (429, "requests"),
+    errors.Refused: (503, "server_error"),
+    errors.Unavailable: (503, "server_error"),
     errors.EngineFailed: (502, "server_error"),
 }
 """HTTP status and OpenAI `type` of each error class. `Refused` has a status of its own, 429 or 503."""
 
 _BODY_TOO_LARGE = "body_too_large"
+_UNSUPPORTED_ENCODING = "unsupported_content_encoding"
 _STATUS_BY_CODE = {
     _BODY_TOO_LARGE: 413,
+    _UNSUPPORTED_ENCODING: 415,
     "method_not_allowed": 405,
     "body_timeout": 408,
     "headers_timeout": 408,
@@ -45,6 +47,10 @@ _STATUS_BY_CODE = {
 """HTTP statuses of error codes that are more specific than the status of their class."""
 _MAX_RETRY_S = 86_400
 """Largest value of the header retry-after, in seconds."""
+_SDK_RETRY_S = 60.0
+"""Longest wait that OpenAI's SDKs take from retry-after; for a longer one they would come back too early, in vain."""
+_QUOTA = "insufficient_quota"
+"""OpenAI's type and code of a request that money refuses."""
 
 INTERNAL = errors.EngineFailed(
     "Something broke on our side; nothing is charged. Please try again.", code="internal_error"
@@ -56,20 +62,52 @@ def status_of(error: PenstockError) -> tuple[int, str]:
     """Return HTTP status and OpenAI error type. Raises KeyError for an error class that is not in STATUS_BY_ERROR."""
     status, kind = STATUS_BY_ERROR[type(error)]
     if isinstance(error, errors.Refused) and error.status == 429:
-        return 429, "rate_limit_error"
+        return 429, "requests"
+    if isinstance(error, errors.RateLimited) and "tokens" in str((error.details or {}).get("kind")):
+        return status, "tokens"
     return _STATUS_BY_CODE.get(error.code, status), kind
 
 
 def to_document(error: PenstockError) -> dict[str, Any]:
-    """Return OpenAI's error object; for an act that waits, which is no failure, what it waits for."""
+    """Return OpenAI's error object; for an act that waits, which is no failure, what it waits for.
+
+    Our own code of an error of money is the detail `reason`.
+    """
     if isinstance(error, errors.WaitsForApproval):
         return {"status": "waiting", **error.details, "message": error.message}
-    return error_body(error, status_of(error)[1])
+    document = error_body(error, status_of(error)[1])
+    if isinstance(error, errors.PaymentRequired):
+        document["error"]["code"] = _QUOTA
+        document["error"]["details"] = {"reason": error.code, **error.details}
+    return document
 
 
-def to_response(error: PenstockError) -> tuple[int, bytes, Headers]:
-    """Return status, body and headers of an error's response, without the headers that every response has."""
+def to_response(error: PenstockError, quota_status: int = 402) -> tuple[int, bytes, Headers]:
+    """Return status, body and headers of an error's response, without the headers that every response has.
+
+    `quota_status`: the status of an error of money, 402 or 429.
+    """
     status, _ = status_of(error)
+    if isinstance(error, errors.PaymentRequired):
+        status = quota_status
+    headers = _retry_headers(error, status)
+    if isinstance(error, errors.RateLimited):
+        headers += refusal_headers(error.details or {}, error.retry_after_s or 0.0)
+    if status in (408, 413):
+        headers.append((b"connection", b"close"))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if status == 405:
+        headers.append((b"allow", b"POST"))
+    if status == 415:
+        headers.append((b"accept-encoding", ", ".join(error.details.get("accepted", [])).encode()))
+    return status, msgspec.json.encode(to_document(error)), headers
+
+
+def _retry_headers(error: PenstockError, status: int) -> Headers:
+    """When to come back, and `x-should-retry: false` where an SDK that comes back by itself would come in vain."""
+    if isinstance(error, (errors.PaymentRequired, errors.Conflict)):
+        return [(b"x-should-retry", b"false")]
     headers: Headers = []
     retry_after_s = error.retry_after_s
     if retry_after_s is None and status in (429, 503):
@@ -80,21 +118,34 @@ def to_response(error: PenstockError) -> tuple[int, bytes, Headers]:
         headers.append(
             (b"retry-after-ms", b"%d" % min(max(1, int(retry_after_s * 1000)), _MAX_RETRY_S * 1000))
         )
-    if isinstance(error, errors.RateLimited):
-        headers += refusal_headers(error.details or {}, error.retry_after_s or 0.0)
-    if status == 402:
-        headers.append((b"x-should-retry", b"false"))
-    if status in (408, 413):
-        headers.append((b"connection", b"close"))
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    return status, msgspec.json.encode(to_document(error)), headers
+        if retry_after_s > _SDK_RETRY_S:
+            headers.append((b"x-should-retry", b"false"))
+    return headers
+
+
+def with_limits(headers: Headers, limits: Headers) -> Headers:
+    """Return a refusal's `headers` with those of the key's limits that it does not have itself."""
+    names = {name for name, _ in headers}
+    return headers + [header for header in limits if header[0] not in names]
 
 
 def body_too_large(limit: int) -> errors.RequestTooLarge:
     """Return the error for a body of more than `limit` bytes, which has status 413."""
     return errors.RequestTooLarge(
         f"The body is larger than {limit:,} bytes; send less.", code=_BODY_TOO_LARGE
+    )
+
+
+def unsupported_encoding(encoding: bytes, *, gzip: bool) -> errors.InvalidRequest:
+    """Return the error for a body with a Content-Encoding that is not read, which has status 415.
+
+    `gzip`: whether the route reads gzip.
+    """
+    accepted = "plain or with gzip" if gzip else "plain"
+    return errors.InvalidRequest(
+        f"The Content-Encoding {encoding[:40].decode('latin-1')!r} is not accepted here; send the body {accepted}.",
+        code=_UNSUPPORTED_ENCODING,
+        details={"accepted": ["gzip", "identity"] if gzip else ["identity"]},
     )
 
 

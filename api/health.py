@@ -1,4 +1,4 @@
-"""/healthz answers while the process runs, /readyz while it can admit and record requests."""
+"""/healthz answers while the process runs, /readyz and /health while it can admit and record requests."""
 
 from collections.abc import Callable
 
@@ -15,6 +15,9 @@ def router(checks: Callable[[], dict[str, bool]]) -> APIRouter:
         """Status 200 while the process runs."""
         return {"status": "ok"}
 
+    @routes.api_route(
+        "/health", methods=["GET", "HEAD"], summary="/readyz, by the name that load tools ask for"
+    )
     @routes.get("/readyz", summary="The process can admit and record requests")
     async def readyz() -> JSONResponse:
         """Status 200 when every check passes, else 503. The body contains each check."""

@@ -9,12 +9,12 @@ from uuid import UUID
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import errors
 from api.client_address import ClientAddresses
+from api.edges import send_error
 from core.errors import RateLimited
 from core.leaky_buckets import LeakyBuckets
 
-EXEMPT = frozenset({"/healthz", "/readyz", "/webhooks/stripe"})
+EXEMPT = frozenset({"/health", "/healthz", "/readyz", "/webhooks/stripe"})
 """Paths without a rate: probes, and Stripe's events, which are signed."""
 
 
@@ -94,8 +94,4 @@ async def _refuse(send: Send, limit: int, wait_s: float) -> None:
         details={"scope": "credential", "kind": "listings_per_min", "limit": limit},
         retry_after_s=max(wait_s, 0.001),
     )
-    status, body, headers = errors.to_response(error)
-    length = (b"content-length", b"%d" % len(body))
-    content = (b"content-type", b"application/json")
-    await send({"type": "http.response.start", "status": status, "headers": [content, length, *headers]})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    await send_error(send, error)

@@ -32,6 +32,9 @@ class Rates(Protocol[GrantT]):
     def check(self, principal: Principal) -> None:
         """Refuse a request before its body is read, from what this process knows. Raises RateLimited."""
 
+    def known_headers(self, principal: Principal) -> Headers:
+        """The x-ratelimit-* headers of an answer that refuses a request, from what this process knows."""
+
     def charge_invalid(self, principal: Principal) -> None:
         """Count a request that is refused before `acquire`."""
 

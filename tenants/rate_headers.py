@@ -11,7 +11,7 @@ Header = tuple[bytes, bytes]
 class RateHeaders:
     """Formats the headers of one key's limits; what does not change from request to request is formatted once."""
 
-    __slots__ = ("_kinds",)
+    __slots__ = ("_at", "_kinds", "_levels")
 
     def __init__(self, limits: Sequence[Limits]) -> None:
         requests, tokens = [], []
@@ -24,6 +24,8 @@ class RateHeaders:
                 tokens.append((each.output_tokens_per_min, 3 * index + 2))
         kinds = ((b"requests", requests), (b"tokens", tokens))
         self._kinds = [_Kind(name, scopes) for name, scopes in kinds if scopes]
+        self._levels: Sequence[int] = (0,) * (3 * len(limits))
+        self._at = 0.0
 
     def format(self, levels: Sequence[int]) -> list[Header]:
         """Headers for requests and for tokens, each from the limit with the least remaining; none without a limit.
@@ -33,6 +35,17 @@ class RateHeaders:
         headers: list[Header] = []
         for kind in self._kinds:
             kind.append_to(headers, levels)
+        return headers
+
+    def remember(self, levels: Sequence[int], now: float) -> None:
+        """Keep the levels of a request that was granted at `now`, in monotonic seconds, for `format_known`."""
+        self._levels, self._at = levels, now
+
+    def format_known(self, now: float) -> list[Header]:
+        """Headers of a request that no limit was asked about: from the last levels, less what has drained since."""
+        headers: list[Header] = []
+        for kind in self._kinds:
+            kind.append_to(headers, kind.drained(self._levels, now - self._at))
         return headers
 
 
@@ -66,6 +79,13 @@ class _Kind:
         ]
         self._remaining = b"x-ratelimit-remaining-" + name
         self._reset = b"x-ratelimit-reset-" + name
+
+    def drained(self, levels: Sequence[int], elapsed_s: float) -> list[int]:
+        """`levels` after `elapsed_s` seconds without a request: a limit drains in a minute."""
+        later = list(levels)
+        for limit, at, _, _ in self._scopes:
+            later[at] = max(0, levels[at] - int(limit * elapsed_s / 60.0))
+        return later
 
     def append_to(self, headers: list[Header], levels: Sequence[int]) -> None:
         """Append three headers."""

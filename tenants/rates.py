@@ -109,6 +109,11 @@ class RateLimiter:
         if scopes is not None:
             self._refuse_known(scopes)
 
+    def known_headers(self, principal: Principal) -> list[Header]:
+        """The x-ratelimit-* headers of an answer that refuses a request, from what this process knows."""
+        scopes = self._scopes_of(principal)
+        return [] if scopes is None else scopes.headers.format_known(self._clock.monotonic())
+
     def charge_invalid(self, principal: Principal) -> None:
         """Count one invalid request, which was never acquired, in the request rates of `principal`. Does not wait.
 
@@ -191,6 +196,7 @@ class RateLimiter:
         grant.epoch, grant.day, grant.scopes = epoch, day, scopes
         self._invalid.granted(scopes, levels[::3])
         grant.headers = scopes.headers.format(levels)
+        scopes.headers.remember(levels, self._clock.monotonic())
         if scopes.concurrent:
             self._open[grant.request_id] = grant
         return grant

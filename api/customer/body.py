@@ -1,6 +1,7 @@
-"""Reading of a request's body."""
+"""Reading of a request's body, which may be compressed with gzip."""
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -42,3 +43,41 @@ async def read_body(receive: Receive, limit: int, reserve: Callable[[], None]) -
         raise InvalidRequest(
             f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s.", code="body_timeout"
         ) from None
+
+
+def is_compressed(encoding: bytes) -> bool:
+    """Whether a body with this Content-Encoding is to be inflated. Raises InvalidRequest for others than gzip."""
+    if encoding in (b"", b"identity"):
+        return False
+    if encoding in (b"gzip", b"x-gzip"):
+        return True
+    raise errors.unsupported_encoding(encoding, gzip=True)
+
+
+async def inflate(data: bytes, limit: int, reserve: Callable[[], None]) -> bytes:
+    """Return a gzip body's content, of at most `limit` bytes; no more than that is ever inflated.
+
+    `reserve` is called when the content exceeds INLINE_BYTES and the body did not. Raises what `reserve` raises,
+    RequestTooLarge above `limit`, and InvalidRequest for what is not one whole gzip member.
+    """
+    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        content = inflater.decompress(data, INLINE_BYTES)
+        if not inflater.eof and inflater.unconsumed_tail:
+            if len(data) <= INLINE_BYTES:
+                reserve()
+            rest = limit + 1 - len(content)
+            content += await asyncio.to_thread(inflater.decompress, inflater.unconsumed_tail, rest)
+    except zlib.error:
+        raise _not_gzip() from None
+    if len(content) > limit:
+        raise errors.body_too_large(limit)
+    if not inflater.eof or inflater.unused_data:
+        raise _not_gzip()
+    return content
+
+
+def _not_gzip() -> InvalidRequest:
+    return InvalidRequest(
+        "The body is not one whole gzip stream, as its Content-Encoding says.", code="invalid_gzip"
+    )

@@ -7,14 +7,18 @@ HTTP. It uses no routing, request objects or middleware, since those of FastAPI 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import MutableMapping
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
+import msgspec
+
 from api import errors
-from api.customer.body import Receive, read_body
+from api.customer.answer_headers import CLIENT_REQUEST_ID, check_client_request_id
+from api.customer.body import Receive, inflate, is_compressed, read_body
 from api.customer.protocol import EXTENSION, ClientConnection
+from api.customer.reply import HttpReply, Send
 from api.key_restrictions import KeyRestrictions
 from api.request_rates import InvalidRequestRate
 from core.errors import (
@@ -31,17 +35,13 @@ from gateway.director import Director
 from gateway.open_requests import OpenRequests
 from gateway.parsing.budget import BodyBudget
 from gateway.parsing.parser import CHAT, TEXT, BodyParser
-from gateway.ports import ClientDisconnected, Headers, Rates
+from gateway.ports import ClientDisconnected, Rates
 from gateway.schemas.common import PreparedRequest
 from gateway.telemetry import Telemetry
 from tenants.principal import Principal
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
 
-ERROR_TIMEOUT_S = 5.0
-"""Seconds for the client to take the error that a request ended with."""
 ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 _INVALID = (InvalidRequest, NotFound, PermissionDenied)
 """Errors of a request that is wrong in itself."""
@@ -51,145 +51,30 @@ _ANSWERS_BUSY = Unavailable(
     code="answers_busy",
     retry_after_s=1.0,
 )
-_JSON = (b"content-type", b"application/json")
-_SSE: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 log = logging.getLogger(__name__)
 
 
-async def _no_op() -> None:
-    """Do nothing: the result of a write after the end."""
+class _Head(msgspec.Struct, gc=False):
+    """What the hot path reads of a request's headers."""
 
-
-class HttpReply:
-    """The HTTP response to a client (gateway.ports.Reply)."""
-
-    __slots__ = ("_asgi_send", "_connection", "_request_id_header", "finished", "started")
-
-    def __init__(self, send: Send, request_id: UUID, connection: ClientConnection | None = None) -> None:
-        """Without `connection`, which our own server offers, everything goes through `send`."""
-        self._asgi_send = send
-        self._connection = connection
-        self._request_id_header: Headers = [(b"x-request-id", str(request_id).encode())]
-        self.started = False
-        self.finished = False
-
-    async def _send(self, message: Message) -> None:
-        """Send an ASGI message. The server's errors mean that the connection is closed (RuntimeError: uvloop's)."""
-        try:
-            await self._asgi_send(message)
-        except (OSError, RuntimeError) as error:
-            raise ClientDisconnected(str(error)) from error
-
-    async def start(self, headers: Headers) -> None:
-        """Send status 200 and the headers of an event stream."""
-        self.started = True
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": _SSE + self._request_id_header + headers,
-            }
-        )
-
-    def write(self, events: bytes) -> Awaitable[None]:
-        """Send whole events. Awaiting the result takes as long as the socket's buffer is full."""
-        if self.finished:
-            return _no_op()
-        return self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-    def write_now(self, events: bytes) -> bool:
-        """Send whole events without waiting; False, and nothing is sent, when only `write` can send them."""
-        if self.finished:
-            return True
-        if self._connection is None:
-            return False
-        try:
-            return self._connection.write_now(events)
-        except (OSError, RuntimeError) as error:
-            raise ClientDisconnected(str(error)) from error
+    authorization: bytes = b""
+    encoding: bytes = b""
+    """The body's Content-Encoding."""
+    client_id: bytes | None = None
+    """The client's own id of the request."""
+    length: int = 0
+    """Announced bytes of the body; 0 = not announced."""
 
     @property
-    def unsent(self) -> int:
-        """Bytes that this process keeps for the client; 0 under a server that does not tell."""
-        return self._connection.unsent if self._connection is not None else 0
-
-    async def end(self, events: bytes) -> None:
-        """Send the last events, end the response, and wait until the client has taken them.
-
-        When it is cancelled, the connection is closed without the rest.
-        """
-        if self.finished:
-            return
-        self.finished = True
-        with self._closing_if_cancelled():
-            await self._send({"type": "http.response.body", "body": events, "more_body": False})
-            await self._taken()
-
-    async def respond(self, body: bytes, headers: Headers) -> None:
-        """Send a whole JSON response with status 200, and wait until the client has taken it.
-
-        When it is cancelled, the rest is not sent: such an answer counts as not received.
-        """
-        with self._closing_if_cancelled():
-            await self._start_answer(200, len(body), headers)
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
-            await self._taken()
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def answer(self, status: int, body: bytes, headers: Headers) -> None:
-        """Send a whole JSON response without waiting for the client."""
-        await self._start_answer(status, len(body), headers)
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    async def _start_answer(self, status: int, length: int, headers: Headers) -> None:
-        self.started = self.finished = True
-        fixed = (_JSON, (b"content-length", b"%d" % length))
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*fixed, *self._request_id_header, *headers],
-            }
+    def key(self) -> str:
+        """The bearer key. Raises AuthenticationFailed without one."""
+        scheme, _, token = self.authorization.decode("latin-1").partition(" ")
+        if scheme.lower() == "bearer" and (key := token.strip()):
+            return key
+        raise AuthenticationFailed(
+            "No API key: send it as 'Authorization: Bearer pen_live_...'.", code="missing_api_key"
         )
-
-    async def _taken(self) -> None:
-        """Wait until the client has taken all that was written; `OpenRequests` counts it and cuts slow clients."""
-        if self._connection is not None:
-            await self._connection.drain()
-
-    @contextlib.contextmanager
-    def _closing_if_cancelled(self) -> Iterator[None]:
-        try:
-            yield
-        except asyncio.CancelledError:
-            self._close()
-            raise
-
-    def _close(self) -> None:
-        """Close the connection without what its client has not taken."""
-        if self._connection is not None:
-            self._connection.abort()
-
-    async def fail(self, error: PenstockError) -> None:
-        """Send an error: as a response before headers were sent, as an event afterwards.
-
-        When the client has not taken it after ERROR_TIMEOUT_S, the connection is closed.
-        """
-        try:
-            async with asyncio.timeout(ERROR_TIMEOUT_S):
-                if self.started:
-                    await self.end(errors.to_event(error))
-                else:
-                    await self.answer(*errors.to_response(error))
-        except TimeoutError:
-            self._close()
-        except ClientDisconnected:
-            pass  # there is no connection to send it on
 
 
 class Keys(Protocol):
@@ -233,7 +118,7 @@ class HotPath:
         connection: ClientConnection | None = scope.get("extensions", _NO_EXTENSIONS).get(EXTENSION)
         reply = HttpReply(send, request_id, connection)
         try:
-            principal, prepared = await self._authenticate_and_parse(scope, receive)
+            principal, prepared = await self._authenticate_and_parse(scope, receive, reply)
         except ClientDisconnected:
             return
         except PenstockError as error:
@@ -266,22 +151,26 @@ class HotPath:
                 watch.cancel()
 
     async def _authenticate_and_parse(
-        self, scope: Scope, receive: Receive
+        self, scope: Scope, receive: Receive, reply: HttpReply
     ) -> tuple[Principal, PreparedRequest]:
-        """Return the principal and the validated request.
+        """Return the principal and the validated request, and tell `reply` which headers it has for them.
 
         The body is read only when the key is authenticated and its rate is not used up. An invalid one counts as a
         request. Raises ClientDisconnected, or the PenstockError to answer with.
         """
         if scope["method"] != "POST":
             raise InvalidRequest(f"{scope['path']} answers POST only.", code="method_not_allowed")
-        raw, length = _key_and_length(scope["headers"])
+        head = _read_head(scope["headers"])
+        if head.client_id is not None:
+            reply.headers.append(check_client_request_id(head.client_id))
+        raw = head.key
         principal = self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw)
         self._restrictions.check(principal, scope, "inference")
+        reply.limits = partial(self._rates.known_headers, principal)
         self._rates.check(principal)
         self._invalid.check(scope, principal.key_id)
         try:
-            prepared = await self._read_and_parse(principal, ROUTES[scope["path"]], receive, length)
+            prepared = await self._read_and_parse(principal, ROUTES[scope["path"]], receive, head)
         except InvalidRequest:
             self._rates.charge_invalid(principal)
             self._invalid.count(scope, principal.key_id)
@@ -291,18 +180,22 @@ class HotPath:
         return self._restrictions.check(principal, scope, "inference"), prepared
 
     async def _read_and_parse(
-        self, principal: Principal, endpoint: bytes, receive: Receive, length: int
+        self, principal: Principal, endpoint: bytes, receive: Receive, head: _Head
     ) -> PreparedRequest:
-        """Return the validated request. `length`: the announced bytes of the body, 0 when not announced."""
+        """Return the validated request. A body that is compressed may have as many bytes as one that is not."""
         limit = self._parser.limit(principal, endpoint)
-        if length > limit:
+        if head.length > limit:
             raise errors.body_too_large(limit)
+        compressed = is_compressed(head.encoding)
+        size = limit if compressed else head.length or limit
         with contextlib.ExitStack() as reservation:
 
             def reserve() -> None:
-                reservation.enter_context(self._budget.reserve(principal, length or limit))
+                reservation.enter_context(self._budget.reserve(principal, size))
 
             body = await read_body(receive, limit, reserve)
+            if compressed:
+                body = await inflate(body, limit, reserve)
             return await self._parser.parse(principal, endpoint, body, partial(self._rates.check, principal))
 
     def _on_disconnect(self, request_id: UUID) -> None:
@@ -322,18 +215,15 @@ def _drop_headers(scope: Scope) -> None:
     headers[:] = [each for each in headers if each[0] == b"x-forwarded-for"]
 
 
-def _key_and_length(headers: list[tuple[bytes, bytes]]) -> tuple[str, int]:
-    """Return the bearer key and the Content-Length, 0 if absent. Raises AuthenticationFailed without a key."""
-    raw = ""
-    length = 0
+def _read_head(headers: list[tuple[bytes, bytes]]) -> _Head:
+    head = _Head()
     for name, value in headers:
         if name == b"authorization":
-            scheme, _, token = value.decode("latin-1").partition(" ")
-            raw = token.strip() if scheme.lower() == "bearer" else ""
+            head.authorization = value
         elif name == b"content-length" and value.isdigit():
-            length = int(value[:20])
-    if not raw:
-        raise AuthenticationFailed(
-            "No API key: send it as 'Authorization: Bearer pen_live_...'.", code="missing_api_key"
-        )
-    return raw, length
+            head.length = int(value[:20])
+        elif name == b"content-encoding":
+            head.encoding = value.strip().lower()
+        elif name == CLIENT_REQUEST_ID:
+            head.client_id = value
+    return head

@@ -4,18 +4,23 @@ Bounded are the size of a request's head, the time until it is complete, and wha
 earlier request of its connection is answered. When a connection closes, the request in progress ends even if
 later ones wait behind it, and those never start. api/customer/hotpath.py bounds bodies. A proxy in front may bound
 headers too, but the API does not depend on one.
+
+Two old habits of clients are served: an HTTP/1.0 client gets bodies without chunks, and a request to change to another
+protocol (h2c, which Java's client asks for by default) is answered as if it had not been asked.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from uvicorn._types import ASGI3Application
+import httptools
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from api import errors
 from core.errors import InvalidRequest, PenstockError, RequestTooLarge
+from core.ids import uuid7
 
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's head: request line and headers."""
@@ -27,6 +32,8 @@ MAX_PIPELINED_BYTES = 64 * 1024
 """Bytes of bodies that may wait on a connection while an earlier request is answered."""
 EXTENSION = "penstock.connection"
 """The ASGI extension under which a request's scope has its `ClientConnection`."""
+_FRAMING = (b"content-length", b"transfer-encoding")
+"""Headers that say where a body ends."""
 _HEADER_OVERHEAD_BYTES = 4
 """Bytes of a header beside its name and value: colon, space and the end of the line."""
 
@@ -145,7 +152,10 @@ class HeadLimitProtocol(HttpToolsProtocol):
     CPython gives each connection a dictionary of its own.
     """
 
-    __slots__ = ("_answered", "_head_bytes", "_head_timer", "_in_head", "_read_bytes", "_refusal")
+    __slots__ = (
+        "_answered", "_head_bytes", "_head_timer", "_in_head", "_read_bytes", "_refusal", "_repeats_head",
+        "_upgrades",
+    )  # fmt: skip
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Start the timer of the first head."""
@@ -154,6 +164,10 @@ class HeadLimitProtocol(HttpToolsProtocol):
         self.pipeline = Pipeline()  # type: ignore[assignment]
         self._in_head, self._head_bytes, self._read_bytes = True, 0, 0
         self._refusal: PenstockError | None = None
+        self._upgrades = False
+        """Whether the request asks for another protocol: the parser stops at its head then."""
+        self._repeats_head = False
+        """Whether the parser reads the head of `_ignore_upgrade`, which begins no request."""
         self._answered: RequestResponseCycle | None = None
         """The cycle that was started last. `cycle` is that of the last request received."""
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(
@@ -176,6 +190,10 @@ class HeadLimitProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """End the head. Raises _TooMuch for a head above its bound, and for too many requests sent ahead."""
         self._in_head = False
+        if self._repeats_head:
+            self._repeats_head = False
+            return
+        self._upgrades = self.parser.should_upgrade()
         if self._head_bytes + self._read_bytes > MAX_HEAD_BYTES and self._measure_head() > MAX_HEAD_BYTES:
             self._refusal = _head_too_large()
             raise _TooMuch
@@ -186,7 +204,8 @@ class HeadLimitProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse the data, then check the bounds of a head that is not complete and of requests sent ahead."""
         self._read_bytes = len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self.pipeline:
             self._bound_pipeline()
         if not self._in_head:
@@ -199,6 +218,31 @@ class HeadLimitProtocol(HttpToolsProtocol):
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
+    def on_message_complete(self) -> None:
+        """End the body, unless the parser has only stopped at the head of a request for another protocol."""
+        if not self._upgrades:
+            super().on_message_complete()
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stopped:
+            self._ignore_upgrade(data[stopped.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Go on with `rest`, which follows the head of a request for another protocol, as with the request's body.
+
+        The parser takes what follows for that protocol, so another one goes on. It is told by a head where the body
+        ends.
+        """
+        framing = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self._upgrades, self._repeats_head = False, True
+        self._parse(b"POST / HTTP/1.1\r\n%b\r\n%b" % (framing, rest))
+
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser did not accept, in OpenAI's shape."""
         self._reject(self._refusal or InvalidRequest(msg, code="invalid_http"))
@@ -209,6 +253,8 @@ class HeadLimitProtocol(HttpToolsProtocol):
         if event.is_set():
             cycle.message_event.set()
         ClientConnection.of(cycle)
+        if cycle.scope.get("http_version") == "1.0":
+            app = _without_chunks(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     @property
@@ -253,10 +299,28 @@ class HeadLimitProtocol(HttpToolsProtocol):
         status, body, _ = errors.to_response(error)
         self.transport.write(
             STATUS_LINE[status]
-            + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            + body
+            + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+            + b"x-request-id: %b\r\n\r\n%b" % (str(uuid7()).encode(), body)
         )
         self.transport.close()
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """`app` for an HTTP/1.0 client: a body of unknown length ends with the connection, not with an empty chunk."""
+
+    async def serve(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def send_plain(message: ASGISendEvent) -> None:
+            if message["type"] == "http.response.start":
+                names = [name.lower() for name, _ in message.get("headers", [])]
+                if b"content-length" not in names:
+                    cycle.chunked_encoding = False
+            elif message["type"] == "http.response.body" and not cycle.expected_content_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return serve
 
 
 def _head_too_large() -> RequestTooLarge:

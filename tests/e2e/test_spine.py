@@ -198,7 +198,7 @@ async def test_every_customer_error_is_one_the_sdk_knows(vllm_stack: Stack) -> N
         with pytest.raises(openai.APIStatusError) as refused:
             await run_plain(api, model, "hello")
         assert refused.value.status_code == 402
-        assert refused.value.code == "insufficient_credit"
+        assert refused.value.code == "insufficient_quota"
         with pytest.raises(openai.NotFoundError) as missing:
             await run_plain(api, f"{model}x", "hello")
         assert "/v1/models" in missing.value.message

@@ -45,7 +45,7 @@ async def test_two_hundred_requests_on_credit_for_ten(make_stack: Callable[..., 
     assert sum(one.finished for one in seen) == 10
     refused = [one for one in seen if one.status != 200]
     assert {one.status for one in refused} == {402}
-    assert {one.body["error"]["code"] for one in refused} == {"insufficient_credit"}  # type: ignore[index]
+    assert {one.body["error"]["code"] for one in refused} == {"insufficient_quota"}  # type: ignore[index]
     await settled_everything(stack, tenant.id)
     rows = await rows_by_request(stack, tenant.id)
     assert len(rows) == 10

@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from api import serve
-from api.customer import hotpath, protocol
+from api.customer import protocol, reply
 from gateway.open_requests import StreamTimeouts
 from tests.support.api_process import MODEL, Api, api_process
 from tests.support.waiting import until
@@ -28,7 +28,7 @@ async def api(
     pg_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Api]:
     monkeypatch.setattr(serve, "TCP_USER_TIMEOUT_MS", 1000)
-    monkeypatch.setattr(hotpath, "ERROR_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(reply, "ERROR_TIMEOUT_S", 0.2)
     async with api_process(pg_url, redis_url, tmp_path) as made:
         yield made
 

@@ -11,8 +11,8 @@ import pytest
 from pydantic import SecretStr
 
 from admin import limits as admin_limits
-from api.customer.hotpath import HttpReply
 from api.customer.protocol import EXTENSION
+from api.customer.reply import HttpReply
 from core import body_deadline
 from core.ids import uuid7
 from gateway.limits import MAX_BODY_BYTES

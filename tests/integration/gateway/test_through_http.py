@@ -276,7 +276,7 @@ async def test_bad_keys(api: Api) -> None:
     for key in ("", "pen_live_x", "sk-other", api.organisation.key[:-1] + "!", "\u00fc" * 9, "a" * 5000):
         status, error, headers = await api.post(body, key=key)
         assert status == 401, key
-        assert error["error"]["type"] == "authentication_error"
+        assert error["error"]["type"] == "invalid_request_error"
         assert headers.get("x-request-id"), headers
         assert not key or key not in json.dumps(error)
 
@@ -351,7 +351,8 @@ async def test_no_credit_gets_402_and_no_retry(pg_url: str, redis_url: str, tmp_
     async with api_process(pg_url, redis_url, tmp_path, credit="0.0000001") as api:
         status, body, headers = await api.post({"model": MODEL, "messages": HELLO})
         assert status == 402
-        assert body["error"]["code"] == "insufficient_credit"
+        assert (body["error"]["type"], body["error"]["code"]) == ("insufficient_quota",) * 2
+        assert body["error"]["details"]["reason"] == "insufficient_credit"
         assert body["error"]["details"]["balance_usd"] == "0.0000001"
         assert headers["x-should-retry"] == "false"
 

@@ -10,8 +10,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from api.customer import hotpath
-from api.customer.hotpath import HttpReply
 from api.customer.protocol import EXTENSION, ClientConnection, HeadLimitProtocol
+from api.customer.reply import HttpReply
 from core.ids import uuid7
 
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"

@@ -40,7 +40,7 @@ def headers(error: errors.PenstockError) -> dict[bytes, bytes]:
 
 
 def test_statuses_that_depend_on_the_case() -> None:
-    assert api_errors.status_of(errors.Refused("x", status=429)) == (429, "rate_limit_error")
+    assert api_errors.status_of(errors.Refused("x", status=429)) == (429, "requests")
     assert api_errors.status_of(errors.Refused("x"))[0] == 503
     assert api_errors.status_of(api_errors.body_too_large(5))[0] == 413
     assert headers(api_errors.body_too_large(5))[b"connection"] == b"close"
@@ -52,6 +52,36 @@ def test_headers_that_sdks_act_on() -> None:
     assert headers(errors.Refused("x"))[b"retry-after"] == b"1"
     assert headers(errors.InsufficientCredit("x"))[b"x-should-retry"] == b"false"
     assert headers(errors.AuthenticationFailed("x"))[b"www-authenticate"] == b"Bearer"
+
+
+def test_money_is_refused_as_openai_refuses_it() -> None:
+    error = errors.BudgetExceeded("used up", details={"open_requests": 2})
+    status, body, _ = api_errors.to_response(error)
+    found = json.loads(body)["error"]
+    assert (status, found["type"], found["code"]) == (402, "insufficient_quota", "insufficient_quota")
+    assert found["details"] == {"reason": "budget_exceeded", "open_requests": 2}
+    status, _, sent = api_errors.to_response(error, 429)
+    assert status == 429
+    assert dict(sent) == {b"x-should-retry": b"false"}  # nothing to wait for
+
+
+def test_sdks_do_not_repeat_what_cannot_succeed() -> None:
+    assert b"x-should-retry" not in headers(errors.RateLimited("x", retry_after_s=60.0))
+    assert headers(errors.RateLimited("x", retry_after_s=61.0))[b"x-should-retry"] == b"false"
+    assert headers(errors.Conflict("x"))[b"x-should-retry"] == b"false"  # SDKs repeat a 409
+
+
+def test_a_refusal_has_the_limits_that_it_does_not_name_itself() -> None:
+    own = [(b"x-ratelimit-limit-requests", b"3")]
+    known = [(b"x-ratelimit-limit-requests", b"9"), (b"x-ratelimit-limit-tokens", b"5")]
+    assert api_errors.with_limits(own, known) == [*own, known[1]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("input_tokens_per_min", "tokens"), ("concurrency", "requests")]
+)
+def test_the_type_of_a_429_is_what_is_limited(kind: str, expected: str) -> None:
+    assert api_errors.status_of(errors.RateLimited("x", details={"kind": kind})) == (429, expected)
 
 
 def test_an_error_inside_a_stream_is_an_event() -> None:

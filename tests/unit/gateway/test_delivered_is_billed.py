@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.customer.hotpath import HttpReply
+from api.customer.reply import HttpReply
 from billing.metering.records import Outcome
 from core.ids import uuid7
 from gateway.ports import ClientDisconnected, Headers

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.customer.hotpath import HttpReply
+from api.customer.reply import HttpReply
 from billing.metering.records import OpenRecord, Outcome
 from core.errors import (
     AuthenticationFailed,

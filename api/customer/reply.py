@@ -1,0 +1,183 @@
+"""The HTTP response of one inference request, as the gateway writes it (gateway.ports.Reply)."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+from uuid import UUID
+
+from api import errors
+from api.customer.answer_headers import OPENAI_VERSION, processing_ms
+from api.customer.protocol import ClientConnection
+from core.errors import PenstockError
+from gateway.ports import ClientDisconnected, Headers
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+ERROR_TIMEOUT_S = 5.0
+"""Seconds for the client to take the error that a request ended with."""
+_JSON = (b"content-type", b"application/json")
+_SSE: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def _no_op() -> None:
+    """Do nothing: the result of a write after the end."""
+
+
+class HttpReply:
+    """The HTTP response to a client (gateway.ports.Reply)."""
+
+    __slots__ = (
+        "_asgi_send", "_connection", "_now", "_received_at", "finished", "headers", "limits", "quota_status",
+        "started",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        send: Send,
+        request_id: UUID,
+        connection: ClientConnection | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without `connection`, which our own server offers, everything goes through `send`.
+
+        `now` returns monotonic seconds.
+        """
+        self._asgi_send = send
+        self._connection = connection
+        self._now = now
+        self._received_at = now()
+        self.headers: Headers = [(b"x-request-id", str(request_id).encode()), OPENAI_VERSION]
+        """The headers of this response, whatever it is."""
+        self.quota_status = 402
+        """The status of an answer that money refuses."""
+        self.limits: Callable[[], Headers] = list
+        """Gives the x-ratelimit-* headers of an answer that refuses the request."""
+        self.started = False
+        self.finished = False
+
+    def _own_headers(self) -> Headers:
+        """The headers of every response, which are not kept afterwards."""
+        headers, self.headers = self.headers, []
+        headers.append(processing_ms(self._now() - self._received_at))
+        return headers
+
+    async def _send(self, message: Message) -> None:
+        """Send an ASGI message. The server's errors mean that the connection is closed (RuntimeError: uvloop's)."""
+        try:
+            await self._asgi_send(message)
+        except (OSError, RuntimeError) as error:
+            raise ClientDisconnected(str(error)) from error
+
+    async def start(self, headers: Headers) -> None:
+        """Send status 200 and the headers of an event stream."""
+        self.started = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [*_SSE, *self._own_headers(), *headers],
+            }
+        )
+
+    def write(self, events: bytes) -> Awaitable[None]:
+        """Send whole events. Awaiting the result takes as long as the socket's buffer is full."""
+        if self.finished:
+            return _no_op()
+        return self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    def write_now(self, events: bytes) -> bool:
+        """Send whole events without waiting; False, and nothing is sent, when only `write` can send them."""
+        if self.finished:
+            return True
+        if self._connection is None:
+            return False
+        try:
+            return self._connection.write_now(events)
+        except (OSError, RuntimeError) as error:
+            raise ClientDisconnected(str(error)) from error
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that this process keeps for the client; 0 under a server that does not tell."""
+        return self._connection.unsent if self._connection is not None else 0
+
+    async def end(self, events: bytes) -> None:
+        """Send the last events, end the response, and wait until the client has taken them.
+
+        When it is cancelled, the connection is closed without the rest.
+        """
+        if self.finished:
+            return
+        self.finished = True
+        with self._closing_if_cancelled():
+            await self._send({"type": "http.response.body", "body": events, "more_body": False})
+            await self._taken()
+
+    async def respond(self, body: bytes, headers: Headers) -> None:
+        """Send a whole JSON response with status 200, and wait until the client has taken it.
+
+        When it is cancelled, the rest is not sent: such an answer counts as not received.
+        """
+        with self._closing_if_cancelled():
+            await self._start_answer(200, len(body), headers)
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._taken()
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def answer(self, status: int, body: bytes, headers: Headers) -> None:
+        """Send a whole JSON response without waiting for the client."""
+        await self._start_answer(status, len(body), headers)
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _start_answer(self, status: int, length: int, headers: Headers) -> None:
+        self.started = self.finished = True
+        fixed = (_JSON, (b"content-length", b"%d" % length))
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*fixed, *self._own_headers(), *headers],
+            }
+        )
+
+    async def _taken(self) -> None:
+        """Wait until the client has taken all that was written; `OpenRequests` counts it and cuts slow clients."""
+        if self._connection is not None:
+            await self._connection.drain()
+
+    @contextlib.contextmanager
+    def _closing_if_cancelled(self) -> Iterator[None]:
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        """Close the connection without what its client has not taken."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    async def fail(self, error: PenstockError) -> None:
+        """Send an error: as a response before headers were sent, as an event afterwards.
+
+        When the client has not taken it after ERROR_TIMEOUT_S, the connection is closed.
+        """
+        try:
+            async with asyncio.timeout(ERROR_TIMEOUT_S):
+                if self.started:
+                    await self.end(errors.to_event(error))
+                else:
+                    status, body, headers = errors.to_response(error, self.quota_status)
+                    await self.answer(status, body, errors.with_limits(headers, self.limits()))
+        except TimeoutError:
+            self._close()
+        except ClientDisconnected:
+            pass  # there is no connection to send it on

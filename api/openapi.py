@@ -1,0 +1,172 @@
+"""The OpenAPI documents: /openapi.json for customers, /admin/v1/openapi.json for the platform's own people.
+
+The schemas of inference requests are those that the requests are decoded by (gateway/schemas), so they cannot differ
+from what is accepted.
+"""
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse
+
+from gateway.schemas.chat import ChatRequest
+from gateway.schemas.completions import CompletionRequest
+
+_ADMIN = "/admin/"
+_NOT_CUSTOMERS = (_ADMIN, "/webhooks/")
+_REF = "#/components/schemas/{name}"
+_INFERENCE = (
+    ("/v1/chat/completions", "Chat completion", ChatRequest, "chat.completion", "message"),
+    ("/v1/completions", "Text completion", CompletionRequest, "text_completion", "text"),
+)
+_INTEGER, _STRING = {"type": "integer"}, {"type": "string"}
+_REFUSALS = {
+    "400": "The request is wrong; `param` names the field.",
+    "401": "The API key is missing, unknown, expired or revoked.",
+    "402": "The balance or a budget does not cover the request (429 where the key's setting says so).",
+    "403": "The key may not do this.",
+    "404": "There is no such model.",
+    "413": "The body is too large.",
+    "415": "The Content-Encoding is not accepted.",
+    "429": "A limit is reached, or the organisation's share of a busy pool is used; see `retry-after`.",
+    "502": "The engine failed; nothing is charged.",
+    "503": "There is no capacity now; see `retry-after`.",
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": _STRING,
+                "type": _STRING,
+                "param": {"type": ["string", "null"]},
+                "code": _STRING,
+                "details": {"type": "object"},
+            },
+        }
+    },
+}
+_USAGE = {
+    "type": "object",
+    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
+    "properties": {
+        "prompt_tokens": _INTEGER,
+        "completion_tokens": _INTEGER,
+        "total_tokens": _INTEGER,
+        "prompt_tokens_details": {"type": "object", "properties": {"cached_tokens": _INTEGER}},
+        "completion_tokens_details": {"type": "object", "properties": {"reasoning_tokens": _INTEGER}},
+    },
+}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"const": "assistant"},
+        "content": {"type": ["string", "null"]},
+        "reasoning_content": _STRING,
+        "refusal": {"type": ["string", "null"]},
+        "tool_calls": {"type": "array", "items": {"type": "object"}},
+    },
+}
+
+
+def install(app: FastAPI) -> None:
+    """Serve both documents and their pages; FastAPI serves the customers' one by itself."""
+    documents: dict[bool, dict[str, Any]] = {}
+
+    def document(admin: bool) -> dict[str, Any]:
+        if admin not in documents:
+            documents[admin] = _document(app, admin=admin)
+        return documents[admin]
+
+    @app.get("/admin/v1/openapi.json", include_in_schema=False)
+    async def admin_document() -> dict[str, Any]:
+        return document(admin=True)
+
+    @app.get("/admin/docs", include_in_schema=False)
+    async def admin_page() -> HTMLResponse:
+        return get_swagger_ui_html(openapi_url="/admin/v1/openapi.json", title=f"{app.title} administration")
+
+    app.openapi = lambda: document(admin=False)  # type: ignore[method-assign] # FastAPI's documented way
+
+
+def _document(app: FastAPI, *, admin: bool) -> dict[str, Any]:
+    """The document of the routes under /admin, or of those for customers."""
+    routes = [
+        route
+        for route in app.routes
+        if (path := getattr(route, "path", ""))
+        and path.startswith(_ADMIN if admin else "/")
+        and (admin or not path.startswith(_NOT_CUSTOMERS))
+    ]
+    title = f"{app.title} administration" if admin else app.title
+    found = get_openapi(title=title, version=app.version, summary=app.summary, routes=routes)
+    if not admin:
+        _add_inference(found)
+    return found
+
+
+def _add_inference(document: dict[str, Any]) -> None:
+    """Add the inference routes, which bypass FastAPI."""
+    _, components = msgspec.json.schema_components([row[2] for row in _INFERENCE], ref_template=_REF)
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(components)
+    document["components"].setdefault("securitySchemes", {})["ApiKey"] = {"type": "http", "scheme": "bearer"}
+    schemas |= {"InferenceError": _ERROR, "InferenceUsage": _USAGE}
+    for path, title, request, kind, content in _INFERENCE:
+        answer = f"{request.__name__.removesuffix('Request')}Answer"
+        schemas[answer] = _answer(kind, content)
+        document["paths"][path] = {"post": _operation(title, request.__name__, answer)}
+
+
+def _answer(kind: str, content: str) -> dict[str, Any]:
+    choice = {
+        "type": "object",
+        "required": ["index", "finish_reason", content],
+        "properties": {
+            "index": _INTEGER,
+            content: _MESSAGE if content == "message" else _STRING,
+            "logprobs": {"type": ["object", "null"]},
+            "finish_reason": {"enum": ["stop", "length", "tool_calls", "function_call", "content_filter"]},
+        },
+    }
+    return {
+        "type": "object",
+        "required": ["id", "object", "created", "model", "choices", "usage"],
+        "properties": {
+            "id": _STRING,
+            "object": {"const": kind},
+            "created": _INTEGER,
+            "model": _STRING,
+            "choices": {"type": "array", "items": choice},
+            "usage": {"$ref": _REF.format(name="InferenceUsage")},
+        },
+    }
+
+
+def _operation(title: str, request: str, answer: str) -> dict[str, Any]:
+    def content(name: str) -> dict[str, Any]:
+        return {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}
+
+    refusals = {
+        status: {"description": text, "content": content("InferenceError")}
+        for status, text in _REFUSALS.items()
+    }
+    whole = {**content(answer), "text/event-stream": {"schema": _STRING}}
+    return {
+        "tags": ["inference"],
+        "summary": title,
+        "description": "OpenAI's request and response; server-sent events with `stream: true`.",
+        "security": [{"ApiKey": []}],
+        "requestBody": {"required": True, "content": content(request)},
+        "responses": {
+            "200": {"description": "The answer, or a stream of its events.", "content": whole},
+            **refusals,
+        },
+    }
