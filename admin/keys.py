@@ -15,7 +15,7 @@ from core.clock import Clock, SystemClock
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
-from tenants import key_store, organisations, projects
+from tenants import client_settings, key_store, organisations, projects
 from tenants.key_format import hash_key, new_key, parse_key
 from tenants.names import clean_models, clean_name, clean_networks, clean_reason, clean_scopes
 from tenants.roles import KEY_MANAGERS, PLATFORM_ROLES, READERS
@@ -231,6 +231,36 @@ async def revoke_key(database: Database, actor: Actor, *, key_id: UUID, reason: 
             after=after,
         )
     return after or before
+
+
+async def set_client_settings(
+    database: Database, actor: Actor, *, key_id: UUID, quota_status: int, cors_origins: list[str] | None
+) -> KeyView:
+    """Replace a key's settings for its clients. `cors_origins` None turns CORS off.
+
+    Raises InvalidRequest for a value that is not valid, NotFound.
+    """
+    require(actor, *KEY_MANAGERS, tenant_id=actor.tenant_id)
+    origins = client_settings.clean_origins(cors_origins)
+    quota_status = client_settings.check_quota_status(quota_status)
+    async with write(database, actor) as connection:
+        tenant_id = await key_store.tenant_of_key(connection, key_id)
+        before = None if tenant_id is None else await key_store.get_key(connection, tenant_id, key_id)
+        if tenant_id is None or before is None:
+            raise _unknown(key_id)
+        await client_settings.store(connection, tenant_id, key_id, quota_status=quota_status, origins=origins)
+        after = msgspec.structs.replace(before, quota_status=quota_status, cors_origins=origins)
+        await record(
+            connection,
+            actor,
+            "key.client_settings",
+            tenant_id=tenant_id,
+            object_kind="key",
+            object_id=key_id,
+            before=before,
+            after=after,
+        )
+    return after
 
 
 async def find_key(database: Database, actor: Actor, *, pepper: bytes, raw: str) -> KeyView:

@@ -1,7 +1,7 @@
 """The HTTP application: FastAPI for all routes except inference, which the hot path serves before FastAPI's routing."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from api import errors, health, openapi
+from api import cors, errors, health, openapi
 from api.client_address import ClientAddresses
 from api.customer import hotpath, llms_txt, models
 from api.customer.model_views import ModelViews
@@ -31,6 +31,7 @@ class PenstockApp(FastAPI):
 
     hot: hotpath.HotPath
     others: AnswerHeaders
+    origins: Callable[[], frozenset[str]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Dispatch inference requests to the hot path and all others to FastAPI."""
@@ -40,7 +41,9 @@ class PenstockApp(FastAPI):
         path = scope["path"]
         if path[-1:] == "/" and len(path) > 1:
             path = scope["path"] = path.rstrip("/") or "/"
-        if path in hotpath.ROUTES:
+        if scope["method"] == "OPTIONS" and cors.is_preflight(scope, self.origins()):
+            await cors.answer_preflight(scope, send)
+        elif path in hotpath.ROUTES:
             await self.hot(scope, receive, send)
         else:
             await self.others(scope, receive, send)
@@ -65,7 +68,8 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         redoc_url=None,
         openapi_url="/openapi.json",
     )
-    app.others = AnswerHeaders(super(PenstockApp, app).__call__)
+    app.others = AnswerHeaders(super(PenstockApp, app).__call__, deps.keys)
+    app.origins = lambda: deps.keys.origins
     settings, addresses = deps.settings, ClientAddresses(deps.settings.trusted_proxies)
     restrictions = KeyRestrictions(addresses)
     app.hot = hotpath.HotPath(

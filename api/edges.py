@@ -1,11 +1,11 @@
 """What every answer outside inference has in common: its ids, OpenAI's headers, and which bodies are read."""
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import errors
+from api import cors, errors
 from api.customer.answer_headers import (
     CLIENT_REQUEST_ID,
     OPENAI_VERSION,
@@ -14,8 +14,19 @@ from api.customer.answer_headers import (
 )
 from core.errors import PenstockError
 from core.ids import uuid7
+from tenants.principal import Principal
 
 _REQUEST_ID = b"x-request-id"
+
+
+class Keys(Protocol):
+    """The parts of tenants.keys.KeyRing that answers to browsers need."""
+
+    origins: frozenset[str]
+    """Every origin of browsers that some key allows."""
+
+    def authenticate_cached(self, raw: str) -> Principal | None:
+        """Return the principal of a cached key; None when the key is not cached."""
 
 
 class AnswerHeaders:
@@ -24,8 +35,9 @@ class AnswerHeaders:
     A body with a Content-Encoding is refused: only the inference routes read gzip.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; other scopes than HTTP are passed on."""
@@ -37,6 +49,7 @@ class AnswerHeaders:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                own.extend(self._page_headers(scope))
                 headers = message.get("headers", [])
                 names = {name.lower() for name, _ in headers}
                 added = [header for header in own if header[0] not in names]
@@ -49,6 +62,15 @@ class AnswerHeaders:
             await send_error(send_with_headers, error)
             return
         await self._app(scope, receive, send_with_headers)
+
+    def _page_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """The headers for a page whose origin the request's key allows, or any key where it has none that is valid."""
+        origin = cors.origin_of(scope["headers"])
+        if not origin or origin not in self._keys.origins or not scope["path"].startswith(cors.PREFIX):
+            return []
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        principal = self._keys.authenticate_cached(header.decode("latin-1").partition(" ")[2].strip())
+        return cors.allow(origin) if principal is None or origin in principal.cors_origins else []
 
 
 def _checked(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

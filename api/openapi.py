@@ -97,18 +97,38 @@ def install(app: FastAPI) -> None:
 
 
 def _document(app: FastAPI, *, admin: bool) -> dict[str, Any]:
-    """The document of the routes under /admin, or of those for customers."""
-    routes = [
-        route
-        for route in app.routes
-        if (path := getattr(route, "path", ""))
-        and path.startswith(_ADMIN if admin else "/")
-        and (admin or not path.startswith(_NOT_CUSTOMERS))
-    ]
+    """The document of the routes under /admin, or of those for customers, with the schemas that they use."""
     title = f"{app.title} administration" if admin else app.title
-    found = get_openapi(title=title, version=app.version, summary=app.summary, routes=routes)
+    found = get_openapi(title=title, version=app.version, summary=app.summary, routes=app.routes)
+    paths = found["paths"]
+    found["paths"] = {
+        path: paths[path]
+        for path in paths
+        if path.startswith(_ADMIN if admin else "/") and (admin or not path.startswith(_NOT_CUSTOMERS))
+    }
+    schemas = found.get("components", {}).get("schemas", {})
+    used = _used(found["paths"], schemas)
+    for name in schemas.keys() - used:
+        del schemas[name]
     if not admin:
         _add_inference(found)
+    return found
+
+
+def _used(document: object, schemas: dict[str, Any]) -> set[str]:
+    """Names of the schemas that a part of a document refers to, also through others."""
+    found: set[str] = set()
+    parts: list[object] = [document]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            name = str(part.get("$ref", "")).removeprefix(_REF.format(name=""))
+            if name in schemas and name not in found:
+                found.add(name)
+                parts.append(schemas[name])
+            parts.extend(part.values())
+        elif isinstance(part, list):
+            parts.extend(part)
     return found
 
 

@@ -1,10 +1,13 @@
 """The api role: one process on a shared port, which drains open streams before it exits."""
 
+import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import FrameType
 
 import uvicorn
 import uvloop
@@ -21,10 +24,11 @@ from core.clock import SystemClock
 from core.heap import freeze_heap
 from core.settings import Settings
 from core.telemetry import MetricsServer, flush_tracing, setup_tracing
+from gateway.context import AbortReason
 from gateway.tokenization.model_tokenizer import PromptTokenizer
 
-DRAIN_TIMEOUT_S = 60
-"""Seconds for open streams to finish after SIGTERM; the others are then settled as interrupted."""
+CUT_S = 10
+"""Seconds after the drain for the answers that were cut to be ended; connections that are left are closed then."""
 BACKLOG = 2048
 """Connections that the kernel queues until they are accepted."""
 TCP_USER_TIMEOUT_MS = 60_000
@@ -48,7 +52,7 @@ def main(settings: Settings, simulated_tokenizer: PromptTokenizer | None = None)
 
 
 async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None) -> int:
-    """Bind the port, serve, and drain. uvicorn handles the signals: it stops accepting and waits for open requests."""
+    """Bind the port, serve, and drain."""
     deps = Deps(settings, simulated_tokenizer=simulated_tokenizer)
     listener = bind(settings.host, settings.port)
     config = uvicorn.Config(
@@ -63,12 +67,14 @@ async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None
         proxy_headers=False,
         date_header=True,
         timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
-        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+        timeout_graceful_shutdown=settings.drain_s + CUT_S,
     )
     metrics = MetricsServer(
         settings.metrics_port, host=settings.metrics_host, healthy=lambda: deps.meter.ready
     )
-    server = DrainingServer(config)
+    server = DrainingServer(
+        config, settings.drain_s, partial(deps.open_requests.abort_all, AbortReason.SHUTDOWN)
+    )
     await metrics.start()
     log.info("api serves", extra={"host": settings.host, "port": listener.getsockname()[1]})
     try:
@@ -80,7 +86,38 @@ async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that does not raise the signal again after it has drained, so that the process exits with 0."""
+    """A uvicorn server that lets open requests end: it accepts no more, then cuts those that are left after `drain_s`.
+
+    A second signal cuts them at once, a third SIGINT ends the process. The signal is not raised again after the drain,
+    so that the process exits with 0.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain_s: float, cut: Callable[[], None]) -> None:
+        """`cut` ends every open request with an error that its client can read."""
+        super().__init__(config)
+        self._drain_s = drain_s
+        self._cut = cut
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signals = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain at the first signal, cut at the second."""
+        self._signals += 1
+        if self._signals == 2 and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cut)
+        elif self._signals != 2:
+            super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, cut, and stop the services."""
+        self._loop = asyncio.get_running_loop()
+        if self._signals > 1:
+            self._cut()
+        timer = self._loop.call_later(self._drain_s, self._cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the services and accept connections, then freeze the heap."""
@@ -89,7 +126,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals while serving: the first one drains, a second SIGINT stops at once."""
+        """Handle signals while serving."""
         numbers = (signal.SIGTERM, signal.SIGINT)
         before = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:

@@ -42,7 +42,9 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
 _TICK_S = 0.25
 _DRAIN_ORDER = ("api", "jobs", "scheduler", "agent", "console", stripe_setup.ROLE)
-_GRACE_S = {"api": 65.0, "jobs": 30.0, "scheduler": 10.0, "agent": 60.0, "console": 10.0}
+_API_GRACE_S = 20.0
+"""Seconds that an API process may take after its drain, to end what was cut and to settle."""
+_GRACE_S = {"jobs": 30.0, "scheduler": 10.0, "agent": 60.0, "console": 10.0}
 _MAX_RESTARTS = 3
 
 
@@ -57,6 +59,7 @@ class Options(msgspec.Struct, frozen=True):
     model: str = ""
     replicas: int = 1
     api_workers: int = 1
+    drain_s: int = 10
     ready_file: Path | None = None
     demo: bool = True
 
@@ -249,7 +252,7 @@ class Platform:
             env=self._stripe.env(role, self._env()),
             cwd=CHECKOUT,
             health_url="",
-            grace_s=_GRACE_S[role],
+            grace_s=self._options.drain_s + _API_GRACE_S if role == "api" else _GRACE_S[role],
             keeps_children=role == "agent",
         )
         return serve_metrics_on(spec, HOST, free_port(HOST))
@@ -266,6 +269,7 @@ class Platform:
             "PENSTOCK_HOST": HOST,
             "PENSTOCK_PORT": str(self._ports.get("port", 0)),
             "PENSTOCK_CONSOLE_PORT": str(self._ports.get("console-port", 0)),
+            "PENSTOCK_DRAIN_S": str(options.drain_s),
             "PENSTOCK_API_WORKERS": str(options.api_workers),
             "PENSTOCK_SCHEDULER_HOST": HOST,
             "PENSTOCK_SCHEDULER_PORT": str(self._ports.get("scheduler", 0)),

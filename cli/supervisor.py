@@ -126,6 +126,7 @@ class RoleProcess:
             if hurry.is_set():
                 deadline = min(deadline, time.monotonic() + 1.0)
                 hurry = asyncio.Event()  # the deadline moves once
+                process.send_signal(signal.SIGTERM)  # at a second one the API ends its open answers
             await asyncio.sleep(0.05)
         clean = process.poll() is not None
         if not clean:

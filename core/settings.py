@@ -48,6 +48,8 @@ class Settings(BaseSettings):
     """Port of the console."""
     public_url: str = ""
     """Base URL of the customer API as customers see it, without /v1; empty = http://host:port."""
+    drain_s: int = Field(default=600, ge=0)
+    """Seconds that an API process that is stopped leaves to open answers; what is left then is cut with an error."""
     api_workers: int = 1
     """Number of API processes that share `port`."""
     metrics_port: int = 0

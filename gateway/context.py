@@ -32,6 +32,7 @@ class AbortReason(Enum):
     SLOW_CLIENT = "slow_client"
     REVOKED = "revoked"
     MEMORY = "memory"
+    SHUTDOWN = "shutdown"
 
     def error(self) -> PenstockError:
         """The error for a client that is still connected."""
@@ -45,6 +46,12 @@ class AbortReason(Enum):
             return Unavailable(
                 "Large answers take too much memory at the moment; ask for a stream, or try again in a second.",
                 code="answers_busy",
+                retry_after_s=1.0,
+            )
+        if self is AbortReason.SHUTDOWN:
+            return Unavailable(
+                "The server that answered is being stopped and has ended the answer; send the request again.",
+                code="shutting_down",
                 retry_after_s=1.0,
             )
         return Unavailable(
@@ -130,7 +137,7 @@ class Answer:
 
     __slots__ = (
         "checkpointed_tokens", "codec", "committed", "first_content_at", "held_bytes", "last_read_at", "merger",
-        "reading_since", "stream", "timeout", "writing_since",
+        "reading_since", "stream", "timeout", "writing_since", "written_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -151,6 +158,8 @@ class Answer:
         """When the engine last sent data in the attempt that ended last."""
         self.writing_since = 0.0
         """When the pending write to the client began; 0 = no write is pending."""
+        self.written_at = 0.0
+        """When events were last sent to the client of a stream; a comment is none."""
         self.checkpointed_tokens = 0
         """Total tokens in the last checkpoint."""
 

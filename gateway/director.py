@@ -78,8 +78,9 @@ class Director(Generic[GrantT]):
             await self._relay.finish(context)
         except asyncio.CancelledError as cancelled:
             context.error = cancelled
-            if context.abort_reason is None or context.task is None:
+            if context.abort_reason in (None, AbortReason.SHUTDOWN) or context.task is None:
                 _interrupt(context)
+            if context.abort_reason is None or context.task is None:
                 raise
             context.task.uncancel()
             raise context.abort_reason.error() from None

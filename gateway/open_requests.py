@@ -1,7 +1,7 @@
 """The open requests of a process and the timer that serves all of them.
 
 Once a second the timer writes checkpoints of running counts, reports progress to the scheduler, enforces the timeouts
-of engines and clients, and sends keep-alive comments to waiting streams. One timer costs less than a task per stream.
+of engines and clients, and sends keep-alive comments to silent streams. One timer costs less than a task per stream.
 """
 
 import asyncio
@@ -26,7 +26,10 @@ TICK_S = 1.0
 KEEP_ALIVE_AFTER_S = 5.0
 """Seconds from receipt to a stream's headers and first comment; before that a 429 or 503 status is still possible."""
 KEEP_ALIVE_EVERY_S = 5.0
-"""Seconds between two comments to a waiting stream."""
+"""Seconds of silence after which a stream gets a comment, and between two of them: before its first token, and later
+where the engine has nothing to send for long, as while it writes the arguments of a tool call."""
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment of server-sent events, which every client skips."""
 
 MAX_ANSWERS_BYTES = 256 * 1024 * 1024
 """Bytes kept of all answers that are not streamed, where no setting says otherwise."""
@@ -126,6 +129,11 @@ class OpenRequests:
             if context.request.principal.key_id in key_ids:
                 context.abort(AbortReason.REVOKED)
 
+    def abort_all(self, reason: AbortReason) -> None:
+        """Abort every open request."""
+        for context in list(self._open.values()):
+            context.abort(reason)
+
     def abort_request(self, request_id: UUID, reason: AbortReason) -> None:
         """Abort one request; does nothing when the request is not open."""
         context = self._open.get(request_id)
@@ -152,7 +160,7 @@ class OpenRequests:
                 self._whole.advance(context, context.answer.codec, now)
             self._checkpoint(context)
             self._enforce_timeouts(context, now)
-            if context.request.prepared.stream and not context.answer.committed:
+            if context.request.prepared.stream and not context.answer.writing_since:
                 self._keep_alive(context, now)
 
     def _bound_answers(self) -> None:
@@ -214,10 +222,10 @@ class OpenRequests:
             read.began_at, read.unsent = now, unsent
 
     def _keep_alive(self, context: AnyContext, now: float) -> None:
+        """Send a comment when nothing was sent for KEEP_ALIVE_EVERY_S; gateway/time_budget.py ends the silence."""
         request = context.request
-        since = self._commented_at.get(
-            request.id, request.received_at + KEEP_ALIVE_AFTER_S - KEEP_ALIVE_EVERY_S
-        )
+        begins = request.received_at + KEEP_ALIVE_AFTER_S - KEEP_ALIVE_EVERY_S
+        since = max(self._commented_at.get(request.id, begins), context.answer.written_at)
         if now - since < KEEP_ALIVE_EVERY_S:
             return
         self._commented_at[request.id] = now
@@ -232,7 +240,7 @@ async def _send_comment(context: AnyContext) -> None:
     try:
         if not reply.started:
             await reply.start(context.take_rate_headers())
-        if context.outcome is None and not context.answer.committed:
-            await reply.write(b": waiting\n\n" if context.routing.placement is None else b": working\n\n")
+        if context.outcome is None and not context.answer.writing_since:
+            await reply.write(KEEP_ALIVE)
     except ClientDisconnected:
         context.abort(AbortReason.CLIENT_DISCONNECTED)

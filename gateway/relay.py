@@ -224,7 +224,7 @@ class Relay:
         if not request.reply.started:
             await request.reply.start(context.take_rate_headers())
         await request.reply.write(events)
-        answer.writing_since = 0.0
+        answer.writing_since, answer.written_at = 0.0, self._now()
 
     async def _extend(self, context: AnyContext, output: int) -> bool:
         """Extend the hold of a request without max_tokens, towards `output` tokens; False when its output ends here.
@@ -338,6 +338,7 @@ class ReadRelay:
             event = self._relay_one(data)
             if event is not None:
                 if self._reply.write_now(event):
+                    answer.written_at = answer.reading_since
                     return True
                 self.unsent.append(event)
                 return False
@@ -352,7 +353,10 @@ class ReadRelay:
             if answer.merger is not None:
                 merge(answer.merger, events, self._request_id)
                 return True
-            if not events or self._reply.write_now(events):
+            if not events:
+                return True
+            if self._reply.write_now(events):
+                answer.written_at = answer.reading_since
                 return True
             acts = True
         self.unsent.append(events)

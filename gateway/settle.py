@@ -6,7 +6,7 @@ from typing import Generic
 
 from billing.metering.records import Outcome
 from core.errors import EngineFailed, Refused, Unavailable
-from gateway.context import AnyContext, RequestContext
+from gateway.context import AbortReason, AnyContext, RequestContext
 from gateway.estimate import Estimator
 from gateway.ports import GrantT, Holds, Metering, Rates, Scheduler
 from gateway.records import released, usage_record
@@ -50,6 +50,7 @@ class Settlement(Generic[GrantT]):
         elif reserved.hold is not None:
             self._holds.void(context.request.id)
         dispatched = context.routing.attempts > 0
+        stopped = context.abort_reason is AbortReason.SHUTDOWN
         if context.routing.placement is not None and not context.routing.released:
             failed = context.outcome is Outcome.ENGINE_FAILED
             self._scheduler.release(
@@ -59,7 +60,7 @@ class Settlement(Generic[GrantT]):
             if dispatched:
                 # An engine may have worked on a prompt that it has not counted: the estimate stays charged then.
                 self._rates.settle(reserved.grant, usage.input or reserved.input_estimate, usage.output)
-            elif isinstance(context.error, (Refused, Unavailable)):
+            elif isinstance(context.error, (Refused, Unavailable)) or stopped:
                 self._rates.refund(reserved.grant)
             else:
                 # Without credit, or given up by its client: the request counts, its tokens do not.
@@ -82,7 +83,7 @@ def _outcome_of(context: AnyContext) -> Outcome:
 
     An error of our own is not charged, except for what was delivered before it.
     """
-    if context.abort_reason is not None:
+    if context.abort_reason not in (None, AbortReason.SHUTDOWN):
         return Outcome.CLIENT_CANCELLED
     delivered = context.answer.committed and context.request.reply.started
     if isinstance(context.error, asyncio.CancelledError) or (

@@ -39,6 +39,8 @@ def _select_views() -> Select[*tuple[Any, ...]]:
         api_keys.c.networks,
         api_keys.c.scopes,
         api_keys.c.previous_until,
+        api_keys.c.quota_status,
+        api_keys.c.cors_origins,
     ).join(
         projects, (projects.c.id == api_keys.c.project_id) & (projects.c.tenant_id == api_keys.c.tenant_id)
     )

@@ -28,7 +28,7 @@ from core.clock import Clock
 from core.db import Database
 from core.errors import Unavailable
 from core.supervise import note_failure, supervise
-from tenants import changes, key_store, resolve
+from tenants import changes, client_settings, key_store, resolve
 from tenants.changes import Change
 from tenants.key_cache import KeyCache
 from tenants.key_format import KeyKind, cache_salt, has_tag, hash_key, new_key, parse_key
@@ -99,6 +99,8 @@ class KeyRing:
         self._last_hashed: tuple[str | None, bytes] = (None, b"")
         """The key that was hashed last, and its hash: a request asks before and after its body."""
         self._untagged = UntaggedKeys()
+        self.origins: frozenset[str] = frozenset()
+        """Every origin of browsers that some key allows."""
         self._lookups: dict[bytes, asyncio.Task[Admission | Refusal | None]] = {}
         self._slots = asyncio.Semaphore(MAX_LOOKUPS_RUNNING)
         self._used: dict[UUID, datetime] = {}
@@ -249,6 +251,8 @@ class KeyRing:
                 news = [] if first else [change for change in feed if change.id not in self._seen]
                 inactive = await self._find_inactive(connection, news)
                 inactive |= await resolve.expired_between(connection, self._expiry_checked, now)
+                if first or any(change.kind == "key" for change in news):
+                    self.origins = await client_settings.all_origins(connection)
                 if first:
                     await self._untagged.load(connection)
                 elif keys := [change.object_id for change in news if change.kind == "key"]:

@@ -72,6 +72,10 @@ class Principal(msgspec.Struct, frozen=True, dict=True):
     """Secret of the tenant: prevents other tenants from probing its prefix cache."""
     share_percent: int = 100
     """Weight of its organisation in a busy pool relative to others of its tier, in percent."""
+    quota_status: int = 402
+    """HTTP status of answers that money refuses: 402 | 429."""
+    cors_origins: frozenset[str] = frozenset()
+    """Origins of browsers that may use the key; empty = CORS is off."""
 
     networks: tuple[IPv4Network | IPv6Network, ...] | None = None
     """Networks that the key may be used from; None = every one."""

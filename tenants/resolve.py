@@ -125,6 +125,8 @@ _PRINCIPAL_QUERY = select(
     api_keys.c.scopes,
     api_keys.c.hash,
     api_keys.c.previous_until,
+    api_keys.c.quota_status,
+    api_keys.c.cors_origins,
     projects.c.status.label("project_status"),
     tenants.c.name.label("tenant"),
     tenants.c.status.label("tenant_status"),
@@ -181,6 +183,8 @@ def _evaluate(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admis
         share_percent=row.share_percent,
         networks=None if row.networks is None else tuple(map(ip_network, row.networks)),
         scopes=None if row.scopes is None else frozenset(row.scopes),
+        quota_status=row.quota_status,
+        cors_origins=frozenset(row.cors_origins or ()),
     )
     if principal.kind == "test":
         return Admission(_of_test_key(principal), row.expires_at)

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
+    SmallInteger,
     Table,
     Text,
     UniqueConstraint,
@@ -62,6 +63,8 @@ api_keys = Table(
     Column("status", Text, nullable=False, server_default="active"),
     Column("allowed_models", ARRAY(Text)),
     Column("tagged", Boolean, nullable=False, server_default="false"),
+    Column("quota_status", SmallInteger, nullable=False, server_default="402"),
+    Column("cors_origins", ARRAY(Text)),
     instant("created_at", now=True),
     instant("expires_at", nullable=True),
     instant("revoked_at", nullable=True),
@@ -79,9 +82,11 @@ api_keys = Table(
         unique=True,
         postgresql_where=text("previous_hash IS NOT NULL"),
     ),
+    Index("ix_api_keys_cors_origins", "id", postgresql_where=text("cors_origins IS NOT NULL")),
 )
 """Customers' keys: only HMAC and last four characters, never the key itself. `tagged`: see tenants/key_format.py; false
-as long as any secret of the key may have no tag. `networks` and `scopes`: null = everywhere and everything."""
+as long as any secret of the key may have no tag. `networks` and `scopes`: null = everywhere and everything.
+`quota_status` and `cors_origins`: see tenants/client_settings.py."""
 
 limits = Table(
     "limits",

@@ -58,6 +58,10 @@ class KeyView(msgspec.Struct, frozen=True):
     scopes: list[str] | None = None
     previous_until: datetime | None = None
     """Until when the secret from before the last rotation is accepted."""
+    quota_status: int = 402
+    """Status of answers that money refuses: 402 | 429"""
+    cors_origins: list[str] | None = None
+    """Origins of browsers that may use the key; None = none."""
 
 
 class UserView(msgspec.Struct, frozen=True):

@@ -1,5 +1,7 @@
 """Client of an engine's HTTP API for the agent: health, metrics, warm-up, sleep and wake."""
 
+import asyncio
+import logging
 import re
 
 import aiohttp
@@ -16,6 +18,16 @@ _TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _SCHEMA_TIMEOUT = aiohttp.ClientTimeout(total=30.0)
 """An engine computes its schema when it is first asked for it."""
 _WARMUP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
+_FEATURES_WARMUP_S = 120.0
+"""Seconds for all warm-up requests of features together; the engine is ready without those that take longer."""
+_WARMUP_SCHEMA = {
+    "type": "object",
+    "properties": {"open": {"type": "boolean"}},
+    "required": ["open"],
+    "additionalProperties": False,
+}
+
+log = logging.getLogger(__name__)
 
 
 class EngineMetrics(msgspec.Struct, frozen=True):
@@ -132,6 +144,27 @@ class EngineApi:
             "stream_options": options,
         }
         await self._generate("/v1/chat/completions", body)
+        await self._warm_features(body)
+
+    async def _warm_features(self, body: dict[str, object]) -> None:
+        """Use what loads or compiles at its first use: log-probabilities and structured answers.
+
+        An engine that has a feature not, or is slow with it, is ready all the same.
+        """
+        schema = {"name": "valve", "schema": _WARMUP_SCHEMA}
+        features: tuple[dict[str, object], ...] = (
+            {"logprobs": True, "top_logprobs": 5},
+            {"response_format": {"type": "json_schema", "json_schema": schema}, "max_tokens": 16},
+        )
+        try:
+            async with asyncio.timeout(_FEATURES_WARMUP_S):
+                for feature in features:
+                    try:
+                        await self._generate("/v1/chat/completions", {**body, **feature})
+                    except EngineFailed as error:
+                        log.warning("not warmed up: %s: %s", ", ".join(feature), error.message)
+        except TimeoutError:
+            log.warning("features not warmed up within %.0f s", _FEATURES_WARMUP_S)
 
     async def sleep(self, level: int = 1) -> None:
         """Put the engine to sleep at `level` 1 or 2. Raises EngineFailed when it has no sleep mode."""

@@ -21,6 +21,7 @@ from api.admin.deps import (
     ResponseModel,
     to_page,
 )
+from tenants.client_settings import MAX_ORIGINS
 from tenants.principal import Limits
 
 ScopeKind = Literal["tenant", "project", "key"]
@@ -47,6 +48,8 @@ class KeyOut(ResponseModel):
     previous_until: datetime | None = Field(
         description="Until when the secret from before the last rotation works."
     )
+    quota_status: Literal[402, 429] = Field(description="Status of answers that money refuses.")
+    cors_origins: list[str] | None = Field(description="Origins of browsers that may use it; null = none.")
 
 
 class CreatedKeyOut(KeyOut):
@@ -67,6 +70,20 @@ class KeyCreate(RequestBody):
     expires_at: datetime | None = Field(default=None, examples=["2027-01-01T00:00:00Z"])
     allowed_models: list[str] | None = Field(
         default=None, max_length=100, description="Default: every model."
+    )
+
+
+class ClientSettings(RequestBody):
+    """A key's settings for its clients; both are replaced."""
+
+    quota_status: Literal[402, 429] = Field(
+        default=402, description="429 for clients that take no other status for a used-up quota."
+    )
+    cors_origins: list[str] | None = Field(
+        default=None,
+        max_length=MAX_ORIGINS,
+        examples=[["https://app.example.com"]],
+        description="Origins of browsers that may use the key; null or empty = none.",
     )
 
 
@@ -157,6 +174,19 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.get("/keys/{key_id}", summary="One key")
     async def get_key(actor: Annotated[Actor, auth], key_id: UUID) -> KeyOut:
         return KeyOut.model_validate(await admin_keys.get_key(deps.database, actor, key_id=key_id))
+
+    @routes.put("/keys/{key_id}/client-settings", summary="Replace a key's settings for its clients")
+    async def set_client_settings(
+        actor: Annotated[Actor, auth], key_id: UUID, body: ClientSettings
+    ) -> KeyOut:
+        changed = await admin_keys.set_client_settings(
+            deps.database,
+            actor,
+            key_id=key_id,
+            quota_status=body.quota_status,
+            cors_origins=body.cors_origins,
+        )
+        return KeyOut.model_validate(changed)
 
     @routes.post("/keys/{key_id}/revoke", summary="Revoke a key and abort its open requests")
     async def revoke_key(

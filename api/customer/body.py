@@ -57,13 +57,13 @@ def is_compressed(encoding: bytes) -> bool:
 async def inflate(data: bytes, limit: int, reserve: Callable[[], None]) -> bytes:
     """Return a gzip body's content, of at most `limit` bytes; no more than that is ever inflated.
 
-    `reserve` is called when the content exceeds INLINE_BYTES and the body did not. Raises what `reserve` raises,
-    RequestTooLarge above `limit`, and InvalidRequest for what is not one whole gzip member.
+    Above INLINE_BYTES it goes on in a thread, after `reserve` if the body itself was smaller. Raises what `reserve`
+    raises, RequestTooLarge above `limit`, and InvalidRequest for what is not one whole gzip member.
     """
     inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     try:
-        content = inflater.decompress(data, INLINE_BYTES)
-        if not inflater.eof and inflater.unconsumed_tail:
+        content = inflater.decompress(data, min(INLINE_BYTES, limit + 1))
+        if len(content) <= limit and inflater.unconsumed_tail:
             if len(data) <= INLINE_BYTES:
                 reserve()
             rest = limit + 1 - len(content)

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-from api import errors
+from api import cors, errors
 from api.customer.answer_headers import CLIENT_REQUEST_ID, check_client_request_id
 from api.customer.body import Receive, inflate, is_compressed, read_body
 from api.customer.protocol import EXTENSION, ClientConnection
@@ -65,6 +65,8 @@ class _Head(msgspec.Struct, gc=False):
     """The client's own id of the request."""
     length: int = 0
     """Announced bytes of the body; 0 = not announced."""
+    origin: str = ""
+    """The origin of the page that a browser sends the request for; empty without a browser."""
 
     @property
     def key(self) -> str:
@@ -78,7 +80,10 @@ class _Head(msgspec.Struct, gc=False):
 
 
 class Keys(Protocol):
-    """The methods of tenants.keys.KeyRing that the hot path uses."""
+    """The parts of tenants.keys.KeyRing that the hot path uses."""
+
+    origins: frozenset[str]
+    """Every origin of browsers that some key allows."""
 
     def authenticate_cached(self, raw: str) -> Principal | None:
         """Return the principal of a cached key; None when the key is not cached."""
@@ -121,6 +126,9 @@ class HotPath:
             principal, prepared = await self._authenticate_and_parse(scope, receive, reply)
         except ClientDisconnected:
             return
+        except asyncio.CancelledError:  # the server stops, and the body has not arrived
+            await reply.fail(AbortReason.SHUTDOWN.error())
+            return
         except PenstockError as error:
             self._telemetry.count_refusal(error.code)
             await reply.fail(error)
@@ -143,6 +151,9 @@ class HotPath:
             if isinstance(error, _INVALID):
                 self._invalid.count(scope, principal.key_id)
             await reply.fail(error)
+        except asyncio.CancelledError:
+            await reply.fail(AbortReason.SHUTDOWN.error())
+            raise
         except Exception:
             log.exception("request %s failed with an unexpected error", request_id)
             await reply.fail(errors.INTERNAL)
@@ -163,10 +174,15 @@ class HotPath:
         head = _read_head(scope["headers"])
         if head.client_id is not None:
             reply.headers.append(check_client_request_id(head.client_id))
+        if head.origin and head.origin in self._keys.origins:
+            reply.page_headers = cors.allow(head.origin)  # a page may read why its key is refused
         raw = head.key
         principal = self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw)
         self._restrictions.check(principal, scope, "inference")
         reply.limits = partial(self._rates.known_headers, principal)
+        reply.quota_status = principal.quota_status
+        if head.origin and not cors.check_origin(principal, head.origin):
+            reply.page_headers = []
         self._rates.check(principal)
         self._invalid.check(scope, principal.key_id)
         try:
@@ -226,4 +242,6 @@ def _read_head(headers: list[tuple[bytes, bytes]]) -> _Head:
             head.encoding = value.strip().lower()
         elif name == CLIENT_REQUEST_ID:
             head.client_id = value
+        elif name == b"origin":
+            head.origin = value.decode("latin-1")
     return head

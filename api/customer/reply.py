@@ -34,8 +34,8 @@ class HttpReply:
     """The HTTP response to a client (gateway.ports.Reply)."""
 
     __slots__ = (
-        "_asgi_send", "_connection", "_now", "_received_at", "finished", "headers", "limits", "quota_status",
-        "started",
+        "_asgi_send", "_connection", "_now", "_received_at", "finished", "headers", "limits", "page_headers",
+        "quota_status", "started",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +55,8 @@ class HttpReply:
         self._received_at = now()
         self.headers: Headers = [(b"x-request-id", str(request_id).encode()), OPENAI_VERSION]
         """The headers of this response, whatever it is."""
+        self.page_headers: Headers = []
+        """The headers for a browser, with which a page may read the answer."""
         self.quota_status = 402
         """The status of an answer that money refuses."""
         self.limits: Callable[[], Headers] = list
@@ -64,7 +66,7 @@ class HttpReply:
 
     def _own_headers(self) -> Headers:
         """The headers of every response, which are not kept afterwards."""
-        headers, self.headers = self.headers, []
+        headers, self.headers = self.headers + self.page_headers, []
         headers.append(processing_ms(self._now() - self._received_at))
         return headers
 

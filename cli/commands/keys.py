@@ -102,6 +102,39 @@ def revoke(
     run(act)
 
 
+@app.command(
+    "client-settings",
+    epilog="Example: penstock keys client-settings 0198c0de-7a11-7000-8000-5f2b6c1d9e30 "
+    "--cors-origin https://app.example.com",
+)
+def client_settings(
+    key_id: KeyId,
+    quota_status: Annotated[
+        int, typer.Option(help="Status of answers that money refuses: 402 or 429.")
+    ] = 402,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin of browsers that may use it; repeat it. Leave out for none."),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace what a key's clients see: the status of a used-up quota, and the origins of browsers (CORS)."""
+
+    async def act() -> None:
+        async with open_db_for_changes(data_dir) as database:
+            changed = await admin_keys.set_client_settings(
+                database,
+                actor(),
+                key_id=parse_id(key_id, "key"),
+                quota_status=quota_status,
+                cors_origins=cors_origin,
+            )
+            emit(changed, as_json)
+
+    run(act)
+
+
 @app.command(epilog="Example: penstock keys find < leaked.txt")
 def find(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Whose key is this? Reads it from standard input, so that it stands in no shell history."""

@@ -99,13 +99,20 @@ def _run(role: str, **overrides: object) -> None:
 
 @app.command()
 def api(
-    host: Host = None, port: Port = None, metrics_port: MetricsPort = None, data_dir: DataDir = None
+    host: Host = None,
+    port: Port = None,
+    drain_s: Annotated[
+        int | None,
+        typer.Option("--drain-s", min=0, help="Seconds for open answers after SIGTERM [PENSTOCK_DRAIN_S]."),
+    ] = None,
+    metrics_port: MetricsPort = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Serve the customer API and admin REST (one process; start several for more cores).
 
     Example: DATABASE_URL=postgresql://... REDIS_URL=redis://... penstock api --port 8000
     """
-    _run("api", host=host, port=port, metrics_port=metrics_port, data_dir=data_dir)
+    _run("api", host=host, port=port, drain_s=drain_s, metrics_port=metrics_port, data_dir=data_dir)
 
 
 @app.command()

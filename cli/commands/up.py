@@ -87,6 +87,9 @@ Model = Annotated[
 ]
 Replicas = Annotated[int, typer.Option("--replicas", min=1, max=64, help="Engines to start.")]
 ApiWorkers = Annotated[int, typer.Option("--api-workers", min=1, max=64, help="API processes.")]
+DrainS = Annotated[
+    int, typer.Option("--drain-s", min=0, help="Seconds that Ctrl-C leaves to open answers; again: none.")
+]
 ReadyFile = Annotated[
     Path | None, typer.Option("--ready-file", help="JSON about everything, written when it answers.")
 ]
@@ -109,6 +112,7 @@ def up(
     model: Model = "",
     replicas: Replicas = 1,
     api_workers: ApiWorkers = 1,
+    drain_s: DrainS = 10,
     ready_file: ReadyFile = None,
     no_demo: NoDemo = False,
 ) -> None:
@@ -134,6 +138,7 @@ def up(
             model=model,
             replicas=replicas,
             api_workers=api_workers,
+            drain_s=drain_s,
             ready_file=ready_file.resolve() if ready_file else None,
             demo=not no_demo,
         )

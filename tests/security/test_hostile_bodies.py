@@ -161,7 +161,7 @@ async def test_announced_size_is_enough_to_be_refused(api: Api) -> None:
 
 async def test_strangers_bodies_are_not_read(api: Api) -> None:
     status, answer, _ = await api.post(b"x" * (MAX_BODY_BYTES + 1), key="pen_live_stranger")
-    assert (status, answer["error"]["type"]) == (401, "authentication_error")
+    assert (status, answer["error"]["type"]) == (401, "invalid_request_error")
 
 
 @pytest.mark.promise(19, 28)

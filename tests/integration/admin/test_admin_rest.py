@@ -193,6 +193,13 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
         201,
         "key.create",
     ),
+    (
+        "PUT",
+        "/keys/{key_id}/client-settings",
+        {"quota_status": 429, "cors_origins": ["https://app.example.com"]},
+        200,
+        "key.client_settings",
+    ),
     ("POST", "/keys/{key_id}/revoke", {"reason": "x"}, 200, "key.revoke"),
     ("PUT", "/tenants/{tenant_id}/limits/{scope_kind}/{scope_id}", {"concurrency": 5}, 200, "limits.set"),
     (

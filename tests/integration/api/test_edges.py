@@ -7,9 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import openai
 import pytest
 
+from admin import keys as admin_keys
+from admin import limits as admin_limits
+from tenants.principal import Limits
 from tests.support.api_process import MODEL, Api, api_process
+from tests.support.tenancy import ADMIN, make_organisation
 from tests.support.waiting import until
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
@@ -109,7 +114,19 @@ async def test_every_answer_says_who_answered_what(api: Api) -> None:
 
 
 async def test_limits_stand_on_answers_and_refusals(api: Api) -> None:
-    await api.post(BODY)
+    await admin_limits.set_limits(
+        api.database,
+        ADMIN,
+        tenant_id=api.organisation.tenant_id,
+        scope_kind="key",
+        scope_id=api.organisation.key_id,
+        limits=Limits(requests_per_min=100, input_tokens_per_min=100_000),
+    )
+
+    async def limited() -> bool:
+        return "x-ratelimit-limit-tokens" in (await api.post(BODY))[2]
+
+    await until(limited, what="the new limits")
     for body, expected in ((BODY, 200), ({"model": MODEL}, 400), ({**BODY, "model": "nobody"}, 404)):
         status, _, headers = await api.post(body)
         assert status == expected
@@ -154,3 +171,68 @@ async def test_customers_see_their_routes_and_no_others(api: Api) -> None:
         admin = msgspec.json.decode(await answer.read())
     assert admin["paths"]
     assert all(path.startswith("/admin") for path in admin["paths"])
+
+
+PAGE, OTHER = "https://app.example.com", "https://evil.example.com"
+
+
+async def test_pages_of_the_origins_that_a_key_allows(api: Api) -> None:
+    """The preflight is answered for the origins of any key, the request for those of its own."""
+    preflight = {
+        "Origin": PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
+    }
+    url = api.url + "/v1/chat/completions"
+    async with api.session.options(url, headers=preflight) as answer:
+        assert answer.status == 405, "off by default"
+        assert "access-control-allow-origin" not in answer.headers
+    await admin_keys.set_client_settings(
+        api.database, ADMIN, key_id=api.organisation.key_id, quota_status=402, cors_origins=[PAGE]
+    )
+    await until(lambda: PAGE in api.deps.keys.origins, what="the key's origins")
+    async with api.session.options(url, headers=preflight) as answer:
+        assert answer.status == 204
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert answer.headers["access-control-allow-headers"] == "authorization,content-type,x-stainless-lang"
+    async with api.session.options(url, headers={**preflight, "Origin": OTHER}) as answer:
+        assert answer.status == 405
+    other = await make_organisation(api.database, "Other")
+    for path, key, origin, status, readable in (
+        (url, api.organisation.key, PAGE, 200, True),
+        (url, api.organisation.key, OTHER, 403, False),
+        (url, other.key, PAGE, 402, False),
+        (url, "pen_live_unknown", PAGE, 401, True),
+        (api.url + "/v1/models", api.organisation.key, PAGE, 200, True),
+        (api.url + "/v1/models", other.key, PAGE, 200, False),
+    ):
+        headers = {"Authorization": f"Bearer {key}", "Origin": origin}
+        method, body = ("GET", None) if path.endswith("models") else ("POST", BODY)
+        async with api.session.request(method, path, json=body, headers=headers) as answer:
+            assert answer.status == status, (path, origin)
+            assert answer.headers.get("access-control-allow-origin") == (origin if readable else None)
+
+
+async def test_a_keys_own_status_of_a_used_up_quota(pg_url: str, redis_url: str, tmp_path: Path) -> None:
+    """The official client gets what it knows, and does not repeat the request."""
+    async with api_process(pg_url, redis_url, tmp_path, credit="0.0000001") as api:
+        await admin_keys.set_client_settings(
+            api.database, ADMIN, key_id=api.organisation.key_id, quota_status=429, cors_origins=None
+        )
+        client = api.openai().with_options(max_retries=2)
+
+        async def refused() -> openai.APIStatusError:
+            with pytest.raises(openai.APIStatusError) as found:
+                await client.chat.completions.create(**BODY)
+            return found.value
+
+        async def changed() -> bool:
+            return isinstance(await refused(), openai.RateLimitError)
+
+        await until(changed, what="the key's new setting")
+        error = await refused()
+        assert (error.code, error.type) == ("insufficient_quota", "insufficient_quota")
+        assert error.response.headers["x-should-retry"] == "false"
+        assert "x-stainless-retry-count" not in error.request.headers or (
+            error.request.headers["x-stainless-retry-count"] == "0"
+        )

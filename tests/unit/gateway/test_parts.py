@@ -10,13 +10,23 @@ from core.errors import EngineFailed
 from core.ids import uuid7
 from gateway import open_requests
 from gateway.context import AbortReason
-from gateway.open_requests import StreamTimeouts
+from gateway.open_requests import KEEP_ALIVE, StreamTimeouts
 from gateway.prefix import BLOCK_BYTES, MAX_BLOCKS, block_hashes
 from gateway.schemas.chat import parse_chat
 from gateway.sse import StreamCodec
 from gateway.time_budget import SILENCE_S
 from tests.support.clock import ManualClock
-from tests.support.gateway_fakes import DONE, FakeEngines, FakeReply, Gateway, answer, chunk, pause, principal
+from tests.support.gateway_fakes import (
+    DONE,
+    FakeEngines,
+    FakeReply,
+    Gateway,
+    answer,
+    chunk,
+    final,
+    pause,
+    principal,
+)
 from tests.support.waiting import until
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -48,7 +58,7 @@ async def test_timer_checkpoints_comments_and_gives_up_on_silence() -> None:
     clock.advance(5.1)
     gateway.open_requests.tick()
     await until(lambda: reply.body)
-    assert reply.body == b": working\n\n"
+    assert reply.body == KEEP_ALIVE
     clock.advance(SILENCE_S)
     gateway.open_requests.tick()
     assert gateway.engines.streams[0].aborted == 1
@@ -112,10 +122,45 @@ async def test_timer_comments_while_queued() -> None:
         clock.advance(5)
         gateway.open_requests.tick()
         await asyncio.sleep(0.01)
-    assert reply.body == b": waiting\n\n" * 3
+    assert reply.body == KEEP_ALIVE * 3
     gateway.scheduler.block.set()
     await task
     assert reply.finished
+
+
+async def test_timer_comments_at_any_silence_of_a_stream() -> None:
+    """Also after the first token; not between events that follow each other."""
+    clock = ManualClock()
+    clock.advance(100)
+    silent, ends = asyncio.Event(), asyncio.Event()
+    script = [chunk("a", tokens=1), chunk("b", tokens=2), silent, chunk("c", tokens=3), ends]
+    gateway = Gateway(
+        FakeEngines([*script, chunk("", tokens=3, finish="stop"), final(3), DONE]), now=clock.monotonic
+    )
+    reply = FakeReply()
+    asked = parse_chat(json.dumps({**BODY, "stream": True}).encode())
+    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
+    await until(lambda: b'"b"' in reply.body)
+
+    async def tick(after_s: float) -> int:
+        clock.advance(after_s)
+        gateway.open_requests.tick()
+        await asyncio.sleep(0.01)
+        return reply.body.count(KEEP_ALIVE)
+
+    assert await tick(4.9) == 0
+    assert await tick(0.2) == 1
+    assert await tick(4.9) == 1
+    assert await tick(0.2) == 2
+    silent.set()
+    await until(lambda: b'"c"' in reply.body)
+    assert await tick(4.9) == 2
+    assert await tick(0.2) == 3
+    ends.set()
+    await task
+    assert reply.finished
+    assert await tick(60) == 3
+    gateway.assert_resolved()
 
 
 @pytest.mark.promise(29)
