@@ -79,8 +79,9 @@ async def request_adjustment(
             source_id=adjustment_id,
         )
         shown_id = adjustment_id if waiting is None else waiting.id
+        is_new = False
         if waiting is None:
-            await adjustments.adjust(
+            is_new = await adjustments.adjust(
                 connection,
                 adjustment_id=adjustment_id,
                 tenant_id=tenant_id,
@@ -89,6 +90,7 @@ async def request_adjustment(
                 created_by=actor.label,
                 corrects=month,
             )
+        if is_new:
             await record(
                 connection,
                 actor,

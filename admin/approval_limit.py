@@ -6,37 +6,25 @@ calls it at once, or stores the facts; admin/decisions.py calls it with them whe
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from decimal import Decimal
 from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from admin.actor import Actor, require
+from admin.actor import Actor, system_actor
 from admin.audit import record
 from admin.transactions import write_system
-from billing.ledger import accounts, approvals
+from billing.invoicing.corrections import APPROVAL_KIND as CORRECTION
+from billing.invoicing.corrections import expire_correction
+from billing.ledger import approvals
 from billing.ledger.approvals import Approval, Person
 from core.db import Database
 from core.errors import WaitsForApproval
-from core.money import pico_to_usd, usd_to_pico
-from tenants import members
-from tenants.names import clean_reason
-from tenants.roles import PLATFORM_ADMIN
-
-LIMIT_SET = "approval_limit.set"
-"""The kind of changes of the limit itself."""
+from core.money import pico_to_usd
 
 Facts = dict[str, Any]
 T = TypeVar("T")
-
-
-class ApprovalLimit(msgspec.Struct, frozen=True):
-    """What one person may do alone."""
-
-    limit_usd: str
-    """US dollars for one organisation in 30 days, all acts added up."""
 
 
 class Acting(msgspec.Struct, frozen=True):
@@ -86,6 +74,7 @@ async def admit(
 
     A new request gets its audit row, `{action}.request` (None = the kind). Arguments as billing.ledger.approvals.admit.
     """
+    await expire_waiting(connection)
     waiting = await approvals.admit(
         connection,
         kind=kind,
@@ -154,72 +143,34 @@ async def under_limit(
     raise waits(waiting, warning=None if warning_of is None else warning_of(planned))
 
 
-async def get_limit(database: Database) -> ApprovalLimit:
-    """The limit that holds."""
-    async with database.read() as connection:
-        return await _limit(connection)
+async def expire_waiting(connection: AsyncConnection) -> int:
+    """Expire the requests that waited too long, each with its audit row; returns their number."""
+    platform = system_actor("penstock.approvals")
+    expired = await approvals.expire(connection, by=person_of(platform))
+    for one in expired:
+        if one.kind == CORRECTION:
+            await expire_correction(connection, UUID(one.facts["correction_id"]), by=person_of(platform))
+        await record(
+            connection,
+            platform,
+            f"{one.kind}.expire",
+            tenant_id=one.tenant_id,
+            object_kind="approval",
+            object_id=one.id,
+            after=one.facts,
+        )
+    return len(expired)
 
 
-async def store_first_limit(database: Database, actor: Actor, limit_usd: Decimal) -> ApprovalLimit:
-    """Store the limit of a platform that has none, as a start does. Returns the one that holds."""
-    async with write_system(database) as connection:
-        if await approvals.store_first_limit(connection, usd_to_pico(limit_usd)):
-            await _record_limit(connection, actor, None, "first start")
-        return await _limit(connection)
-
-
-async def set_limit(database: Database, actor: Actor, *, usd: str, reason: str) -> ApprovalLimit:
-    """Change the approval limit; on a platform with two people another person must approve it.
-
-    Raises InvalidRequest, PermissionDenied, WaitsForApproval.
-    """
-    require(actor, PLATFORM_ADMIN)
-    amount = accounts.parse_usd(usd, "limit_usd")
-
-    async def unbounded(connection: AsyncConnection) -> int | None:
-        await members.lock_administrators(connection)
-        return None if await members.has_two_people(connection) else 0
-
-    return await under_limit(
-        database,
-        actor,
-        apply_limit,
-        kind=LIMIT_SET,
-        tenant_id=None,
-        amount=unbounded,
-        facts={"limit_usd": pico_to_usd(amount), "reason": clean_reason(reason)},
-    )
-
-
-async def apply_limit(
-    connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
-) -> ApprovalLimit:
-    """Carry out `set_limit`."""
-    del tenant_id
-    before = await _limit(connection)
-    await approvals.store_limit(connection, usd_to_pico(facts["limit_usd"]))
-    await _record_limit(connection, acting.actor, before, facts["reason"])
-    return await _limit(connection)
-
-
-async def _limit(connection: AsyncConnection) -> ApprovalLimit:
-    return ApprovalLimit(pico_to_usd(await approvals.limit(connection)))
-
-
-async def _record_limit(
-    connection: AsyncConnection, actor: Actor, before: ApprovalLimit | None, reason: str
-) -> None:
-    await record(
-        connection,
-        actor,
-        LIMIT_SET,
-        tenant_id=None,
-        object_kind="approval_limit",
-        object_id="platform",
-        reason=reason,
-        before=before,
-        after=await _limit(connection),
-    )
+async def expire_all_waiting(database: Database) -> int:
+    """`expire_waiting` until nothing is due, as a job does."""
+    total = 0
+    while True:
+        async with write_system(database) as connection:
+            expired = await expire_waiting(connection)
+        total += expired
+        if not expired:
+            return total
 
 
 def waits(approval: Approval, *, warning: str | None = None) -> WaitsForApproval:

@@ -76,7 +76,7 @@ async def apply_grant(
     """Carry out `grant_credit`."""
     assert tenant_id is not None  # noqa: S101 - requests of this kind always name it
     before = await accounts.get_account(connection, tenant_id, lock=True)
-    after = await accounts.grant_credit(
+    is_new = await accounts.grant_credit(
         connection,
         tenant_id,
         facts["amount_usd"],
@@ -87,6 +87,9 @@ async def apply_grant(
         expires_at=parse_instant(facts["expires_at"]),
         priority=facts["priority"],
     )
+    after = await accounts.get_account(connection, tenant_id)
+    if not is_new:
+        return after
     await record(
         connection,
         acting.actor,

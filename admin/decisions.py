@@ -13,6 +13,7 @@ from admin import (
     corrections,
     credits,
     invoices,
+    money_rules,
     payments,
     periods,
     prices,
@@ -21,7 +22,7 @@ from admin import (
     users,
 )
 from admin.actor import Actor, require
-from admin.approval_limit import LIMIT_SET, Acting, CarryOut, apply_limit, person_of
+from admin.approval_limit import Acting, CarryOut, person_of
 from admin.audit import record
 from admin.transactions import read, write_system
 from billing.invoicing.corrections import APPROVAL_KIND as CORRECTION
@@ -33,7 +34,7 @@ from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
 
 _CARRY_OUT: Mapping[str, CarryOut[Any]] = {
-    LIMIT_SET: apply_limit,
+    money_rules.RULES_SET: money_rules.apply_rules,
     users.CONFIRM: users.apply_confirmation,
     credits.CREDIT_GRANT: credits.apply_grant,
     accounts.CREDIT_LIMIT: accounts.apply_credit_limit,
@@ -59,11 +60,18 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 async def list_approvals(
-    database: Database, actor: Actor, *, kind: str | None = None, tenant_id: UUID | None = None
+    database: Database,
+    actor: Actor,
+    *,
+    kind: str | None = None,
+    tenant_id: UUID | None = None,
+    expired: bool = False,
 ) -> list[Approval]:
-    """Pending approvals of a kind and an organisation (None = any), the oldest first."""
+    """Pending approvals of a kind and an organisation (None = any), the oldest first; with `expired`, those that
+    expired within 30 days.
+    """
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        return await approvals.list_open(connection, kind=kind, tenant_id=tenant_id)
+        return await approvals.list_open(connection, kind=kind, tenant_id=tenant_id, expired=expired)
 
 
 async def decide(

@@ -205,6 +205,8 @@ async def refund(
             reason=reason,
             by=actor.label,
         )
+        if not wanted:  # booked earlier
+            return made
         await record(
             connection,
             actor,

@@ -154,12 +154,13 @@ async def retire_key(database: Database, actor: Actor, *, key_id: str, reason: s
 async def run_sla(database: Database, actor: Actor, *, month: date, dry_run: bool = True) -> list[SlaResult]:
     """Measure every contract's service level for a month that is over, and credit what was missed unless `dry_run`.
 
-    Once per contract and month; a second run credits nothing more. Raises Conflict when the month can still change.
+    Once per contract and month; a second run credits nothing more. Raises Conflict when the month can still change, and
+    when contracts failed, after all the others.
     """
     require(actor, *PLATFORM_ROLES)
     if dry_run:
         return await sla_credits.measure_month(database, month)
-    results = await sla_credits.credit_month(database, month)
+    run = await sla_credits.credit_month(database, month)
     async with write_system(database) as connection:
         await record(
             connection,
@@ -168,6 +169,14 @@ async def run_sla(database: Database, actor: Actor, *, month: date, dry_run: boo
             tenant_id=None,
             object_kind="month",
             object_id=f"{month:%Y-%m}",
-            after={"credited": sum(result.booked for result in results)},
+            after={
+                "credited": sum(result.booked for result in run.results),
+                "failed": [str(contract) for contract in run.failed],
+            },
         )
-    return results
+    if run.error is not None:
+        raise Conflict(
+            f"{len(run.failed)} contracts could not be measured, which the log explains; the others are done. Run it "
+            "again for " + ", ".join(map(str, run.failed[:10]))
+        ) from run.error
+    return run.results

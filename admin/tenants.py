@@ -1,7 +1,6 @@
 """Organisations: create, rename, suspend, resume, throttle."""
 
 from datetime import timedelta
-from decimal import Decimal
 from typing import Literal
 from uuid import UUID
 
@@ -14,11 +13,12 @@ from admin.audit import record
 from admin.transactions import page_size, read, write
 from billing.ledger import starter_credit
 from billing.ledger.accounts import open_account, set_credit_limit
+from billing.ledger.money_rules import read_rules
 from core.clock import Clock, SystemClock
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
-from core.settings import DEFAULT_CREDIT_LIMIT_USD
+from core.money import pico_to_usd
 from tenants import limit_store, organisations, projects
 from tenants.names import clean_name, clean_reason, slug_of
 from tenants.principal import NO_LIMITS, Limits
@@ -44,12 +44,11 @@ async def create_tenant(
     tier: str = "standard",
     billing_mode: BillingMode = "prepaid",
     limits: Limits = NO_LIMITS,
-    credit_limit_usd: Decimal = DEFAULT_CREDIT_LIMIT_USD,
 ) -> TenantView:
     """Make an organisation with its project "default", its billing account and its own `limits`.
 
-    A prepaid one gets the starter credit (billing/ledger/starter_credit.py). A postpaid one may owe
-    `credit_limit_usd` US dollars (Settings.default_credit_limit_usd).
+    A prepaid one gets the starter credit (billing/ledger/starter_credit.py). A postpaid one may owe the platform's
+    default credit limit (admin/money_rules.py).
 
     Raises Conflict when the short name made of `name` is taken, InvalidRequest for a bad name, tier or mode.
     """
@@ -67,8 +66,9 @@ async def create_tenant(
             raise Conflict(f"an organisation with the short name {slug!r} exists already", param="name")
         await projects.insert_project(connection, tenant.id, uuid7(), DEFAULT_PROJECT)
         await open_account(connection, tenant.id, billing_mode)
-        credit_limit = f"{credit_limit_usd:f}" if billing_mode == "postpaid" else None
-        if credit_limit is not None:
+        credit_limit: str | None = None
+        if billing_mode == "postpaid":
+            credit_limit = pico_to_usd((await read_rules(connection)).default_credit_limit)
             await set_credit_limit(connection, tenant.id, credit_limit)
         await limit_store.put_limits(connection, tenant.id, "tenant", tenant.id, limits)
         starter = None

@@ -3,12 +3,16 @@
 Every change goes through admin/ and is audited. Running it again changes nothing that exists.
 """
 
+from decimal import Decimal
+
+import msgspec
+
 from admin.actor import Actor, system_actor
-from admin.approval_limit import store_first_limit
 from admin.credits import grant_credit
 from admin.keys import create_key, find_key
 from admin.logins import authenticate_token, create_admin_token
 from admin.models import add_model, list_models
+from admin.money_rules import store_first_rules
 from admin.prices import ensure_list_prices
 from admin.projects import list_projects
 from admin.tenants import create_tenant, find_tenant
@@ -17,7 +21,6 @@ from billing.pricing.prices import Rates
 from cli.rundir import Secrets
 from core.db import Database
 from core.errors import AuthenticationFailed, NotFound
-from core.money import usd_to_pico
 from core.settings import Settings
 from tenants.principal import Limits
 from tenants.roles import PLATFORM_ADMIN
@@ -25,6 +28,8 @@ from workers.catalog import Catalog
 
 DEMO = "Demo"
 DEMO_CREDIT_USD = "10"
+_RULES = ("approval_limit_usd", "approval_days", "default_credit_limit_usd")
+"""Settings that only the first start reads."""
 
 
 async def bootstrap(
@@ -41,19 +46,20 @@ async def bootstrap(
         await _make_demo(database, actor, secrets, limits)
 
 
-async def store_limit(database: Database, actor: Actor, settings: Settings) -> str | None:
-    """Store the approval limit of the environment on the first start.
+async def store_rules(database: Database, actor: Actor, settings: Settings) -> list[str]:
+    """Store the rules about money of the environment on the first start.
 
-    Later the database's holds. Returns a warning when the environment states another one.
+    Later the database's hold. Returns a warning for each that the environment states otherwise.
     """
-    holds = (await store_first_limit(database, actor, settings.approval_limit_usd)).limit_usd
-    stated = settings.approval_limit_usd
-    if "approval_limit_usd" not in settings.model_fields_set or usd_to_pico(stated) == usd_to_pico(holds):
-        return None
-    return (
-        f"PENSTOCK_APPROVAL_LIMIT_USD is {stated}, but the limit of this platform is {holds}, and that holds: "
-        "change it with `penstock approvals set-limit`"
-    )
+    stated = {name: getattr(settings, name) for name in _RULES}
+    rules = await store_first_rules(database, actor, **stated)
+    held = msgspec.structs.asdict(rules)
+    return [
+        f"PENSTOCK_{name.upper()} is {stated[name]}, but this platform's is {held[name]}, and that holds: "
+        "change it with `penstock approvals set-rules`"
+        for name in _RULES
+        if name in settings.model_fields_set and Decimal(stated[name]) != Decimal(held[name])
+    ]
 
 
 async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> None:

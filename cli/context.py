@@ -126,20 +126,20 @@ def os_user() -> str:
         return f"uid-{os.getuid()}"
 
 
-def actor() -> Actor:
+def shell_actor() -> Actor:
     """A platform admin with the OS user's name for the audit log: a shell with the database password has all rights."""
     user = os_user()
     return Actor(kind="cli", id=user, label=user, role="platform_admin")
 
 
 async def acting(database: Database, data_dir: Path | None) -> Actor:
-    """The person whose token of the admin REST is in PENSTOCK_ADMIN_TOKEN, with that person's rights; else `actor`.
+    """The person whose admin token is in PENSTOCK_ADMIN_TOKEN, with that person's rights; else `shell_actor`.
 
     Several people may share a shell user, so only the token says who takes part in an act of two people. Raises
     AuthenticationFailed for a token that is not valid, Unavailable.
     """
     secret = os.environ.get("PENSTOCK_ADMIN_TOKEN", "").strip()
-    return await authenticate_token(database, secret, pepper=pepper(data_dir)) if secret else actor()
+    return await authenticate_token(database, secret, pepper=pepper(data_dir)) if secret else shell_actor()
 
 
 def emit(rows: object, as_json: bool, title: str = "") -> None:

@@ -11,11 +11,11 @@ import msgspec
 
 from admin import exports as admin_exports
 from admin import usage as admin_usage
+from admin.actor import Actor
 from billing.exports.writers import FORMATS, Format
 from billing.reports.compare import flatten, parse_compare
 from billing.reports.report_format import compared_csv
 from billing.usage.period import parse_instant
-from cli.context import actor
 from core.db import Database
 from core.errors import InvalidRequest
 from core.settings import Settings
@@ -39,7 +39,7 @@ def export_settings(data_dir: Path | None) -> Settings:
 
 
 async def write_report(
-    database: Database, arguments: ReportArguments, format: ReportFormat, out: Path | None
+    database: Database, who: Actor, arguments: ReportArguments, format: ReportFormat, out: Path | None
 ) -> None:
     """Write the report, or its charges as FOCUS, to `out` or stdout. Raises InvalidRequest."""
     kind = _file_format(format, out)
@@ -47,7 +47,7 @@ async def write_report(
         raise InvalidRequest(f"{kind} is no text: say where with --out FILE", param="format")
     found = await admin_exports.download(
         database,
-        actor(),
+        who,
         dataset="focus_charges" if format == "focus" else "report",
         format=kind,
         **arguments,
@@ -85,15 +85,18 @@ def _file_format(format: ReportFormat, out: Path | None) -> Format:
 
 
 async def write_comparison(
-    database: Database, arguments: ReportArguments, text: str, format: ReportFormat, out: Path | None
+    database: Database,
+    who: Actor,
+    arguments: ReportArguments,
+    text: str,
+    format: ReportFormat,
+    out: Path | None,
 ) -> None:
     """Write the comparison with the period `text` to `out` or stdout, as CSV or JSON. Raises InvalidRequest."""
     if format not in ("csv", "json"):
         raise InvalidRequest("a comparison is csv or json", param="format")
     before = parse_compare(text, arguments["start"], arguments["end"], parse_instant)
-    rows = flatten(
-        await admin_usage.compare_usage(database, actor(), before=before, **arguments), with_gpu=True
-    )
+    rows = flatten(await admin_usage.compare_usage(database, who, before=before, **arguments), with_gpu=True)
     content = (
         compared_csv(rows).encode()
         if format == "csv"

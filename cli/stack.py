@@ -15,7 +15,7 @@ import msgspec
 
 from admin.actor import system_actor
 from cli import stripe_setup
-from cli.bootstrap import bootstrap, store_limit
+from cli.bootstrap import bootstrap, store_rules
 from cli.display import Display, Step
 from cli.external import ExternalOptions, discover, offer
 from cli.ports import choose_port, serve_metrics_on
@@ -177,8 +177,7 @@ class Platform:
             settings = Settings()
             limits = default_limits(settings)
             await bootstrap(database, self._secrets, catalog, demo=self._options.demo, limits=limits)
-            warning = await store_limit(database, system_actor("penstock up"), settings)
-            self._notes += [] if warning is None else [warning]
+            self._notes += await store_rules(database, system_actor("penstock up"), settings)
             if self._external:
                 self._notes += await offer(
                     database,

@@ -6,9 +6,6 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-DEFAULT_CREDIT_LIMIT_USD = Decimal(1_000)
-"""What a new postpaid organisation may owe unless the settings say otherwise, in US dollars."""
-
 
 class Settings(BaseSettings):
     """All settings of a role. Variables have the prefix PENSTOCK_, except names that are established elsewhere."""
@@ -123,13 +120,15 @@ class Settings(BaseSettings):
     """Requests in progress of a new organisation."""
     default_tokens_per_day: int = Field(default=0, ge=0)
     """Tokens per UTC day of a new organisation."""
-    default_credit_limit_usd: Decimal = Field(default=DEFAULT_CREDIT_LIMIT_USD, ge=0, le=10**12)
-    """US dollars that a new postpaid organisation may owe, unpaid invoices included."""
+    default_credit_limit_usd: Decimal = Field(default=Decimal(1_000), ge=0, le=10**12)
+    """US dollars that a new postpaid organisation may owe, unpaid invoices included. Like the next two, it is stored in
+    the database by the first start; later changes: `penstock approvals set-rules`."""
+    approval_limit_usd: Decimal = Field(default=Decimal(100), ge=0, le=10**12)
+    """US dollars that one person may grant, adjust, refund, write off or lend an organisation alone within 30 days."""
+    approval_days: int = Field(default=14, ge=1, le=366)
+    """Days that an act may wait for another person."""
     hold_ttl_s: float = 60.0
     """Time after which a hold that is not renewed expires."""
-    approval_limit_usd: Decimal = Field(default=Decimal(100), ge=0)
-    """The approval limit that the first start stores in the database: US dollars that one person may grant, adjust,
-    refund, write off or lend an organisation alone within 30 days. Later changes: `penstock approvals set-limit`."""
     log_level: str = "INFO"
     """Level name of the logging module."""
 

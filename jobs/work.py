@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from sqlalchemy import text
 
+from admin.approval_limit import expire_all_waiting
 from billing.close import periods
 from billing.economics import engine_reconciliation as reconciliation
 from billing.exports import schedule as exports_schedule
@@ -179,6 +180,11 @@ async def apply_corrections(database: Database, settings: Settings) -> int:
     return await correction_booking.apply_all(database)
 
 
+async def expire_approvals(database: Database, settings: Settings) -> int:
+    """Expire acts that waited too long for another person."""
+    return await expire_all_waiting(database)
+
+
 def schedule(settings: Settings) -> tuple[Job, ...]:
     """All jobs with their intervals. The reaper runs several times within the TTL of a hold."""
     return (
@@ -197,6 +203,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.issue_statements", 10.0, issue_statements),
         Job("penstock.deliver_notices", 5.0, deliver_notices),
         Job("penstock.expire_credits", 60.0, expire_credits),
+        Job("penstock.expire_approvals", 60.0, expire_approvals),
         Job("penstock.allocate_credits", 3600.0, allocate_credits),
         Job("penstock.make_invoices", 3600.0, make_invoices),
         Job("penstock.apply_corrections", 30.0, apply_corrections),

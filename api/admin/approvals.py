@@ -1,4 +1,4 @@
-"""Admin API: acts that wait for a second person, their decision, and the approval limit."""
+"""Admin API: acts that wait for a second person, their decision, and the rules about money."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 
-from admin import approval_limit, decisions, starter_credit
+from admin import decisions, money_rules, starter_credit
 from admin.actor import Actor, require
 from api.admin.billing import Usd
 from api.admin.deps import WAITS, AdminDeps, Decision, Reason, RequestBody, ResponseModel
@@ -27,11 +27,14 @@ class ApprovalOut(ResponseModel):
     requested_at: datetime
     decided_by: str | None
     decided_at: datetime | None
-    decision: str | None
+    decision: str | None = Field(
+        description="approved, rejected, expired or within_limit; null while it waits."
+    )
+    expires_at: datetime | None
 
 
 class ApprovalList(BaseModel):
-    """Pending approvals, oldest first."""
+    """Pending approvals, or expired ones, oldest first."""
 
     data: list[ApprovalOut]
 
@@ -43,24 +46,32 @@ class DecisionOut(ResponseModel):
     result: dict[str, Any] | None
 
 
-class LimitOut(ResponseModel):
-    """What one person may do alone."""
+class RulesOut(ResponseModel):
+    """The platform's rules about money."""
 
-    limit_usd: str = Field(description="US dollars for one organisation in 30 days, all acts added up.")
+    approval_limit_usd: str = Field(
+        description="US dollars that one person may move alone for one organisation in 30 days, all acts added up."
+    )
+    approval_days: int = Field(description="Days that an act may wait for another person.")
+    default_credit_limit_usd: str = Field(
+        description="US dollars that a new postpaid organisation may owe, unpaid invoices included."
+    )
 
 
-class LimitUpdate(RequestBody):
-    """Another limit, and why."""
+class RulesUpdate(RequestBody):
+    """The rules to change, and why."""
 
-    limit_usd: Usd
+    approval_limit_usd: Usd | None = None
+    approval_days: Annotated[int, Field(ge=1, le=money_rules.MAX_DAYS)] | None = None
+    default_credit_limit_usd: Usd | None = None
     reason: Reason
 
 
 def router(deps: AdminDeps) -> APIRouter:
-    """Routes of approvals and of the limit."""
+    """Routes of approvals and of the rules about money."""
     routes = deps.router("billing")
     _approval_routes(routes, deps)
-    _limit_routes(routes, deps)
+    _rule_routes(routes, deps)
     _starter_credit_routes(routes, deps)
     return routes
 
@@ -73,8 +84,13 @@ def _approval_routes(routes: APIRouter, deps: AdminDeps) -> None:
         actor: Annotated[Actor, auth],
         kind: Annotated[str | None, Query(max_length=100)] = None,
         tenant_id: UUID | None = None,
+        expired: Annotated[
+            bool, Query(description="Those that expired in the last 30 days instead.")
+        ] = False,
     ) -> ApprovalList:
-        rows = await decisions.list_approvals(deps.database, actor, kind=kind, tenant_id=tenant_id)
+        rows = await decisions.list_approvals(
+            deps.database, actor, kind=kind, tenant_id=tenant_id, expired=expired
+        )
         return ApprovalList(data=[ApprovalOut.model_validate(row) for row in rows])
 
     @routes.post(
@@ -129,20 +145,26 @@ def _starter_credit_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
 
 
-def _limit_routes(routes: APIRouter, deps: AdminDeps) -> None:
+def _rule_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/approval-limit", summary="What one person may do alone")
-    async def get_limit(actor: Annotated[Actor, auth]) -> LimitOut:
+    @routes.get("/money-rules", summary="The approval limit, how long acts wait, the default credit limit")
+    async def get_rules(actor: Annotated[Actor, auth]) -> RulesOut:
         require(actor, *PLATFORM_ROLES)
-        return LimitOut.model_validate(await approval_limit.get_limit(deps.database))
+        return RulesOut.model_validate(await money_rules.get_rules(deps.database))
 
-    @routes.put(
-        "/approval-limit",
+    @routes.patch(
+        "/money-rules",
         responses=WAITS,
-        summary="Change it; on a platform with two people this waits for another person",
+        summary="Change them; on a platform with two people this waits for another person",
     )
-    async def set_limit(actor: Annotated[Actor, auth], body: LimitUpdate) -> LimitOut:
-        return LimitOut.model_validate(
-            await approval_limit.set_limit(deps.database, actor, usd=body.limit_usd, reason=body.reason)
+    async def set_rules(actor: Annotated[Actor, auth], body: RulesUpdate) -> RulesOut:
+        changed = await money_rules.set_rules(
+            deps.database,
+            actor,
+            reason=body.reason,
+            approval_limit_usd=body.approval_limit_usd,
+            approval_days=body.approval_days,
+            default_credit_limit_usd=body.default_credit_limit_usd,
         )
+        return RulesOut.model_validate(changed)

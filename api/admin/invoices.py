@@ -232,7 +232,7 @@ class CorrectionOut(ResponseModel):
 
     id: UUID
     month: str
-    status: Literal["requested", "applying", "approved", "rejected"]
+    status: Literal["requested", "applying", "approved", "rejected", "expired"]
     spec: dict[str, Any]
     reason: str
     reverses: UUID | None

@@ -132,7 +132,6 @@ def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
             tier=body.tier,
             billing_mode=body.billing_mode,
             limits=default_limits(deps.settings),
-            credit_limit_usd=deps.settings.default_credit_limit_usd,
         )
         return TenantOut.model_validate(tenant)
 

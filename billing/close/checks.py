@@ -14,7 +14,7 @@ from billing.economics.close_checks import engines_explained, gpu_invoice_entere
 from billing.ledger import checkpoints
 from billing.ledger.check_result import Check, CheckResult
 from billing.ledger.months import LATE_WINDOW_HOURS, bounds, final_at, month_name
-from billing.payments.stripe_reconciliation import stripe_equal
+from billing.payments.stripe_close_check import stripe_equal
 from billing.pricing import prices
 from billing.statements.sla_credits import service_levels
 from core.money import pico_to_usd

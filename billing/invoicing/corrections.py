@@ -72,7 +72,7 @@ class Correction(msgspec.Struct, frozen=True):
     reason: str
     reverses: UUID | None
     reversed_by: UUID | None
-    """The reversal of this correction that is not rejected, if any."""
+    """The reversal of this correction that is neither rejected nor expired, if any."""
     approval_id: UUID
     delta_usd: str
     tenants: tuple[TenantDelta, ...]
@@ -169,6 +169,8 @@ async def decide_correction(
     await _lock(connection)
     row = await _correction_row(connection, correction_id)
     if row.status != "requested":
+        if row.status == "expired":
+            raise Conflict("the correction waited too long and has expired: request it again")
         decision = "rejected" if row.status == "rejected" else "approved"
         raise Conflict(f"the correction was {decision} by {row.decided_by} already")
     await approvals.decide(connection, row.approval_id, by=by, approve=approve)
@@ -190,6 +192,18 @@ async def decide_correction(
         {"status": "applying" if approve else "rejected", "by": by.label, "id": correction_id},
     )
     return await get_correction(connection, correction_id)
+
+
+@platform_wide("a correction may reach every organisation")
+async def expire_correction(connection: AsyncConnection, correction_id: UUID, *, by: Person) -> None:
+    """Note that the request of a correction has expired; `by` is the platform."""
+    await connection.execute(
+        text(
+            "UPDATE corrections SET status = 'expired', decided_by = :by, decided_at = clock_timestamp() "
+            "WHERE id = :id AND status = 'requested'"
+        ),
+        {"by": by.label, "id": correction_id},
+    )
 
 
 async def get_correction(connection: AsyncConnection, correction_id: UUID) -> Correction:
@@ -364,8 +378,8 @@ async def _store(
 
 
 _SELECT = (
-    "SELECT c.*, (SELECT r.id FROM corrections r WHERE r.reverses = c.id AND r.status <> 'rejected') AS reversed_by "
-    "FROM corrections c"
+    "SELECT c.*, (SELECT r.id FROM corrections r WHERE r.reverses = c.id AND r.status NOT IN ('rejected', 'expired')) "
+    "AS reversed_by FROM corrections c"
 )
 
 

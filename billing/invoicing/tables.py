@@ -178,7 +178,12 @@ corrections = Table(
     Column("applied_to", Uuid),
     Index("ix_corrections_month", "month"),
     Index("ix_corrections_applying", "decided_at", postgresql_where=text("status = 'applying'")),
-    Index("uq_corrections_reverses", "reverses", unique=True, postgresql_where=text("status <> 'rejected'")),
+    Index(
+        "uq_corrections_reverses",
+        "reverses",
+        unique=True,
+        postgresql_where=text("status NOT IN ('rejected', 'expired')"),
+    ),
 )
 """Re-ratings of a month under other prices, and their reversals."""
 

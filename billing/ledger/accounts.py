@@ -114,10 +114,11 @@ async def grant_credit(
     kind: LotKind = "promotional",
     expires_at: datetime | None = None,
     priority: int | None = None,
-) -> AccountView:
+) -> bool:
     """Add `amount_usd` of prepaid credit: one lot and one ledger transfer, in the caller's transaction.
 
-    Idempotent by `grant_id`; `kind`, `expires_at` and `priority` are those of `credits.add_lot`. Raises InvalidRequest
+    Idempotent by `grant_id`: returns whether it is new. `kind`, `expires_at` and `priority` are those of
+    `credits.add_lot`. Raises InvalidRequest
     for an amount that is not positive or not exact, or a wrong kind, priority or expiry; Conflict for a postpaid
     account or another lot of the same id; NotFound without an account.
     """
@@ -127,7 +128,7 @@ async def grant_credit(
     account = await get_account(connection, tenant_id, lock=True)
     if account.mode != "prepaid":
         raise Conflict("a postpaid account takes no prepaid credit")
-    await add_lot(
+    return await add_lot(
         connection,
         lot_id=grant_id or uuid7(),
         tenant_id=tenant_id,
@@ -138,7 +139,6 @@ async def grant_credit(
         expires_at=expires_at,
         priority=priority,
     )
-    return await get_account(connection, tenant_id)
 
 
 async def list_grants(connection: AsyncConnection, tenant_id: UUID, limit: int = 100) -> list[GrantView]:

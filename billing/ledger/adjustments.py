@@ -53,13 +53,13 @@ async def adjust(
     facts: dict[str, Any] | None = None,
     approved_by: str | None = None,
     never_paid: int = 0,
-) -> None:
+) -> bool:
     """Book a correction of `amount` picodollars, positive in the customer's favour, in the caller's transaction.
 
-    Idempotent by `adjustment_id`. `corrects` is the first day of the corrected month. When a positive amount reverses a
-    charge, `never_paid` is the uncollectible part of that charge: it lowers that expense and gives no credit. Raises
-    InvalidRequest for an amount of 0 or arguments out of range, NotFound without an account, Conflict when the id is
-    booked with another tenant or amount.
+    Idempotent by `adjustment_id`: returns whether it is new. `corrects` is the first day of the corrected month. When a
+    positive amount reverses a charge, `never_paid` is the uncollectible part of that charge: it lowers that expense and
+    gives no credit. Raises InvalidRequest for an amount of 0 or arguments out of range, NotFound without an account,
+    Conflict when the id is booked with another tenant or amount.
     """
     if amount == 0:
         raise InvalidRequest("an adjustment of 0 changes nothing", param="amount_usd")
@@ -69,7 +69,7 @@ async def adjust(
         raise InvalidRequest("corrects must be the first day of a month", param="corrects")
     prepaid, free = await _lock_account(connection, tenant_id)
     if await _is_booked(connection, adjustment_id, tenant_id, amount):
-        return
+        return False
     uncollectible = max(-amount - free, 0) if prepaid and amount < 0 else never_paid
     await connection.execute(
         insert(adjustments).values(
@@ -104,6 +104,7 @@ async def adjust(
         if part:
             debit, credit = ("revenue", counter_account) if amount > 0 else (counter_account, "revenue")
             await transfers.book(connection, kind, tenant_id, debit, credit, part, adjustment_id)
+    return True
 
 
 async def _lock_account(connection: AsyncConnection, tenant_id: UUID) -> tuple[bool, int]:

@@ -7,24 +7,25 @@ the limit, out of one sum for all such commands, and takes no part in an act of 
 another one gave could be that one, until a third confirms them: all that such a person requests waits, and an approval
 takes two people who are confirmed.
 
+A request that waited for the rules' `approval_days` expires, and may be requested again.
+
 This module stores requests and decisions. The code that owns an approval's `kind` carries it out, in the transaction of
 the decision.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Row, insert, select, text, update
-from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy import ColumnElement, Row, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.functions import func
 
-from billing.ledger.tables import approval_limit, approvals
+from billing.ledger.money_rules import MoneyRules, read_rules
+from billing.ledger.tables import approvals
 from core.errors import Conflict, NotFound, PermissionDenied
 from core.ids import uuid7
-from core.money import PICO_PER_USD
 from tenants import members
 from tenants.scoping import platform_wide
 
@@ -32,8 +33,6 @@ MAX_LIST = 1000
 """Open approvals in one list at most."""
 WINDOW = timedelta(days=30)
 """The time over which the acts of one person for one organisation add up, so that the limit cannot be split."""
-DEFAULT_LIMIT = 100 * PICO_PER_USD
-"""The limit in picodollars of a database in which no first start has stored one."""
 
 _SHELL = "shell"
 _SYSTEM = "system"
@@ -66,7 +65,9 @@ class Approval(msgspec.Struct, frozen=True):
     decided_by: str | None
     decided_at: str | None
     decision: str | None
-    """approved | rejected | within_limit (needed none); None = open"""
+    """approved | rejected | expired | within_limit (needed none); None = open"""
+    expires_at: str | None
+    """When an open request expires; None of an act that needed no approval."""
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -116,10 +117,11 @@ async def admit(
         equal = await _find_equal(connection, kind, by, tenant_id, facts)
         if equal is not None:
             return Waiting(equal, is_new=False)
+    rules = await read_rules(connection)
     waits = (
         amount is None
         or await _unconfirmed(connection, by)
-        or amount + besides + await done_alone(connection, by, tenant_id) > await limit(connection)
+        or amount + besides + await done_alone(connection, by, tenant_id) > rules.approval_limit
     )
     if waits:
         _require_known(by)
@@ -133,7 +135,9 @@ async def admit(
         "amount": amount,
         "source_id": source_id or uuid7(),
     }
-    if not waits:
+    if waits:
+        values["expires_at"] = _expiry(rules)
+    else:
         values |= {
             "decided_by": by.label,
             "decided_by_id": by.id,
@@ -142,33 +146,6 @@ async def admit(
         }
     made = _view((await connection.execute(insert(approvals).values(values).returning(*approvals.c))).one())
     return Waiting(made, is_new=True) if waits else None
-
-
-@platform_wide("one limit for the platform")
-async def limit(connection: AsyncConnection) -> int:
-    """The picodollars that one person may move alone for an organisation within WINDOW."""
-    stored = await connection.scalar(select(approval_limit.c.amount))
-    return DEFAULT_LIMIT if stored is None else int(stored)
-
-
-async def store_first_limit(connection: AsyncConnection, amount: int) -> bool:
-    """Store the limit unless one is stored; returns whether it was."""
-    made = await connection.execute(
-        pg_insert(approval_limit)
-        .values(amount=amount)
-        .on_conflict_do_nothing()
-        .returning(approval_limit.c.id)
-    )
-    return made.one_or_none() is not None
-
-
-async def store_limit(connection: AsyncConnection, amount: int) -> None:
-    """Store the limit in picodollars, whichever it was."""
-    await connection.execute(
-        pg_insert(approval_limit)
-        .values(amount=amount)
-        .on_conflict_do_update(index_elements=["id"], set_={"amount": amount})
-    )
 
 
 async def lock(connection: AsyncConnection, by: Person, tenant_id: UUID | None) -> None:
@@ -204,6 +181,7 @@ async def request(
     """Request an approval that is needed whatever the amount. Returns its id. Raises PermissionDenied as `admit`."""
     _require_known(by)
     approval_id = uuid7()
+    rules = await read_rules(connection)
     await connection.execute(
         insert(approvals).values(
             id=approval_id,
@@ -213,6 +191,7 @@ async def request(
             requested_by=by.label,
             requested_by_id=by.id,
             source_id=approval_id,
+            expires_at=_expiry(rules),
         )
     )
     return approval_id
@@ -246,6 +225,8 @@ async def decide(connection: AsyncConnection, approval_id: UUID, *, by: Person, 
 async def check_decidable(connection: AsyncConnection, approval_id: UUID, *, by: Person) -> None:
     """Raise as `decide` unless `by` may approve an open request now; it stays locked until the transaction ends."""
     row = await _open(connection, approval_id)
+    if row.is_due:
+        raise Conflict(f"this waited too long and expired at {row.expires_at.isoformat()}: request it again")
     requester = Person(row.requested_by_id, row.requested_by)
     _require_known(by)
     if row.requested_by_id == by.id:
@@ -268,6 +249,11 @@ async def _unconfirmed(connection: AsyncConnection, one: Person) -> bool:
     return one.is_known and await members.unconfirmed_change(connection, UUID(one.id)) is not None
 
 
+def _expiry(rules: MoneyRules) -> ColumnElement[datetime]:
+    """When a request of now expires."""
+    return func.clock_timestamp() + timedelta(days=rules.approval_days)
+
+
 def _require_known(by: Person) -> None:
     """Raise PermissionDenied unless it is certain which person acts."""
     if not by.is_known:
@@ -275,6 +261,27 @@ def _require_known(by: Person) -> None:
             f"this takes two people, and the shell user {by.label} may be anyone: set PENSTOCK_ADMIN_TOKEN to a "
             "token of your own, which `penstock users token` makes"
         )
+
+
+@platform_wide("requests of every organisation expire")
+async def expire(connection: AsyncConnection, *, by: Person, batch: int = 100) -> list[Approval]:
+    """Mark at most `batch` requests that waited too long as expired, `by` the platform. Returns them."""
+    due = (
+        select(approvals.c.id)
+        .where(approvals.c.decision.is_(None), approvals.c.expires_at <= func.clock_timestamp())
+        .order_by(approvals.c.expires_at)
+        .limit(batch)
+        .with_for_update(skip_locked=True)
+    )
+    expired = await connection.execute(
+        update(approvals)
+        .where(approvals.c.id.in_(due.scalar_subquery()))
+        .values(
+            decided_by=by.label, decided_by_id=by.id, decided_at=func.clock_timestamp(), decision="expired"
+        )
+        .returning(*approvals.c)
+    )
+    return [_view(row) for row in expired]
 
 
 @platform_wide("approvals are found by their id; only the platform's roles may see the table")
@@ -290,10 +297,16 @@ async def get(connection: AsyncConnection, approval_id: UUID) -> Approval:
 async def _open(connection: AsyncConnection, approval_id: UUID) -> Row[Any]:
     """A request that is not decided, locked. Raises NotFound, Conflict."""
     row = (
-        await connection.execute(select(approvals).where(approvals.c.id == approval_id).with_for_update())
+        await connection.execute(
+            select(*approvals.c, (approvals.c.expires_at <= func.clock_timestamp()).label("is_due"))
+            .where(approvals.c.id == approval_id)
+            .with_for_update()
+        )
     ).one_or_none()
     if row is None:
         raise NotFound(f"there is no approval with the id {approval_id}")
+    if row.decision == "expired":
+        raise Conflict(f"this waited too long and expired at {row.expires_at.isoformat()}: request it again")
     if row.decision is not None:
         raise Conflict(f"this was {row.decision} by {row.decided_by} already")
     return row
@@ -307,6 +320,7 @@ async def _find(connection: AsyncConnection, kind: str, source_id: UUID) -> Row[
                 approvals.c.source_id == source_id,
                 approvals.c.kind == kind,
                 approvals.c.decision.is_distinct_from("rejected"),
+                approvals.c.decision.is_distinct_from("expired"),
             )
         )
     ).one_or_none()
@@ -335,10 +349,21 @@ async def _find_equal(
 
 
 async def list_open(
-    connection: AsyncConnection, *, kind: str | None = None, tenant_id: UUID | None = None
+    connection: AsyncConnection,
+    *,
+    kind: str | None = None,
+    tenant_id: UUID | None = None,
+    expired: bool = False,
 ) -> list[Approval]:
-    """Open requests, the oldest first, of one kind and tenant (None = any)."""
-    query = select(approvals).where(approvals.c.decision.is_(None))
+    """Open requests, the oldest first, of one kind and tenant (None = any); with `expired`, those that expired within
+    WINDOW.
+    """
+    if expired:
+        query = select(approvals).where(
+            approvals.c.decision == "expired", approvals.c.decided_at > func.clock_timestamp() - WINDOW
+        )
+    else:
+        query = select(approvals).where(approvals.c.decision.is_(None))
     if kind is not None:
         query = query.where(approvals.c.kind == kind)
     if tenant_id is not None:
@@ -359,4 +384,5 @@ def _view(row: Row[Any]) -> Approval:
         decided_by=row.decided_by,
         decided_at=None if row.decided_at is None else row.decided_at.isoformat(),
         decision=row.decision,
+        expires_at=None if row.expires_at is None else row.expires_at.isoformat(),
     )

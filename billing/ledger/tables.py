@@ -201,7 +201,9 @@ approvals = Table(
     Column("decided_by_id", Text),
     pico("amount", nullable=True),
     uid("source_id"),
-    Index("ix_approvals_open", "requested_at", postgresql_where=text("decision IS NULL")),
+    instant("expires_at", nullable=True),
+    Index("ix_approvals_open", "expires_at", postgresql_where=text("decision IS NULL")),
+    Index("ix_approvals_expired", "decided_at", postgresql_where=text("decision = 'expired'")),
     Index(
         "ix_approvals_within_limit",
         "requested_by_id",
@@ -214,20 +216,24 @@ approvals = Table(
         "source_id",
         "kind",
         unique=True,
-        postgresql_where=text("decision IS DISTINCT FROM 'rejected'"),
+        postgresql_where=text("decision IS DISTINCT FROM 'rejected' AND decision IS DISTINCT FROM 'expired'"),
     ),
 )
 """Acts of one person under the approval limit, and requests that another person must approve."""
 
-approval_limit = Table(
-    "approval_limit",
+money_rules = Table(
+    "money_rules",
     metadata,
     Column("id", SmallInteger, primary_key=True, autoincrement=False, server_default="1"),
-    pico("amount"),
+    pico("approval_limit"),
+    Column("approval_days", Integer),
+    pico("default_credit_limit", nullable=True),
     CheckConstraint("id = 1", name="one_row"),
-    CheckConstraint("amount >= 0", name="amount"),
+    CheckConstraint("approval_limit >= 0", name="approval_limit"),
+    CheckConstraint("approval_days BETWEEN 1 AND 366", name="approval_days"),
+    CheckConstraint("default_credit_limit >= 0", name="default_credit_limit"),
 )
-"""What one person may move alone. One row; the first start stores it."""
+"""Rules about money. One row; the first start stores it."""
 
 starter_credit = Table(
     "starter_credit",

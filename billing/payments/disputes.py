@@ -1,4 +1,8 @@
-"""Disputes (chargebacks): unused credit of a disputed purchase is clawed back until the dispute is won."""
+"""Disputes (chargebacks): unused credit of a disputed purchase is clawed back until the dispute is won.
+
+A dispute that was won can be lost later, when the bank withdraws the money again: each withdrawal begins a round with
+bookings of its own.
+"""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -50,22 +54,60 @@ async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: s
     ).one_or_none()
     if payment is None:
         return "foreign"
-    tenant_id, source = payment.tenant_id, cash.source_id(dispute.id)
-    withdrawn = sum(-move.cents for move in dispute.balance_transactions if move.cents < 0) * PICO_PER_CENT
-    returned = sum(move.cents for move in dispute.balance_transactions if move.cents > 0) * PICO_PER_CENT
-    if withdrawn:
-        await transfers.book(connection, "dispute", tenant_id, "disputed", "cash", withdrawn, source)
+    tenant_id = payment.tenant_id
     for move in dispute.balance_transactions:
         await cash.record_transaction(connection, tenant_id, "dispute", dispute.id, move)
     lot_ids = await lots.lots_of(connection, tenant_id, intent)
+    rounds = _rounds(dispute)
+    for number, (withdrawn, returned) in enumerate(rounds):
+        status = dispute.status if number == len(rounds) - 1 else "won"
+        clawed = await _apply_round(
+            connection, tenant_id, lot_ids, _round_source(dispute.id, number), status, withdrawn, returned
+        )
+    await _store(connection, payment, dispute, intent, clawed)
+    return "applied"
+
+
+def _rounds(dispute: Dispute) -> list[tuple[int, int]]:
+    """The picodollars (withdrawn, returned) of each round of a dispute; one that was won may be lost in the next."""
+    rounds = [(0, 0)]
+    for move in sorted(dispute.balance_transactions, key=lambda one: one.created_at):
+        withdrawn, returned = rounds[-1]
+        if move.cents > 0:
+            rounds[-1] = (withdrawn, returned + move.cents * PICO_PER_CENT)
+        elif returned:
+            rounds.append((-move.cents * PICO_PER_CENT, 0))
+        else:
+            rounds[-1] = (withdrawn - move.cents * PICO_PER_CENT, 0)
+    return rounds
+
+
+def _round_source(dispute_id: str, number: int) -> UUID:
+    """The ledger source of a dispute's round by its number, from 0."""
+    source = cash.source_id(dispute_id)
+    return source if number == 0 else derived_uuid(source, "round", number)
+
+
+async def _apply_round(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    lot_ids: list[UUID],
+    source: UUID,
+    status: str,
+    withdrawn: int,
+    returned: int,
+) -> int:
+    """Book one round of a dispute, in picodollars; returns what its attempts have clawed back."""
+    if withdrawn:
+        await transfers.book(connection, "dispute", tenant_id, "disputed", "cash", withdrawn, source)
     lost = await _booked_loss(connection, tenant_id, source)
-    if withdrawn and dispute.status != "won" and lost is None:
+    if withdrawn and status != "won" and lost is None:
         clawed = await _claw_back(connection, tenant_id, lot_ids, source, withdrawn)
     else:
         clawed = sum(await _attempts(connection, lot_ids, source))
     if returned:
         await transfers.book(connection, "dispute_won", tenant_id, "cash", "disputed", returned, source)
-    if dispute.status == "won":
+    if status == "won":
         for number in range(len(await _attempts(connection, lot_ids, source))):
             await lots.reverse_clawback(connection, lot_ids=lot_ids, source=_attempt_source(source, number))
         if lost is not None and (rest := withdrawn - clawed) > 0:  # won on appeal: the loss is none any more
@@ -73,12 +115,11 @@ async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: s
             await transfers.book(
                 connection, "dispute_lost", tenant_id, "disputed", "dispute_losses", rest, back
             )
-    elif dispute.status == "lost" and lost is None and (rest := withdrawn - returned - clawed) > 0:
+    elif status == "lost" and lost is None and (rest := withdrawn - returned - clawed) > 0:
         await transfers.book(
             connection, "dispute_lost", tenant_id, "dispute_losses", "disputed", rest, source
         )
-    await _store(connection, payment, dispute, intent, clawed)
-    return "applied"
+    return clawed
 
 
 async def claw_back_returned_credit(
@@ -97,7 +138,8 @@ async def claw_back_returned_credit(
     )
     lot_ids = await lots.lots_of(connection, tenant_id, intent)
     for row in rows.all():
-        source, withdrawn = cash.source_id(row.id), int(row.withdrawn_cents) * PICO_PER_CENT
+        source = await _last_round(connection, tenant_id, row.id)
+        withdrawn = int(row.withdrawn_cents - row.returned_cents) * PICO_PER_CENT
         before = sum(await _attempts(connection, lot_ids, source))
         clawed = await _claw_back(connection, tenant_id, lot_ids, source, withdrawn)
         if clawed > before and row.status == "lost":
@@ -109,6 +151,20 @@ async def claw_back_returned_credit(
             text("UPDATE stripe_disputes SET clawed_back = :clawed WHERE id = :id AND tenant_id = :tenant"),
             {"clawed": clawed, "id": row.id, "tenant": tenant_id},
         )
+
+
+async def _last_round(connection: AsyncConnection, tenant_id: UUID, dispute_id: str) -> UUID:
+    """The ledger source of the newest round of a dispute, the first that was not won."""
+    number = 0
+    while await connection.scalar(
+        text(
+            "SELECT count(*) FROM ledger_transfers WHERE source_id = :source AND kind = 'dispute_won' "
+            "AND tenant_id = :tenant"
+        ),
+        {"source": _round_source(dispute_id, number), "tenant": tenant_id},
+    ):
+        number += 1
+    return _round_source(dispute_id, number)
 
 
 async def _claw_back(

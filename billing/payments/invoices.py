@@ -122,16 +122,16 @@ async def _recover(connection: AsyncConnection, ours: Row[Any], by: UUID, before
     that was refunded later, is no expense and is not reversed.
     """
     if (recovered := min(before, await _written_off_cents(connection, ours)) - max(left, 0)) > 0:
-        source = _recovery_source(ours, by)
+        source = recovery_source(ours.id, by)
         amount = recovered * PICO_PER_CENT
         await transfers.book(
             connection, "write_off", ours.tenant_id, "invoiced", "uncollectible", amount, source
         )
 
 
-def _recovery_source(ours: Row[Any], by: UUID) -> UUID:
-    """The ledger source of what `by` recovered of the written-off invoice."""
-    return derived_uuid(ours.id, "recovered", by)
+def recovery_source(invoice_id: UUID, by: UUID) -> UUID:
+    """The ledger source of what `by` recovered of a written-off invoice."""
+    return derived_uuid(invoice_id, "recovered", by)
 
 
 @platform_wide("by the id of the locked invoice")
@@ -149,7 +149,7 @@ async def _written_off_cents(connection: AsyncConnection, ours: Row[Any]) -> int
         {
             "id": ours.id,
             "tenant": ours.tenant_id,
-            "sources": [ours.id, *(_recovery_source(ours, by) for by in recovering)],
+            "sources": [ours.id, *(recovery_source(ours.id, by) for by in recovering)],
         },
     )
     return int(booked.scalar_one()) // PICO_PER_CENT

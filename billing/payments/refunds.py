@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger import credits, transfers
 from billing.notifications import notices
-from billing.payments import auto_topup_rules, cash, disputes, lots
+from billing.payments import auto_topup_rules, cash, disputes, lots, refunded_write_offs
 from billing.payments.book_updates import BookUpdate, UpdateOutcome, apply_update
 from billing.payments.idempotency import idempotent_write
 from billing.payments.payments import prepare_payment
@@ -152,7 +152,7 @@ async def _book_external(
     """Book a refund without a request: of a credit note, or made in Stripe's dashboard.
 
     A refund of a purchase takes the credit that is left; the rest is an expense. A refund of an invoice is booked
-    against `invoiced`, which the credit note has lowered.
+    against `invoiced`, which the credit note has lowered; without a note, one of a written-off invoice is an expense.
     """
     refund_id = derived_uuid("stripe", refund.id)
     amount = refund.cents * PICO_PER_CENT
@@ -191,7 +191,10 @@ async def _book_external(
             "reason": "credit note" if credit_note_id else "made in Stripe",
         },
     )
-    return made.one()
+    stored = made.one()
+    if payment.purpose == "invoice" and credit_note_id is None:
+        await refunded_write_offs.write_off_again(connection, payment, refund.payment_intent or "", refund_id)
+    return stored
 
 
 async def _is_booked(connection: AsyncConnection, tenant_id: UUID, source: UUID) -> bool:
@@ -231,6 +234,7 @@ async def _reverse_failed(
     mirror, amount = lots.returned_lot_id(row.id), row.cents * PICO_PER_CENT
     if row.lot_id is None:
         await transfers.book(connection, "payment", row.tenant_id, "cash", "invoiced", amount, mirror)
+        await refunded_write_offs.undo_for_failed_refund(connection, row.tenant_id, row.id)
     else:
         amount -= await _reverse_expense(connection, row)
         if amount:

@@ -179,11 +179,20 @@ async def _charged(connection: AsyncConnection, bound: dict[str, Any]) -> int:
     return int(cost or 0) - int(lost or 0)
 
 
-async def credit_month(database: Database, month: date) -> list[SlaResult]:
+class SlaMonth(msgspec.Struct, frozen=True):
+    """What a run over a month's contracts did."""
+
+    results: list[SlaResult]
+    failed: list[UUID]
+    """Contracts that could not be measured or credited; the next run tries them again."""
+    error: ExceptionGroup[Exception] | None
+    """Why; None when none failed."""
+
+
+async def credit_month(database: Database, month: date) -> SlaMonth:
     """Measure the contracts that are not measured yet and book the credits, each contract in its own transaction.
 
-    Raises Conflict until the month's late window is over, and an ExceptionGroup of the contracts that failed, after all
-    the others.
+    One that fails stops no other. Raises Conflict until the month's late window is over.
     """
     now = await _now(database)
     if now < final_at(month):
@@ -192,25 +201,37 @@ async def credit_month(database: Database, month: date) -> list[SlaResult]:
             "measure it now"
         )
     contracts = await _contracts(database, month, open_only=True)
-    results = []
+    results: list[SlaResult] = []
+    done: set[UUID] = set()
+    error: ExceptionGroup[Exception] | None = None
 
     async def credit(contract_id: UUID) -> None:
         async with database.system() as connection:
             result = await _measure(connection, month, contracts[contract_id])
             booked = await _book_credit(connection, month, result)
         results.append(msgspec.structs.replace(result, booked=booked))
+        done.add(contract_id)
 
-    await for_each(contracts, credit, "the service level of contract")
-    return results
+    try:
+        await for_each(contracts, credit, "the service level of contract")
+    except ExceptionGroup as failures:
+        error = failures
+    return SlaMonth(results, [contract for contract in contracts if contract not in done], error)
 
 
 async def credit_last_month(database: Database) -> int:
-    """`credit_month` for the newest month whose late window is over; returns how many credits were booked."""
+    """`credit_month` for the newest month whose late window is over; returns how many credits were booked.
+
+    Raises an ExceptionGroup of the contracts that failed, after all the others.
+    """
     now = await _now(database)
     month = month_of(now)
     while now < final_at(month):
         month = month_of(bounds(month)[0] - timedelta(days=1))
-    return sum(result.booked for result in await credit_month(database, month))
+    run = await credit_month(database, month)
+    if run.error is not None:
+        raise run.error
+    return sum(result.booked for result in run.results)
 
 
 async def _now(database: Database) -> datetime:

@@ -7,8 +7,9 @@ from uuid import UUID
 import typer
 
 from admin import alerts as admin_alerts
+from admin.actor import Actor
 from billing.notifications.webhooks import parse_hosts
-from cli.context import AsJson, DataDir, actor, emit, open_db, pepper, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, pepper, run
 from cli.tenancy import TenantRef, parse_id, project_of, tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
@@ -36,8 +37,9 @@ def list_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            emit(await admin_alerts.list_alerts(database, actor(), tenant_id=tenant_id), as_json)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            emit(await admin_alerts.list_alerts(database, who, tenant_id=tenant_id), as_json)
 
     run(act)
 
@@ -67,17 +69,18 @@ def set_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
-            scope, scope_id = await _scope(database, tenant_id, project, key)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
+            scope, scope_id = await _scope(database, who, tenant_id, project, key)
             if remove:
                 await admin_alerts.remove_alert(
-                    database, actor(), tenant_id=tenant_id, kind=kind, scope_id=scope_id
+                    database, who, tenant_id=tenant_id, kind=kind, scope_id=scope_id
                 )
-                emit(await admin_alerts.list_alerts(database, actor(), tenant_id=tenant_id), as_json)
+                emit(await admin_alerts.list_alerts(database, who, tenant_id=tenant_id), as_json)
                 return
             rows = await admin_alerts.set_alert(
                 database,
-                actor(),
+                who,
                 tenant_id=tenant_id,
                 kind=kind,
                 scope=scope,
@@ -91,12 +94,12 @@ def set_(
 
 
 async def _scope(
-    database: Database, tenant_id: UUID, project: str | None, key: str | None
+    database: Database, who: Actor, tenant_id: UUID, project: str | None, key: str | None
 ) -> tuple[Literal["tenant", "project", "key"], UUID]:
     if project is not None and key is not None:
         raise InvalidRequest("a budget is one of a project or of a key, not of both")
     if project is not None:
-        return "project", (await project_of(database, actor(), tenant_id, project)).id
+        return "project", (await project_of(database, who, tenant_id, project)).id
     if key is not None:
         return "key", parse_id(key, "key")
     return "tenant", tenant_id
@@ -117,9 +120,10 @@ def send_test(tenant: ForTenant = None, data_dir: DataDir = None, as_json: AsJso
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            await admin_alerts.send_test(database, actor(), tenant_id=tenant_id)
-            emit(await admin_alerts.list_notices(database, actor(), tenant_id=tenant_id, limit=1), as_json)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            await admin_alerts.send_test(database, who, tenant_id=tenant_id)
+            emit(await admin_alerts.list_notices(database, who, tenant_id=tenant_id, limit=1), as_json)
 
     run(act)
 
@@ -137,11 +141,12 @@ def notices(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             if outbox:
-                emit(await admin_alerts.list_outbox(database, actor()), as_json)
+                emit(await admin_alerts.list_outbox(database, who), as_json)
                 return
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            emit(await admin_alerts.list_notices(database, actor(), tenant_id=tenant_id), as_json)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            emit(await admin_alerts.list_notices(database, who, tenant_id=tenant_id), as_json)
 
     run(act)
 
@@ -152,8 +157,9 @@ def list_endpoints(tenant: ForTenant = None, data_dir: DataDir = None, as_json: 
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            emit(await admin_alerts.list_endpoints(database, actor(), tenant_id=tenant_id), as_json)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            emit(await admin_alerts.list_endpoints(database, who, tenant_id=tenant_id), as_json)
 
     run(act)
 
@@ -172,10 +178,11 @@ def add_endpoint(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             created = await admin_alerts.add_endpoint(
                 database,
-                actor(),
+                who,
                 tenant_id=tenant_id,
                 channel="webhook" if "://" in target else "email",
                 target=target,
@@ -201,10 +208,11 @@ def remove_endpoint(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             await admin_alerts.remove_endpoint(
-                database, actor(), tenant_id=tenant_id, endpoint_id=parse_id(endpoint, "endpoint")
+                database, who, tenant_id=tenant_id, endpoint_id=parse_id(endpoint, "endpoint")
             )
-            emit(await admin_alerts.list_endpoints(database, actor(), tenant_id=tenant_id), as_json)
+            emit(await admin_alerts.list_endpoints(database, who, tenant_id=tenant_id), as_json)
 
     run(act)

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import typer
 
-from admin import approval_limit, decisions
+from admin import decisions, money_rules
 from admin.actor import Actor
 from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from cli.deciding import add_decisions
@@ -25,6 +25,9 @@ def list_(
     tenant: Annotated[
         str | None, typer.Option(help="Only this organisation: short name, name or id.")
     ] = None,
+    expired: Annotated[
+        bool, typer.Option("--expired", help="Show what expired in the last 30 days instead.")
+    ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -34,35 +37,56 @@ def list_(
         async with open_db(data_dir) as database:
             who = await acting(database, data_dir)
             tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            emit(await decisions.list_approvals(database, who, kind=kind, tenant_id=tenant_id), as_json)
+            found = await decisions.list_approvals(
+                database, who, kind=kind, tenant_id=tenant_id, expired=expired
+            )
+            emit(found, as_json)
 
     run(act)
 
 
-@app.command(epilog="Example: penstock approvals limit")
-def limit(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show what one person may do alone for one organisation in 30 days."""
+@app.command(epilog="Example: penstock approvals rules")
+def rules(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show what one person may do alone, how long acts wait, and the credit limit of new organisations."""
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            emit(await approval_limit.get_limit(database), as_json)
+            emit(await money_rules.get_rules(database), as_json)
 
     run(act)
 
 
-@app.command("set-limit", epilog='Example: penstock approvals set-limit 250 --reason "larger customers"')
-def set_limit(
-    usd: Annotated[str, typer.Argument(metavar="USD", help="US dollars.")],
+@app.command(
+    "set-rules",
+    epilog='Example: penstock approvals set-rules --approval-limit 250 --reason "larger customers"',
+)
+def set_rules(
     reason: Reason,
+    approval_limit: Annotated[
+        str | None,
+        typer.Option(help="US dollars that one person may move alone for an organisation in 30 days."),
+    ] = None,
+    approval_days: Annotated[int | None, typer.Option(help="Days that an act may wait.")] = None,
+    default_credit_limit: Annotated[
+        str | None, typer.Option(help="US dollars that a new postpaid organisation may owe.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change what one person may do alone. On a platform with two people this waits for another person, too."""
+    """Change the rules about money. On a platform with two people this waits for another person, too."""
 
     async def act() -> None:
         async with open_db(data_dir) as database:
             who = await acting(database, data_dir)
-            emit(await approval_limit.set_limit(database, who, usd=usd, reason=reason), as_json)
+            changed = await money_rules.set_rules(
+                database,
+                who,
+                reason=reason,
+                approval_limit_usd=approval_limit,
+                approval_days=approval_days,
+                default_credit_limit_usd=default_credit_limit,
+            )
+            emit(changed, as_json)
 
     run(act, as_json=as_json)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from admin import audit as admin_audit
-from cli.context import AsJson, DataDir, actor, emit, run
+from cli.context import AsJson, DataDir, acting, emit, run
 from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of
 
 app = typer.Typer(no_args_is_help=True, help="The audit log: who changed what, when and why.")
@@ -27,7 +27,7 @@ def list_(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             rows = await admin_audit.list_audit(
                 database,
                 who,

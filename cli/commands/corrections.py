@@ -12,7 +12,7 @@ from admin.actor import Actor
 from billing.invoicing.corrections import DryRun
 from billing.ledger.months import parse_month
 from cli.commands.invoices import Month
-from cli.context import AsJson, DataDir, acting, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from cli.deciding import add_decisions
 from cli.tenancy import Reason, parse_id, tenant_id_of
 from core.db import Database
@@ -69,7 +69,7 @@ def dry_run(
     async def act() -> None:
         async with open_db(data_dir) as database:
             who = await acting(database, data_dir)
-            spec = await _spec(database, file, rate, as_of, model, tenant, refund)
+            spec = await _spec(database, who, file, rate, as_of, model, tenant, refund)
             result = await admin_corrections.dry_run(database, who, month=parse_month(month), spec=spec)
             _show_dry_run(result, as_json)
 
@@ -102,7 +102,7 @@ def request(
     async def act() -> None:
         async with open_db(data_dir) as database:
             who = await acting(database, data_dir)
-            spec = await _spec(database, file, rate, as_of, model, tenant, refund)
+            spec = await _spec(database, who, file, rate, as_of, model, tenant, refund)
             asked = await admin_corrections.request_correction(
                 database, who, month=parse_month(month), spec=spec, reason=reason
             )
@@ -210,6 +210,7 @@ def _rate(
 
 async def _spec(
     database: Database,
+    who: Actor,
     file: Path | None,
     rate: dict[str, Any] | None,
     as_of: str | None,
@@ -223,7 +224,7 @@ async def _spec(
             raise InvalidRequest("--file says everything: leave the other options out")
         return _read(file)
     spec: dict[str, Any] = {"refund": refund}
-    tenant_id = None if tenant is None else str(await tenant_id_of(database, actor(), tenant))
+    tenant_id = None if tenant is None else str(await tenant_id_of(database, who, tenant))
     if tenant_id is not None:
         spec["tenant_id"] = tenant_id
     if model is not None:

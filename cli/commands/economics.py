@@ -15,7 +15,7 @@ from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
 from billing.economics.published_costs import published_example
 from billing.ledger.months import bounds, parse_month
 from billing.usage.period import parse_group_by, parse_instant, parse_period
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from cli.tenancy import Reason, parse_id
 from core.errors import InvalidRequest
 from workers.catalog import load_catalog
@@ -59,9 +59,10 @@ def report(
     async def act() -> Any:
         period = parse_period(start, end)
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             return await admin_economics.economics_report(
                 database,
-                actor(),
+                who,
                 start=period[0],
                 end=period[1],
                 by=parse_group_by(by),
@@ -84,7 +85,8 @@ def states(start: From = None, end: To = None, data_dir: DataDir = None, as_json
     async def act() -> Any:
         period = parse_period(start, end)
         async with open_db(data_dir) as database:
-            return await admin_economics.host_states(database, actor(), start=period[0], end=period[1])
+            who = await acting(database, data_dir)
+            return await admin_economics.host_states(database, who, start=period[0], end=period[1])
 
     emit(run(act), as_json, "Host-hours by state")
 
@@ -103,7 +105,8 @@ def bridge(
     async def act() -> Any:
         spans = _span(before), _span(after)
         async with open_db(data_dir) as database:
-            return await admin_economics.margin_bridge(database, actor(), before=spans[0], after=spans[1])
+            who = await acting(database, data_dir)
+            return await admin_economics.margin_bridge(database, who, before=spans[0], after=spans[1])
 
     view = run(act)
     if as_json:
@@ -149,9 +152,10 @@ def set_price(
 
     async def act() -> Any:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             return await admin_economics.set_host_price(
                 database,
-                actor(),
+                who,
                 host_kind=host_kind,
                 usd_per_hour=usd_per_hour,
                 source=source,
@@ -171,7 +175,8 @@ def list_prices(
 
     async def act() -> Any:
         async with open_db(data_dir) as database:
-            return await admin_economics.list_host_prices(database, actor(), host_kind=host_kind)
+            who = await acting(database, data_dir)
+            return await admin_economics.list_host_prices(database, who, host_kind=host_kind)
 
     emit(run(act), as_json, "Host prices")
 
@@ -191,8 +196,9 @@ def enter(
     async def act() -> Any:
         invoice = _read(file, {"provider": provider, "number": number, "month": month, "total_usd": total})
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             return await admin_economics.enter_provider_invoice(
-                database, actor(), invoice=invoice, source=f"file {file.name}"[:200]
+                database, who, invoice=invoice, source=f"file {file.name}"[:200]
             )
 
     emit(run(act), as_json)
@@ -240,8 +246,9 @@ def fetch(
             raise InvalidRequest("set DIGITALOCEAN_TOKEN to a token that may read billing")
         invoice = await fetch_invoice(token, parse_month(month), tuple(load_catalog().hosts), api=api)
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             return await admin_economics.enter_provider_invoice(
-                database, actor(), invoice=invoice, source="DigitalOcean billing API"
+                database, who, invoice=invoice, source="DigitalOcean billing API"
             )
 
     emit(run(act), as_json)
@@ -258,7 +265,8 @@ def list_invoices(
     async def act() -> Any:
         wanted = None if month is None else parse_month(month)
         async with open_db(data_dir) as database:
-            return await admin_economics.list_provider_invoices(database, actor(), month=wanted)
+            who = await acting(database, data_dir)
+            return await admin_economics.list_provider_invoices(database, who, month=wanted)
 
     emit(run(act), as_json, "Providers' invoices")
 
@@ -275,8 +283,9 @@ def void(
     async def act() -> Any:
         invoice_id = parse_id(invoice, "provider's invoice")
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             return await admin_economics.void_provider_invoice(
-                database, actor(), invoice_id=invoice_id, reason=reason
+                database, who, invoice_id=invoice_id, reason=reason
             )
 
     emit(run(act), as_json)
@@ -288,6 +297,7 @@ def variance(month: Month, data_dir: DataDir = None, as_json: AsJson = False) ->
 
     async def act() -> Any:
         async with open_db(data_dir) as database:
-            return await admin_economics.provider_variance(database, actor(), month=parse_month(month))
+            who = await acting(database, data_dir)
+            return await admin_economics.provider_variance(database, who, month=parse_month(month))
 
     emit(run(act), as_json, f"Invoiced against accounted, {month}")

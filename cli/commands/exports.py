@@ -8,7 +8,7 @@ import typer
 from admin import exports as admin_exports
 from billing.exports.datasets import DATASETS
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from cli.report_files import export_settings
 from cli.tenancy import MaybeReason, tenant_id_of
 
@@ -44,10 +44,11 @@ def create(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             made = await admin_exports.create_export(
                 database,
-                actor(),
+                who,
                 name=name,
                 dataset=dataset,
                 format=output_format,
@@ -69,7 +70,8 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            emit(await admin_exports.list_exports(database, actor()), as_json)
+            who = await acting(database, data_dir)
+            emit(await admin_exports.list_exports(database, who), as_json)
 
     run(act)
 
@@ -85,8 +87,9 @@ def run_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             made = await admin_exports.run_export(
-                database, actor(), export_settings(data_dir), name=name, period=period
+                database, who, export_settings(data_dir), name=name, period=period
             )
             emit(made, as_json)
 
@@ -104,7 +107,8 @@ def runs(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            emit(await admin_exports.list_runs(database, actor(), name=name, limit=limit), as_json)
+            who = await acting(database, data_dir)
+            emit(await admin_exports.list_runs(database, who, name=name, limit=limit), as_json)
 
     run(act)
 
@@ -124,9 +128,8 @@ def resume(name: Name, reason: MaybeReason = None, data_dir: DataDir = None, as_
 def _enable(name: str, enabled: bool, reason: str | None, data_dir: Path | None, as_json: bool) -> None:
     async def act() -> None:
         async with open_db(data_dir) as database:
-            made = await admin_exports.enable_export(
-                database, actor(), name=name, enabled=enabled, reason=reason
-            )
+            who = await acting(database, data_dir)
+            made = await admin_exports.enable_export(database, who, name=name, enabled=enabled, reason=reason)
             emit(made, as_json)
 
     run(act)

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from admin import keys as admin_keys
-from cli.context import AsJson, DataDir, actor, emit, pepper, run
+from cli.context import AsJson, DataDir, acting, emit, pepper, run
 from cli.tenancy import MaybeReason, TenantRef, open_db_for_changes, parse_id, project_of, tenant_id_of
 from core.clock import SystemClock
 from core.errors import InvalidRequest
@@ -25,7 +25,7 @@ def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) 
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             emit(await admin_keys.list_keys(database, who, tenant_id=tenant_id), as_json)
 
@@ -53,7 +53,7 @@ def create(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             found = await project_of(database, who, tenant_id, project)
             days = None if expires_in_days is None else timedelta(days=expires_in_days)
@@ -79,7 +79,8 @@ def show(key_id: KeyId, data_dir: DataDir = None, as_json: AsJson = False) -> No
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            emit(await admin_keys.get_key(database, actor(), key_id=parse_id(key_id, "key")), as_json)
+            who = await acting(database, data_dir)
+            emit(await admin_keys.get_key(database, who, key_id=parse_id(key_id, "key")), as_json)
 
     run(act)
 
@@ -94,8 +95,9 @@ def revoke(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
+            who = await acting(database, data_dir)
             changed = await admin_keys.revoke_key(
-                database, actor(), key_id=parse_id(key_id, "key"), reason=reason
+                database, who, key_id=parse_id(key_id, "key"), reason=reason
             )
             emit(changed, as_json)
 
@@ -146,6 +148,7 @@ def find(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            emit(await admin_keys.find_key(database, actor(), pepper=pepper(data_dir), raw=raw), as_json)
+            who = await acting(database, data_dir)
+            emit(await admin_keys.find_key(database, who, pepper=pepper(data_dir), raw=raw), as_json)
 
     run(act)

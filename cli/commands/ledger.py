@@ -11,10 +11,11 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from admin import ledger as admin_ledger
+from admin.actor import Actor
 from billing.ledger.journal import JournalLine, TransferLine
 from billing.ledger.journal_files import FORMATS, stream_csv, write
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from cli.tenancy import tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
@@ -45,8 +46,9 @@ def trial_balance(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             balance = await admin_ledger.trial_balance(
-                database, actor(), start=period[0], end=period[1], tenant_id=await _tenant(database, tenant)
+                database, who, start=period[0], end=period[1], tenant_id=await _tenant(database, who, tenant)
             )
         if as_json:
             emit(balance, True)
@@ -82,15 +84,16 @@ def journal(
         if shape == "xlsx" and out is None:
             raise InvalidRequest("--format xlsx needs --out FILE")
         async with open_db(data_dir) as database:
-            tenant_id = await _tenant(database, tenant)
+            who = await acting(database, data_dir)
+            tenant_id = await _tenant(database, who, tenant)
             if detail:
                 rows = admin_ledger.transfers(
-                    database, actor(), start=period[0], end=period[1], tenant_id=tenant_id
+                    database, who, start=period[0], end=period[1], tenant_id=tenant_id
                 )
                 await _write_detail(rows, shape, out)
                 return
             lines = await admin_ledger.journal_lines(
-                database, actor(), start=period[0], end=period[1], tenant_id=tenant_id
+                database, who, start=period[0], end=period[1], tenant_id=tenant_id
             )
             _write_out(write(lines, JournalLine.__struct_fields__, shape), out)
 
@@ -108,9 +111,10 @@ def deferred(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             instant: datetime | None = None if at is None else parse_instant(at, "--at")
             rows = await admin_ledger.deferred_revenue(
-                database, actor(), at=instant, tenant_id=await _tenant(database, tenant)
+                database, who, at=instant, tenant_id=await _tenant(database, who, tenant)
             )
             emit(rows, as_json)
 
@@ -123,13 +127,14 @@ def verify(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     async def act() -> bool:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             if sys.stderr.isatty():
                 columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
                 with Progress(*columns, transient=True) as progress:
                     progress.add_task("verifying the books")
-                    books = await admin_ledger.verify_ledger(database, actor())
+                    books = await admin_ledger.verify_ledger(database, who)
             else:
-                books = await admin_ledger.verify_ledger(database, actor())
+                books = await admin_ledger.verify_ledger(database, who)
         emit(books, as_json)
         return not books.problems
 
@@ -144,8 +149,8 @@ def _period(month: str | None, start: str | None, end: str | None) -> tuple[date
     return run(parsed)
 
 
-async def _tenant(database: Database, text: str | None) -> UUID | None:
-    return None if text is None else await tenant_id_of(database, actor(), text)
+async def _tenant(database: Database, who: Actor, text: str | None) -> UUID | None:
+    return None if text is None else await tenant_id_of(database, who, text)
 
 
 async def _write_detail(rows: AsyncIterator[TransferLine], shape: str, out: Path | None) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from admin import limits as admin_limits
 from admin.actor import Actor
-from cli.context import AsJson, DataDir, actor, emit, run
+from cli.context import AsJson, DataDir, acting, emit, run
 from cli.tenancy import TenantRef, open_db_for_changes, parse_id, project_of, tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
@@ -28,7 +28,7 @@ def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) 
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             rows = await admin_limits.list_limits(
                 database, who, tenant_id=await tenant_id_of(database, who, tenant)
             )
@@ -55,7 +55,7 @@ def show(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id, kind, scope_id = await _scope(database, who, tenant, project, key)
             limits = await admin_limits.get_limits(
                 database, who, tenant_id=tenant_id, scope_kind=kind, scope_id=scope_id
@@ -94,7 +94,7 @@ def set_(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id, kind, scope_id = await _scope(database, who, tenant, project, key)
             present = await admin_limits.get_limits(
                 database, who, tenant_id=tenant_id, scope_kind=kind, scope_id=scope_id

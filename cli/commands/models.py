@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from admin import models
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from workers.models import ModelSpec
 
 app = typer.Typer(help="Which models are offered to customers.", no_args_is_help=True)
@@ -23,7 +23,8 @@ def list_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     async def act() -> list[models.ModelView]:
         async with open_db(data_dir) as database:
-            return await models.list_models(database, actor())
+            who = await acting(database, data_dir)
+            return await models.list_models(database, who)
 
     emit(run(act), as_json, title="Models")
 
@@ -57,7 +58,8 @@ def add_model(
 
     async def act() -> models.ModelView:
         async with open_db(data_dir) as database:
-            return await models.add_model(database, actor(), name=name, note=note, spec=spec)
+            who = await acting(database, data_dir)
+            return await models.add_model(database, who, name=name, note=note, spec=spec)
 
     emit(run(act), as_json)
 
@@ -76,7 +78,8 @@ def set_alias(
 
     async def act() -> models.ModelView:
         async with open_db(data_dir) as database:
-            return await models.set_alias(database, actor(), name=name, target=target)
+            who = await acting(database, data_dir)
+            return await models.set_alias(database, who, name=name, target=target)
 
     emit(run(act), as_json)
 
@@ -90,7 +93,8 @@ def deprecate_model(name: Name, note: Note = None, data_dir: DataDir = None, as_
 
     async def act() -> models.ModelView:
         async with open_db(data_dir) as database:
-            return await models.deprecate_model(database, actor(), name=name, note=note)
+            who = await acting(database, data_dir)
+            return await models.deprecate_model(database, who, name=name, note=note)
 
     emit(run(act), as_json)
 
@@ -104,6 +108,7 @@ def retire_model(name: Name, note: Note = None, data_dir: DataDir = None, as_jso
 
     async def act() -> models.ModelView:
         async with open_db(data_dir) as database:
-            return await models.retire_model(database, actor(), name=name, note=note)
+            who = await acting(database, data_dir)
+            return await models.retire_model(database, who, name=name, note=note)
 
     emit(run(act), as_json)

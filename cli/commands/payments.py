@@ -10,7 +10,7 @@ import typer
 from admin import payments as admin_payments
 from admin.actor import Actor
 from billing.ledger.months import parse_month
-from cli.context import AsJson, DataDir, acting, actor, emit, open_db, run, runtime
+from cli.context import AsJson, DataDir, acting, emit, open_db, run, runtime
 from cli.deciding import add_decisions
 from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of
 from core.db import Database
@@ -36,8 +36,8 @@ def _settings(data_dir: Path | None) -> Settings:
     )
 
 
-async def _scope(database: Database, tenant: str | None) -> UUID | None:
-    return None if tenant is None else await tenant_id_of(database, actor(), tenant)
+async def _scope(database: Database, who: Actor, tenant: str | None) -> UUID | None:
+    return None if tenant is None else await tenant_id_of(database, who, tenant)
 
 
 @app.command(epilog="Example: penstock payments customers --json")
@@ -49,7 +49,7 @@ def customers(
     async def act() -> None:
         async with open_db(data_dir) as database:
             who = await acting(database, data_dir)
-            scope = await _scope(database, tenant)
+            scope = await _scope(database, who, tenant)
             emit(await admin_payments.list_customers(database, who, tenant_id=scope, limit=limit), as_json)
 
     run(act)
@@ -64,7 +64,7 @@ def list_(
     async def act() -> None:
         async with open_db(data_dir) as database:
             who = await acting(database, data_dir)
-            scope = await _scope(database, tenant)
+            scope = await _scope(database, who, tenant)
             emit(await admin_payments.list_payments(database, who, tenant_id=scope, limit=limit), as_json)
 
     run(act)
@@ -104,7 +104,7 @@ def topups(
     async def act() -> None:
         async with open_db(data_dir) as database:
             who = await acting(database, data_dir)
-            scope = await _scope(database, tenant)
+            scope = await _scope(database, who, tenant)
             emit(await admin_payments.list_topups(database, who, tenant_id=scope, limit=limit), as_json)
 
     run(act)
@@ -202,7 +202,7 @@ def refunds(
     async def act() -> None:
         async with open_db(data_dir) as database:
             who = await acting(database, data_dir)
-            scope = await _scope(database, tenant)
+            scope = await _scope(database, who, tenant)
             if waiting:
                 emit(await admin_payments.list_waiting_refunds(database, who, tenant_id=scope), as_json)
                 return
@@ -220,7 +220,7 @@ def disputes(
     async def act() -> None:
         async with open_db(data_dir) as database:
             who = await acting(database, data_dir)
-            scope = await _scope(database, tenant)
+            scope = await _scope(database, who, tenant)
             emit(await admin_payments.list_disputes(database, who, tenant_id=scope, limit=limit), as_json)
 
     run(act)

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from admin import pools
-from cli.context import AsJson, DataDir, actor, emit, open_db, run, runtime
+from cli.context import AsJson, DataDir, acting, emit, open_db, run, runtime, shell_actor
 from core.clock import SystemClock
 from core.errors import InvalidRequest
 from scheduler.client import SchedulerClient
@@ -55,7 +55,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     async def act() -> pools.PoolsView:
         async with open_scheduler(data_dir) as client:
-            return await pools.get_pools(actor(), client=client)
+            return await pools.get_pools(shell_actor(), client=client)
 
     view = run(act)
     if as_json:
@@ -74,9 +74,10 @@ def _command(
 ) -> None:
     async def act() -> pools.CommandOutcome:
         async with open_db(data_dir) as database, open_scheduler(data_dir) as client:
+            who = await acting(database, data_dir)
             return await pools.command_replica(
                 database,
-                actor(),
+                who,
                 client=client,
                 replica_id=replica_id,
                 action=action,

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from admin import projects as admin_projects
-from cli.context import AsJson, DataDir, actor, emit, run
+from cli.context import AsJson, DataDir, acting, emit, run
 from cli.tenancy import MaybeReason, TenantRef, open_db_for_changes, project_of, tenant_id_of
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) 
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             emit(await admin_projects.list_projects(database, who, tenant_id=tenant_id), as_json)
 
@@ -39,7 +39,7 @@ def create(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             emit(await admin_projects.create_project(database, who, tenant_id=tenant_id, name=name), as_json)
 
@@ -58,7 +58,7 @@ def archive(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             found = await project_of(database, who, tenant_id, project)
             changed = await admin_projects.archive_project(
@@ -81,7 +81,7 @@ def restore(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             found = await project_of(database, who, tenant_id, project)
             changed = await admin_projects.restore_project(

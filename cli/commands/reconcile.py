@@ -8,7 +8,7 @@ import typer
 from admin import reconcile as admin_reconcile
 from billing.ledger.months import parse_month
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, actor, emit, open_db
+from cli.context import AsJson, DataDir, acting, emit, open_db
 from cli.context import run as run_command
 from cli.tenancy import Reason
 
@@ -31,7 +31,8 @@ def run(
     async def act() -> Any:
         instant = None if since is None else parse_instant(since, "--since")
         async with open_db(data_dir) as database:
-            return await admin_reconcile.run_now(database, actor(), since=instant)
+            who = await acting(database, data_dir)
+            return await admin_reconcile.run_now(database, who, since=instant)
 
     outcome = run_command(act)
     emit(outcome, as_json)
@@ -50,9 +51,10 @@ def show(
 
     async def act() -> Any:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             if boot is None:
-                return await admin_reconcile.list_engines(database, actor(), limit=limit)
-            return await admin_reconcile.list_intervals(database, actor(), boot_id=boot, limit=limit)
+                return await admin_reconcile.list_engines(database, who, limit=limit)
+            return await admin_reconcile.list_intervals(database, who, boot_id=boot, limit=limit)
 
     rows = msgspec.to_builtins(run_command(act))
     if not as_json:
@@ -74,7 +76,8 @@ def trace(
     async def act() -> Any:
         from_at = None if start is None else parse_instant(start, "--from")
         async with open_db(data_dir) as database:
-            return await admin_reconcile.trace(database, actor(), boot_id=boot, from_at=from_at, limit=limit)
+            who = await acting(database, data_dir)
+            return await admin_reconcile.trace(database, who, boot_id=boot, from_at=from_at, limit=limit)
 
     emit(run_command(act), as_json, f"Requests on {boot}")
 
@@ -85,7 +88,8 @@ def accept(boot: BootId, reason: Reason, data_dir: DataDir = None, as_json: AsJs
 
     async def act() -> Any:
         async with open_db(data_dir) as database:
-            return await admin_reconcile.accept(database, actor(), boot_id=boot, reason=reason)
+            who = await acting(database, data_dir)
+            return await admin_reconcile.accept(database, who, boot_id=boot, reason=reason)
 
     emit(run_command(act), as_json, boot)
 
@@ -98,6 +102,7 @@ def chain(
 
     async def act() -> Any:
         async with open_db(data_dir) as database:
-            return await admin_reconcile.cross_check_month(database, actor(), month=parse_month(month))
+            who = await acting(database, data_dir)
+            return await admin_reconcile.cross_check_month(database, who, month=parse_month(month))
 
     emit(run_command(act), as_json, month)

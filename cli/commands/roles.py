@@ -185,15 +185,15 @@ def migrate() -> None:
     if not url:
         raise InvalidRequest("DATABASE_URL is not set; `penstock migrate` needs it")
     with server_errors():
-        warning = asyncio.run(_migrate(database_url(url), load_settings()))
-    if warning is not None:
+        warnings = asyncio.run(_migrate(database_url(url), load_settings()))
+    for warning in warnings:
         typer.echo(f"penstock: warning: {warning}", err=True)
     typer.echo("the schema is up to date, the models of the catalog are offered")
 
 
-async def _migrate(url: str, settings: Settings) -> str | None:
+async def _migrate(url: str, settings: Settings) -> list[str]:
     from admin.actor import system_actor  # the roles start faster without these
-    from cli.bootstrap import offer_models, store_limit
+    from cli.bootstrap import offer_models, store_rules
     from core.db import Database
     from core.services import migrate as migrate_database
     from workers.catalog import load_catalog
@@ -203,6 +203,6 @@ async def _migrate(url: str, settings: Settings) -> str | None:
     try:
         actor = system_actor("penstock migrate")
         await offer_models(database, actor, load_catalog())
-        return await store_limit(database, actor, settings)
+        return await store_rules(database, actor, settings)
     finally:
         await database.close()

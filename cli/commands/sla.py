@@ -6,7 +6,7 @@ import typer
 
 from admin import statements as admin_statements
 from billing.ledger.months import parse_month
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 
 app = typer.Typer(no_args_is_help=True, help="Service levels of contracts, measured and credited.")
 
@@ -27,8 +27,9 @@ def run_(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             emit(
-                await admin_statements.run_sla(database, actor(), month=parse_month(month), dry_run=dry_run),
+                await admin_statements.run_sla(database, who, month=parse_month(month), dry_run=dry_run),
                 as_json,
             )
 

@@ -10,7 +10,7 @@ import typer
 from admin import statements as admin_statements
 from billing.ledger.months import parse_month
 from cli.commands.roles import load_settings
-from cli.context import DEFAULT_DATA_DIR, AsJson, DataDir, actor, emit, open_db, run
+from cli.context import DEFAULT_DATA_DIR, AsJson, DataDir, acting, emit, open_db, run
 from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of
 from core.errors import InvalidRequest
 from core.settings import Settings
@@ -43,8 +43,9 @@ def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) 
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
-            emit(await admin_statements.list_statements(database, actor(), tenant_id=tenant_id), as_json)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
+            emit(await admin_statements.list_statements(database, who, tenant_id=tenant_id), as_json)
 
     run(act)
 
@@ -68,10 +69,11 @@ def get(
     async def act() -> None:
         settings = signing_settings(data_dir)
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
             made = await admin_statements.get_statement(
                 database,
-                actor(),
+                who,
                 settings=settings,
                 tenant_id=tenant_id,
                 month=parse_month(month),
@@ -102,10 +104,11 @@ def receipt(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = await tenant_id_of(database, who, tenant)
             paper = await admin_statements.get_receipt(
                 database,
-                actor(),
+                who,
                 settings=signing_settings(data_dir),
                 tenant_id=tenant_id,
                 request_id=parse_id(request, "request"),
@@ -139,8 +142,9 @@ def rotate_key(reason: Reason, data_dir: DataDir = None, as_json: AsJson = False
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             rows = await admin_statements.rotate_key(
-                database, actor(), settings=signing_settings(data_dir), reason=reason
+                database, who, settings=signing_settings(data_dir), reason=reason
             )
         emit(rows, as_json)
 
@@ -158,7 +162,8 @@ def retire_key(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            rows = await admin_statements.retire_key(database, actor(), key_id=key_id, reason=reason)
+            who = await acting(database, data_dir)
+            rows = await admin_statements.retire_key(database, who, key_id=key_id, reason=reason)
         emit(rows, as_json)
 
     run(act)

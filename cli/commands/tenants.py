@@ -6,7 +6,7 @@ import typer
 
 from admin import tenants as admin_tenants
 from admin.tenants import BillingMode
-from cli.context import AsJson, DataDir, acting, actor, emit, run
+from cli.context import AsJson, DataDir, acting, emit, run
 from cli.tenancy import MaybeReason, Reason, TenantRef, open_db_for_changes, tenant_id_of
 from core.errors import InvalidRequest
 from core.settings import Settings
@@ -21,7 +21,8 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            emit(await admin_tenants.list_tenants(database, actor()), as_json)
+            who = await acting(database, data_dir)
+            emit(await admin_tenants.list_tenants(database, who), as_json)
 
     run(act)
 
@@ -41,14 +42,14 @@ def create(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
+            who = await acting(database, data_dir)
             made = await admin_tenants.create_tenant(
                 database,
-                actor(),
+                who,
                 name=name,
                 tier=tier,
                 billing_mode=mode,
                 limits=default_limits(settings),
-                credit_limit_usd=settings.default_credit_limit_usd,
             )
             emit(made, as_json)
 
@@ -61,7 +62,8 @@ def show(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            emit(await admin_tenants.find_tenant(database, actor(), text=tenant), as_json)
+            who = await acting(database, data_dir)
+            emit(await admin_tenants.find_tenant(database, who, text=tenant), as_json)
 
     run(act)
 
@@ -77,7 +79,7 @@ def rename(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             emit(await admin_tenants.rename_tenant(database, who, tenant_id=tenant_id, name=name), as_json)
 
@@ -118,7 +120,7 @@ def set_share(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             changed = await admin_tenants.set_share(
                 database, who, tenant_id=tenant_id, percent=percent, reason=reason
@@ -134,7 +136,7 @@ def suspend(tenant: TenantRef, reason: Reason, data_dir: DataDir = None, as_json
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             changed = await admin_tenants.suspend_tenant(database, who, tenant_id=tenant_id, reason=reason)
             emit(changed, as_json)
@@ -150,7 +152,7 @@ def resume(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             tenant_id = await tenant_id_of(database, who, tenant)
             changed = await admin_tenants.resume_tenant(database, who, tenant_id=tenant_id, reason=reason)
             emit(changed, as_json)
@@ -174,7 +176,7 @@ def throttle(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = actor()
+            who = await acting(database, data_dir)
             changed = await admin_tenants.throttle_tenant(
                 database,
                 who,

@@ -12,7 +12,7 @@ from billing.reports.usage_report import Totals
 from billing.usage.archive import archive_dir
 from billing.usage.period import parse_group_by, parse_period
 from billing.usage.query import DIMENSIONS
-from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from cli.report_files import ReportArguments, write_comparison, write_report
 from cli.tenancy import tenant_id_of
 from core.money import pico_to_usd, usd_to_pico
@@ -54,16 +54,17 @@ def report(
     async def act() -> None:
         period = parse_period(start, end)
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             arguments: ReportArguments = {
                 "start": period[0],
                 "end": period[1],
                 "group_by": parse_group_by(by),
-                "tenant_id": None if tenant is None else await tenant_id_of(database, actor(), tenant),
+                "tenant_id": None if tenant is None else await tenant_id_of(database, who, tenant),
             }
             if compare is not None:
-                await write_comparison(database, arguments, compare, chosen, out)
+                await write_comparison(database, who, arguments, compare, chosen, out)
             else:
-                await write_report(database, arguments, chosen, out)
+                await write_report(database, who, arguments, chosen, out)
 
     run(act)
 
@@ -83,9 +84,10 @@ def totals(
     async def act() -> bool:
         period = parse_period(start, end)
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             found = await admin_usage.usage_totals(
-                database, actor(), start=period[0], end=period[1], tenant_id=tenant_id
+                database, who, start=period[0], end=period[1], tenant_id=tenant_id
             )
         emit(found if as_json else _side_by_side(found), as_json)
         return found.equal
@@ -124,8 +126,9 @@ def archive(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
             manifest = await admin_archive.archive_month(
-                database, actor(), _archive(data_dir), month=parse_month(month), drop_partition=drop_partition
+                database, who, _archive(data_dir), month=parse_month(month), drop_partition=drop_partition
             )
             emit(manifest, as_json)
 
@@ -150,10 +153,11 @@ def months(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             report = await admin_archive.months(
                 database,
-                actor(),
+                who,
                 _archive(data_dir),
                 first=parse_month(start, "from"),
                 last=parse_month(end, "to"),

@@ -130,7 +130,6 @@ class _TenantsPage:
                 tier=tier.value,
                 billing_mode=mode.value,
                 limits=limits,
-                credit_limit_usd=self.console.settings.default_credit_limit_usd,
             )
             toast_ok(f"{made.name} is ready.")
             ui.navigate.to(f"/tenants/{made.id}")

@@ -6,7 +6,7 @@ from uuid import UUID
 from nicegui import ui
 
 from admin import adjustments as admin_adjustments
-from admin.approval_limit import get_limit
+from admin.money_rules import get_rules
 from console.components.base import box
 from console.components.dialogs import form_dialog, text_input
 from console.deps import Console
@@ -28,7 +28,7 @@ async def open_adjust_form(
     done: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Open the form: amount in US dollars, sign, corrected month, reason. Above the limit it needs an approval."""
-    limit = await get_limit(console.database)
+    rules = await get_rules(console.database)
 
     async def save() -> bool:
         usd = ""
@@ -62,7 +62,8 @@ async def open_adjust_form(
         "Ask for adjustment",
         viewer,
         save,
-        sub=f"Up to {money(limit.limit_usd).text} it is booked at once; above, another person of finance must agree. "
+        sub=f"Up to {money(rules.approval_limit_usd).text} it is booked at once; above, another person of finance "
+        "must agree. "
         "Nothing is rewritten: it is a dated entry of today, on the next invoice or as credit.",
     ):
         with box("div", "fields"):

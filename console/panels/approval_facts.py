@@ -40,7 +40,9 @@ def _plain(value: Any) -> str:
 _FACTS: dict[str, tuple[str, Callable[[Any], Formatted | str]]] = {
     "amount_usd": ("Amount", _usd("none")),
     "delta_usd": ("Change", _usd("none")),
-    "limit_usd": ("Approval limit", _usd("none")),
+    "approval_limit_usd": ("Approval limit", _usd("none")),
+    "approval_days": ("Acts may wait for", lambda days: f"{days} days"),
+    "default_credit_limit_usd": ("Credit limit of new organisations", _usd("none")),
     "credit_limit_usd": ("Credit limit", _usd("no limit")),
     "kind": ("Kind of credit", _plain),
     "model": ("Model", _plain),

@@ -22,7 +22,7 @@ OWN_REQUEST = "You asked for this: another person has to decide it."
 ShowCorrection = Callable[[Console, Viewer, UUID, dict[UUID, str]], Awaitable[None]]
 """Opens the dialog of a correction, which contains the decision."""
 _NAMES = {
-    "approval_limit.set": "Approval limit",
+    "money_rules.set": "Rules about money",
     "credit.grant": "Credit grant",
     "credit_limit.set": "Credit limit",
     "price.set": "Price",
@@ -43,6 +43,7 @@ _COLUMNS = (
     Column("amount", "Amount", numeric=True),
     Column("reason", "Reason", sortable=False),
     Column("by", "Asked by"),
+    Column("until", "Expires"),
     Column("acts", ""),
 )
 
@@ -56,8 +57,10 @@ async def approvals_panel(
     console: Console, viewer: Viewer, tenants: dict[UUID, str], show: ShowCorrection
 ) -> None:
     """Draw the pending approvals with their actions; `show` opens a correction."""
-    waiting, accounts = await asyncio.gather(
-        decisions.list_approvals(console.database, viewer.actor), all_accounts(console.database)
+    waiting, expired, accounts = await asyncio.gather(
+        decisions.list_approvals(console.database, viewer.actor),
+        decisions.list_approvals(console.database, viewer.actor, expired=True),
+        all_accounts(console.database),
     )
     facts = {
         one.id: approval_facts(one, accounts.get(one.tenant_id) if one.tenant_id else None) for one in waiting
@@ -86,6 +89,17 @@ async def approvals_panel(
             nothing="Nothing waits.",
             on_action=viewer.act(act),
         )
+    if expired:
+        with card("Expired", "Waited too long, in the last 30 days. It may be requested again.", flush=True):
+            data_table(
+                _COLUMNS[:-1],
+                [
+                    _row(one, approval_facts(one, None), viewer, tenants, now) | {"acts": cell("")}
+                    for one in expired
+                ],
+                label="Expired",
+                nothing="Nothing expired.",
+            )
 
 
 async def _decide(
@@ -136,6 +150,7 @@ def _row(one: Approval, facts: list[Fact], viewer: Viewer, tenants: dict[UUID, s
         "amount": cell(money(amount), sub=favour(amount) if amount and one.kind == "adjustment" else ""),
         "reason": cell(one.facts.get("reason") or "–", wrap=True),
         "by": cell(one.requested_by, sub=asked.text),
+        "until": cell(moment(one.expires_at, now)),
         "acts": _actions(one, viewer, tenant),
     }
 

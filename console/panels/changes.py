@@ -22,7 +22,7 @@ from console.panels.rerate import diff_tables, open_correction_form
 from console.viewer import Viewer
 
 ROWS = 200
-TONES = {"requested": "warn", "approved": "ok", "rejected": "idle"}
+TONES = {"requested": "warn", "approved": "ok", "rejected": "idle", "expired": "idle"}
 
 
 async def changes_panel(console: Console, viewer: Viewer, month: date, tenants: dict[UUID, str]) -> None:

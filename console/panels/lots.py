@@ -7,7 +7,7 @@ from uuid import UUID
 from nicegui import ui
 
 from admin import credits as admin_credits
-from admin.approval_limit import get_limit
+from admin.money_rules import get_rules
 from billing.ledger.credits import MAX_PRIORITY, PRIORITIES, Lot
 from console.components.base import box, card
 from console.components.dialogs import form_dialog, text_input
@@ -98,7 +98,7 @@ async def open_grant_form(
 
     Above the limit it needs an approval.
     """
-    limit = await get_limit(console.database)
+    rules = await get_rules(console.database)
 
     async def save() -> bool:
         usd, expires, order = "", None, None
@@ -137,7 +137,8 @@ async def open_grant_form(
         "Grant credit",
         viewer,
         save,
-        sub=f"Up to {money(limit.limit_usd).text} in 30 days it can be spent at once; more waits for a second person.",
+        sub=f"Up to {money(rules.approval_limit_usd).text} in 30 days it can be spent at once; more waits for a "
+        "second person.",
     ):
         amount = text_input("Amount in US dollars").props("autofocus inputmode=decimal prefix=$")
         with box("div", "fields"):

@@ -87,12 +87,12 @@ def _move(sim: Sim, dispute: Obj, amount: int, fee: int) -> None:
 
 def settle(sim: Sim, id: str, *, won: bool) -> Obj:
     """Close a dispute and return it; when `won`, the amount is returned, but not the fee. A lost one can be won on
-    appeal.
+    appeal, and a won one lost later, which withdraws the amount again.
 
     Raises StripeError: 400 when it is closed already, 404 for an unknown id.
     """
     found = sim.find("dispute", id)
-    if found["status"] in _CLOSED and not (won and found["status"] == "lost"):
+    if found["status"] in _CLOSED and found["status"] != ("lost" if won else "won"):
         raise state("This dispute is already closed.", "dispute_already_closed")
     before = {"status": found["status"]}
     inquiry = found["status"].startswith("warning")
@@ -101,6 +101,9 @@ def settle(sim: Sim, id: str, *, won: bool) -> Obj:
     if won and not inquiry:
         _move(sim, found, found["amount"], 0)
         sim.emit("charge.dispute.funds_reinstated", found)
+    elif before["status"] == "won":
+        _move(sim, found, -found["amount"], 0)
+        sim.emit("charge.dispute.funds_withdrawn", found)
     sim.emit("charge.dispute.closed", found, before)
     return found
 

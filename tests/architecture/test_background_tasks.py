@@ -24,7 +24,7 @@ STARTERS = {"create_task", "ensure_future"}
 AWAITED = {
     "api/customer/hotpath.py": 1,  # watches one request's connection
     "billing/exports/datasets.py": 1,  # one download, awaited
-    "billing/payments/stripe_reconciliation.py": 1,  # a task group
+    "billing/payments/stripe_differences.py": 1,  # a task group
     "cli/stack.py": 3,  # start and stop of the stack, awaited; one installation, awaited
     "core/supervise.py": 1,
     "gateway/acquire_both.py": 1,  # one placement, awaited

@@ -5,7 +5,8 @@ from uuid import UUID
 from admin import decisions
 from admin.actor import Actor, system_actor
 from admin.users import create_admin_token, create_user
-from billing.ledger import approvals
+from billing.ledger import money_rules
+from billing.ledger.money_rules import MoneyRules
 from core.db import Database
 from core.ids import uuid7
 from core.money import usd_to_pico
@@ -18,7 +19,7 @@ _PLATFORM = system_actor("test")
 async def set_limit(database: Database, usd: str) -> None:
     """Store the approval limit, as the first start does."""
     async with database.system() as connection:
-        await approvals.store_limit(connection, usd_to_pico(usd))
+        await money_rules.store_rules(connection, MoneyRules(approval_limit=usd_to_pico(usd)))
 
 
 async def token_of(database: Database, pepper: bytes, email: str) -> str:

@@ -236,7 +236,7 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
         "adjustment.book",
     ),
     ("POST", "/adjustments/{approval_id}/decision", {"approve": True}, 200, "adjustment.approve"),
-    ("PUT", "/approval-limit", {"limit_usd": "200", "reason": "x"}, 200, "approval_limit.set"),
+    ("PATCH", "/money-rules", {"approval_limit_usd": "200", "reason": "x"}, 200, "money_rules.set"),
     ("PUT", "/starter-credit", {"amount_usd": "5", "reason": "x"}, 200, "starter_credit.set"),
     ("POST", "/tenants/{tenant_id}/credits", {"amount_usd": "5", "reason": "x"}, 201, "credit.grant"),
     ("PUT", "/tenants/{tenant_id}/budget", {"budget_usd": "100"}, 200, "budget.set"),

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -16,14 +15,15 @@ from typer.testing import CliRunner
 
 from admin import accounts as admin_accounts
 from admin import adjustments as admin_adjustments
-from admin import approval_limit, decisions
 from admin import contracts as admin_contracts
 from admin import credits as admin_credits
+from admin import decisions, money_rules
 from admin import invoices as admin_invoices
 from admin import prices as admin_prices
 from admin import tenants as admin_tenants
 from admin import users as admin_users
 from admin.actor import Actor
+from admin.approval_limit import expire_all_waiting
 from admin.audit import list_audit
 from billing.ledger.approvals import WINDOW
 from cli.commands import roles
@@ -144,30 +144,34 @@ async def test_the_limit_is_the_databases_and_takes_two_people_to_change(databas
     )
     customer = await make_customer(database)
     with pytest.raises(WaitsForApproval):
-        await approval_limit.set_limit(database, ada, usd="1000000", reason="more")
+        await money_rules.set_rules(database, ada, approval_limit_usd="1000000", reason="more")
     with pytest.raises(WaitsForApproval):
         await grant(database, customer, "101", ada)
     [change, _] = await decisions.list_approvals(database, ada)
-    assert change.kind == "approval_limit.set"
+    assert change.kind == "money_rules.set"
     with pytest.raises(Conflict, match="another person"):
         await decisions.decide(database, ada, approval_id=change.id, approve=True)
     with pytest.raises(PermissionDenied):
-        await approval_limit.set_limit(database, bob, usd="5", reason="r")
+        await money_rules.set_rules(database, bob, approval_limit_usd="5", reason="r")
     decided = await decisions.decide(database, bob, approval_id=change.id, approve=True)
-    assert decided.result == {"limit_usd": "1000000.00"}
+    assert decided.result is not None
+    assert decided.result["approval_limit_usd"] == "1000000.00"
     await grant(database, customer, "1000000", ada)
-    rows = await list_audit(database, ADMIN, action="approval_limit.set")
-    [row] = [row for row in rows if row.action == "approval_limit.set"]
-    assert (row.before, row.after) == ({"limit_usd": "100.00"}, {"limit_usd": "1000000.00"})
+    rows = await list_audit(database, ADMIN, action="money_rules.set")
+    [row] = [row for row in rows if row.action == "money_rules.set"]
+    assert row.before is not None
+    assert row.after == row.before | {"approval_limit_usd": "1000000.00"}
 
 
 async def test_the_only_person_of_a_platform_sets_the_limit(database: Database) -> None:
     ada = await person(database, "ada@example.com", "platform_admin")
-    assert (await approval_limit.set_limit(database, ada, usd="7", reason="r")).limit_usd == "7.00"
+    assert (
+        await money_rules.set_rules(database, ada, approval_limit_usd="7", reason="r")
+    ).approval_limit_usd == "7.00"
     gone = await person(database, "gone@example.com")
     await admin_users.disable_user(database, ada, user_id=UUID(gone.id))
     with pytest.raises(WaitsForApproval):  # a person who was disabled counts
-        await approval_limit.set_limit(database, ada, usd="8", reason="r")
+        await money_rules.set_rules(database, ada, approval_limit_usd="8", reason="r")
 
 
 def test_a_commands_environment_sets_no_limit(pg_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,13 +181,77 @@ def test_a_commands_environment_sets_no_limit(pg_url: str, monkeypatch: pytest.M
     asyncio.run(roles._migrate(pg_url, Settings()))
     monkeypatch.setenv("PENSTOCK_APPROVAL_LIMIT_USD", "1000000")
     run("tenants", "create", "Acme")
-    assert run("approvals", "limit")["limit_usd"] == "50.00"
+    assert run("approvals", "rules")["approval_limit_usd"] == "50.00"
     for words in (("credits", "grant"), ("adjustments", "request")):
         refused = CliRunner().invoke(penstock, [*words, "acme", "51", "--reason", "r"])
         assert (refused.exit_code, "takes two people" in refused.stderr) == (2, True)
-    warning = asyncio.run(roles._migrate(pg_url, Settings()))
-    assert "the limit of this platform is 50.00" in str(warning)
-    assert run("approvals", "limit")["limit_usd"] == "50.00"
+    warnings = asyncio.run(roles._migrate(pg_url, Settings()))
+    assert "this platform's is 50.00" in str(warnings)
+    assert run("approvals", "rules")["approval_limit_usd"] == "50.00"
+
+
+def test_a_commands_environment_sets_no_credit_limit(pg_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", pg_url)
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("PENSTOCK_DEFAULT_CREDIT_LIMIT_USD", "25.5")
+    asyncio.run(roles._migrate(pg_url, Settings()))
+    monkeypatch.setenv("PENSTOCK_DEFAULT_CREDIT_LIMIT_USD", "1000000")
+    tenant = run("tenants", "create", "Acme", "--billing", "postpaid")
+    assert run("credits", "show", "acme")["credit_limit_usd"] == "25.50"
+    changed = run("approvals", "set-rules", "--default-credit-limit", "30", "--reason", "r")
+    assert changed["default_credit_limit_usd"] == "30.00"
+    run("tenants", "create", "Globex", "--billing", "postpaid")
+    assert run("credits", "show", "globex")["credit_limit_usd"] == "30.00"
+    assert run("credits", "show", tenant["id"])["credit_limit_usd"] == "25.50"
+    [warning] = asyncio.run(roles._migrate(pg_url, Settings()))
+    assert "PENSTOCK_DEFAULT_CREDIT_LIMIT_USD is 1000000, but this platform's is 30.00" in warning
+
+
+async def test_a_larger_default_credit_limit_takes_two_people(database: Database) -> None:
+    ada = await person(database, "ada@example.com", "platform_admin")
+    await person(database, "b@example.com")
+    with pytest.raises(WaitsForApproval):
+        await money_rules.set_rules(database, ada, default_credit_limit_usd="1000000", reason="r")
+    assert (await money_rules.get_rules(database)).default_credit_limit_usd == "1000.00"
+
+
+async def test_what_waits_too_long_expires(database: Database, pg_url: str) -> None:
+    customer, grant_id = await make_customer(database), uuid7()
+    for _ in range(2):
+        with pytest.raises(WaitsForApproval):
+            await grant(database, customer, "500", grant_id=grant_id)
+        approval_id = await only(database)
+        await as_owner(pg_url, "UPDATE approvals SET expires_at = expires_at - interval '14 days'")
+        with pytest.raises(Conflict, match="waited too long and expired"):
+            await decisions.decide(database, BOB, approval_id=approval_id, approve=True)
+    assert await expire_all_waiting(database) == 1  # the second request had expired the first
+    assert await expire_all_waiting(database) == 0
+    assert await waiting(database) == []
+    expired = await decisions.list_approvals(database, BOB, expired=True)
+    assert [(one.decision, one.decided_by) for one in expired] == [("expired", "penstock.approvals")] * 2
+    for approve in (True, False):
+        with pytest.raises(Conflict, match="request it again"):
+            await decisions.decide(database, BOB, approval_id=approval_id, approve=approve)
+    assert (await audit_actions(database)).count("credit.grant.expire") == 2
+    assert int((await account(database, customer)).balance) == 0
+    with pytest.raises(WaitsForApproval):
+        await grant(database, customer, "500", grant_id=grant_id)
+    await decisions.decide(database, BOB, approval_id=await only(database), approve=True)
+    assert int((await account(database, customer)).balance) == 500 * PICO
+
+
+async def test_people_say_how_long_an_act_may_wait(database: Database) -> None:
+    ada = await person(database, "ada@example.com", "platform_admin")
+    await money_rules.set_rules(database, ada, approval_days=3, reason="r")
+    customer = await make_customer(database)
+    with pytest.raises(WaitsForApproval):
+        await grant(database, customer, "500", ada)
+    [one] = await decisions.list_approvals(database, BOB)
+    assert one.expires_at is not None
+    waits = datetime.fromisoformat(one.expires_at) - datetime.fromisoformat(one.requested_at)
+    assert timedelta(days=2, hours=23) < waits < timedelta(days=3, hours=1)
+    with pytest.raises(InvalidRequest, match="1 to 366"):
+        await money_rules.set_rules(database, ada, approval_days=0, reason="r")
 
 
 def run(*words: str) -> dict[str, Any]:
@@ -211,6 +279,19 @@ async def test_the_same_grant_again_is_one(database: Database) -> None:
     await decisions.decide(database, BOB, approval_id=await only(database), approve=True)
     await grant(database, customer, "500", grant_id=large)
     assert int((await account(database, customer)).balance) == 600 * PICO
+    adjustment_id = uuid7()
+    for _ in range(2):
+        await admin_adjustments.request_adjustment(
+            database,
+            BOB,
+            tenant_id=customer.tenant_id,
+            amount_usd="1",
+            reason="r",
+            adjustment_id=adjustment_id,
+        )
+    actions = await audit_actions(database)
+    assert actions.count("credit.grant") == 3, "one row for each act, however often it was sent"
+    assert actions.count("adjustment.book") == 1
 
 
 async def test_a_repeated_request_is_one_request(database: Database) -> None:
@@ -348,13 +429,10 @@ async def test_a_new_postpaid_organisation_has_a_credit_limit_whose_raise_counts
     admin = Actor(kind="user", id=ADA.id, label=ADA.label, role="platform_admin")
     tenants = [
         await admin_tenants.create_tenant(database, admin, name="Acme", billing_mode="postpaid"),
-        await admin_tenants.create_tenant(
-            database, admin, name="Other", billing_mode="postpaid", credit_limit_usd=Decimal("25.5")
-        ),
         await admin_tenants.create_tenant(database, admin, name="Paid", billing_mode="prepaid"),
     ]
     views = [await admin_accounts.get_account(database, ADA, tenant_id=one.id) for one in tenants]
-    assert [one.credit_limit_usd for one in views] == ["1000.00", "25.50", None]
+    assert [one.credit_limit_usd for one in views] == ["1000.00", None]
     assert views[0].available_usd == "1000.00"
 
     async def limit(usd: str | None) -> Any:
@@ -487,8 +565,17 @@ async def test_a_shell_makes_a_token_for_the_person_who_knows_the_password(
     assert (wrong.exit_code, wrong.stdout) == (2, "")
     made = await asyncio.to_thread(CliRunner().invoke, penstock, [*words, "--json"], PASSWORD)
     monkeypatch.setenv("PENSTOCK_ADMIN_TOKEN", json.loads(made.stdout)["secret"])
-    await asyncio.to_thread(run, "approvals", "set-limit", "7", "--reason", "r")
-    [row] = await list_audit(database, ADMIN, action="approval_limit.set", limit=1)
+    for words in (
+        ("tenants", "create", "Acme"),
+        ("projects", "create", "acme", "web"),
+        ("limits", "set", "acme", "--concurrency", "3"),
+        ("models", "add", "river-7b"),
+    ):
+        await asyncio.to_thread(run, *words)
+    rows = await list_audit(database, ADMIN, limit=4)
+    assert [(row.actor_kind, row.actor_label) for row in rows] == [("token", "ada@example.com")] * 4
+    await asyncio.to_thread(run, "approvals", "set-rules", "--approval-limit", "7", "--reason", "r")
+    [row] = await list_audit(database, ADMIN, action="money_rules.set", limit=1)
     assert (row.actor_kind, row.actor_label) == ("token", "ada@example.com")
 
 

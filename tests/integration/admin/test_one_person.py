@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from admin import accounts, adjustments, approval_limit, contracts, credits, decisions, prices
+from admin import accounts, adjustments, contracts, credits, decisions, money_rules, prices
 from admin.actor import Actor
 from admin.logins import authenticate_token
 from admin.tenants import create_tenant
@@ -44,7 +44,7 @@ async def test_what_one_person_does_alone(database: Database, ada: Actor) -> Non
     await accounts.set_credit_limit(database, ada, tenant_id=postpaid, usd="100", reason="r")
     await accounts.set_credit_limit(database, ada, tenant_id=postpaid, usd="1", reason="r")
     await prices.set_price(database, ada, model="a-new-model", input="1", output="2")
-    await approval_limit.set_limit(database, ada, usd="500", reason="no one else is here yet")
+    await money_rules.set_rules(database, ada, approval_limit_usd="500", reason="no one else is here yet")
     await credits.grant_credit(database, ada, tenant_id=prepaid, amount_usd="400", reason="r")
 
 

@@ -13,8 +13,8 @@ from billing.ledger.credits import allocate_all
 from billing.ledger.months import bounds, month_name
 from billing.ledger.transfers import seal
 from billing.ledger.verification import verify
+from billing.payments.stripe_books import unix_bounds as seconds_of
 from billing.payments.stripe_gateway import open_gateway
-from billing.payments.stripe_reconciliation import unix_bounds as seconds_of
 from billing.reports.usage_report import usage_report
 from billing.statements.verify import verify_pair
 from billing.usage.query import ReportQuery

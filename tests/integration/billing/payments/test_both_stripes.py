@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import stripe
 
-from billing.payments import auto_topup, auto_topup_rules, refund_requests, stripe_reconciliation
+from billing.payments import auto_topup, auto_topup_rules, refund_requests, stripe_books, stripe_differences
 from billing.payments.book_updates import apply_update
 from billing.payments.customers import ensure_customer, refresh_cards, set_tax_id
 from billing.payments.invoices import prepare_invoice
@@ -131,7 +131,7 @@ async def test_an_invoice_is_sent_line_by_line_and_paid(database: Database, eith
     found = await books(database)
     assert (found.get("invoiced", 0), found["cash"]) == (0, 6900 - found["fees"])
     async with database.read() as connection:
-        ours = await stripe_reconciliation._read(connection, MONTH, CallBudget(), only_changed=False)
+        ours = await stripe_books.read_books(connection, MONTH, CallBudget(), only_changed=False)
     problems: list[str] = []
-    assert await stripe_reconciliation._invoices(either.gateway, ours, problems) == (6900, 6900)
+    assert await stripe_differences.compare_invoices(either.gateway, ours, problems) == (6900, 6900)
     assert problems == []

@@ -5,7 +5,7 @@ from sqlalchemy import text
 
 from admin import invoices as admin_invoices
 from admin import users as admin_users
-from billing.payments import dunning, meter_events, push_invoices, stripe_reconciliation
+from billing.payments import dunning, meter_events, push_invoices, stripe_close_check, stripe_reconciliation
 from core.db import Database
 from tests.integration.billing.payments.scenes import MONTH, credit_note, exchange, invoiced, save_card, state
 from tests.integration.billing.payments.support import (
@@ -39,7 +39,7 @@ async def test_an_invoice_is_sent_paid_and_equal(database: Database, fake_stripe
         assert found.problems == []
         assert found.paid_usd == "69.00"
         async with database.read() as connection:
-            assert (await stripe_reconciliation.stripe_equal(connection, MONTH)).ok
+            assert (await stripe_close_check.stripe_equal(connection, MONTH)).ok
         sent = await gateway.invoice_lines((await state(database)).stripe_invoice_id)
         assert sorted(line.cents for line in sent) == [-12, 0, 1234, 5678]
 
@@ -102,7 +102,7 @@ async def test_a_draft_that_is_not_ours_is_not_opened(database: Database, fake_s
         found = await stripe_reconciliation.compare_month(database, gateway, MONTH)
         assert any("blocked" in problem for problem in found.problems)
         async with database.read() as connection:
-            assert not (await stripe_reconciliation.stripe_equal(connection, MONTH)).ok
+            assert not (await stripe_close_check.stripe_equal(connection, MONTH)).ok
 
 
 @pytest.mark.parametrize("pays", ["invoice", "balance", "refund"])
@@ -292,10 +292,10 @@ async def test_a_void_invoice_that_was_paid_and_refunded_in_full_is_no_differenc
         await drain(database, gateway)
         assert (await stripe_reconciliation.compare_month(database, gateway, MONTH)).problems == []
         async with database.system() as connection:
-            assert (await stripe_reconciliation.stripe_equal(connection, MONTH)).ok
+            assert (await stripe_close_check.stripe_equal(connection, MONTH)).ok
             await connection.execute(
                 text("UPDATE stripe_refunds SET status = 'failed', ended_at = clock_timestamp()")
             )
-            assert not (await stripe_reconciliation.stripe_equal(connection, MONTH)).ok, (
+            assert not (await stripe_close_check.stripe_equal(connection, MONTH)).ok, (
                 "a refund that came back"
             )

@@ -207,3 +207,63 @@ async def test_a_lost_dispute_that_is_won_on_appeal_gives_back_credit_and_loss(
         assert (found.get("disputed", 0), found.get("dispute_losses", 0)) == (0, 0)
         assert await credit(database, tenant_id) == 1800
         await equals_stripe(database, gateway)
+
+
+def settle(fake: FakeStripe, dispute_id: str, outcome: str) -> None:
+    """The bank settles a dispute, also one that it has settled otherwise before."""
+    fake.control("POST", f"/disputes/{dispute_id}/settle", outcome=outcome)
+
+
+@pytest.mark.parametrize("seen", ["each change", "only the end"])
+async def test_a_won_dispute_that_is_lost_later_takes_the_credit_again(
+    database: Database, fake_stripe: FakeStripe, seen: str
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await buy(database, gateway, fake_stripe, tenant_id)
+        dispute_id = dispute(fake_stripe, intent)
+        if seen == "each change":
+            await drain(database, gateway)
+        settle(fake_stripe, dispute_id, "won")
+        if seen == "each change":
+            await drain(database, gateway)
+            assert await credit(database, tenant_id) == 2500
+        await spend(database, tenant_id, 700)
+        settle(fake_stripe, dispute_id, "lost")
+        for _ in range(2):
+            await drain(database, gateway)
+        found = await books(database)
+        assert (found.get("disputed", 0), found["dispute_losses"]) == (0, 700)
+        assert await credit(database, tenant_id) == 0
+        await equals_stripe(database, gateway)
+        settle(fake_stripe, dispute_id, "won")
+        for _ in range(2):
+            await drain(database, gateway)
+        found = await books(database)
+        assert (found.get("disputed", 0), found.get("dispute_losses", 0)) == (0, 0)
+        assert await credit(database, tenant_id) == 1800
+        await equals_stripe(database, gateway)
+
+
+async def test_a_second_chargeback_after_one_that_was_won_and_then_lost(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await buy(database, gateway, fake_stripe, tenant_id)
+        charge = fake_stripe.client().v1.payment_intents.retrieve(intent).latest_charge
+        first = str(fake_stripe.control("POST", f"/charges/{charge}/dispute", amount=1000)["id"])
+        for outcome in ("won", "lost"):
+            settle(fake_stripe, first, outcome)
+            await drain(database, gateway)
+        assert await credit(database, tenant_id) == 1500
+        await spend(database, tenant_id, 400)
+        second = dispute(fake_stripe, intent)
+        await drain(database, gateway)
+        settle(fake_stripe, second, "lost")
+        for _ in range(2):
+            await drain(database, gateway)
+        found = await books(database)
+        assert (found.get("disputed", 0), found["dispute_losses"]) == (0, 400)
+        assert await credit(database, tenant_id) == 0
+        await equals_stripe(database, gateway)

@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from admin import alerts as admin_alerts
 from admin import statements as admin_statements
+from admin.audit import list_audit
 from billing.close.checks import CHECKS
 from billing.invoicing.run import make_invoices
 from billing.ledger.months import parse_month
@@ -103,9 +104,11 @@ async def test_a_miss_is_credited_once_to_a_prepaid_customer(platform: Platform)
         await credit_month(database, platform.month)
     month = await platform.end_month()
     runs = await asyncio.gather(*(credit_month(database, month) for _ in range(4)), return_exceptions=True)
-    credited = [one for run in runs if isinstance(run, list) for one in run if one.booked]
+    credited = [
+        one for run in runs if not isinstance(run, BaseException) for one in run.results if one.booked
+    ]
     assert [one.amount_usd for one in credited] == ["0.75"], "25 % of 3 dollars"
-    assert await credit_month(database, month) == []
+    assert (await credit_month(database, month)).results == []
     assert await credit_last_month(database) == 0
     assert (await account(database, acme)).balance == usd_to_pico("97.75")
     [lot] = await platform.rows("SELECT kind, amount FROM credit_grants WHERE kind = 'sla'")
@@ -183,6 +186,25 @@ async def test_the_database_finds_the_same_percentile(
 def test_a_month_is_not_closed_before_it_is_measured() -> None:
     assert sla_credits.service_levels in CHECKS
     assert parse_month("2026-10").month == 10
+
+
+async def test_a_run_that_partly_fails_says_in_the_audit_log_what_it_did(platform: Platform) -> None:
+    database = platform.database
+    await price(database)
+    broken, well = [await make_customer(database, "100", name=name) for name in ("Broken", "Well")]
+    contracts = [await contract(platform, customer, UP) for customer in (broken, well)]
+    for customer in (broken, well):
+        await answered(platform, customer, 10)
+        await answered(platform, customer, 0, outcome="engine_failed")
+    month = await platform.end_month()
+    async with database.engine.begin() as owner:
+        await owner.execute(text("SET LOCAL session_replication_role = replica"))
+        rule = text('UPDATE contracts SET sla = \'{"metric": "luck"}\' WHERE id = :id')
+        await owner.execute(rule, {"id": contracts[0]})
+    with pytest.raises(Conflict, match=f"1 contracts could not be measured.*{contracts[0]}"):
+        await admin_statements.run_sla(database, ADMIN, month=month, dry_run=False)
+    [row] = await list_audit(database, ADMIN, action="sla.run")
+    assert row.after == {"credited": 1, "failed": [str(contracts[0])]}
 
 
 @pytest.mark.parametrize("what", ["measurement", "booking"])
