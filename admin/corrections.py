@@ -9,8 +9,9 @@ from admin.actor import Actor, require
 from admin.approval_limit import person_of
 from admin.audit import record
 from admin.transactions import page_size, read, write_system
-from billing.invoicing import correction_booking, correction_lines, corrections, rerate
-from billing.invoicing.corrections import Correction, DryRun
+from billing.invoicing import correction_booking, correction_lines, correction_views, corrections, rerate
+from billing.invoicing.correction_views import Correction
+from billing.invoicing.corrections import DryRun
 from billing.invoicing.rerate import DifferenceView
 from billing.usage import rollups
 from core.db import Database
@@ -103,7 +104,7 @@ async def decide_correction(
         return decided
     await correction_booking.apply_correction(database, correction_id)
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        return await corrections.get_correction(connection, correction_id)
+        return await correction_views.get_correction(connection, correction_id)
 
 
 async def list_corrections(
@@ -111,7 +112,7 @@ async def list_corrections(
 ) -> list[Correction]:
     """Corrections of `month` or of all months, the newest first."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        return await corrections.list_corrections(connection, month=month, limit=page_size(limit))
+        return await correction_views.list_corrections(connection, month=month, limit=page_size(limit))
 
 
 async def show_correction(
@@ -119,6 +120,6 @@ async def show_correction(
 ) -> tuple[Correction, list[DifferenceView]]:
     """A correction and its lines. Raises NotFound."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        found = await corrections.get_correction(connection, correction_id)
+        found = await correction_views.get_correction(connection, correction_id)
         lines = await correction_lines.read_lines(connection, correction_id)
     return found, [rerate.difference_view(line) for line in lines]

@@ -1,5 +1,6 @@
 """Authentication by password (console) or token (admin REST API), each giving an Actor with the present role."""
 
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
@@ -44,7 +45,7 @@ async def verify_login(database: Database, email: str, password: str, *, address
     `address` is the network address of the client. Raises RateLimited after 5 failures of a pair of mail and
     network address (50 of a mail address) within 15 minutes. Takes the same time for unknown addresses.
     """
-    known_shape, email = _mail_address(email)
+    known_shape, email = mail_address(email)
     address = address[:64]
     await count_attempt(database, email, address)
     async with database.read() as connection:
@@ -84,10 +85,16 @@ async def count_attempt(database: Database, email: str, address: str) -> None:
         )
 
 
-async def current_actor(database: Database, user_id: UUID) -> Actor | None:
-    """The actor of an existing session with the present role; None when the person is disabled."""
+async def current_actor(database: Database, user_id: UUID, *, since: datetime | None = None) -> Actor | None:
+    """The actor of a session that began at `since` (None = now), with the present role.
+
+    None when the person is disabled, or when all sessions of then have ended (tenants.members.end_access).
+    """
     async with database.read() as connection:
         user = await members.get_user(connection, user_id)
+        ended = None if since is None else await members.sessions_from(connection, user_id)
+    if since is not None and ended is not None and since < ended:
+        return None
     return None if user is None or user.status != "active" else actor_of("user", user)
 
 
@@ -182,7 +189,7 @@ async def _token_owner(database: Database, actor: Actor, user_id: UUID, *, revok
     return user
 
 
-def _mail_address(typed: str) -> tuple[bool, str]:
+def mail_address(typed: str) -> tuple[bool, str]:
     """(whether `typed` is a valid address, the key under which to count the attempt)."""
     try:
         return True, clean_email(typed[:1024])
@@ -191,7 +198,7 @@ def _mail_address(typed: str) -> tuple[bool, str]:
 
 
 def actor_of(kind: str, user: UserView) -> Actor:
-    """The actor of a person, with the present role."""
+    """The actor that is `user`; `kind` is user or token. Raises LookupError for a role that is none."""
     role = parse_role(user.role)
     if role is None:
         raise LookupError(

@@ -96,9 +96,7 @@ async def set_auto_topup(
     Raises InvalidRequest, Conflict (no saved card, a postpaid account), PermissionDenied.
     """
     require(actor, *PURCHASE_ROLES, tenant_id=tenant_id)
-    cap, rest = divmod(accounts.parse_usd(monthly_cap_usd, "monthly_cap_usd"), PICO_PER_CENT)
-    if rest:
-        raise InvalidRequest("monthly_cap_usd must be whole cents", param="monthly_cap_usd")
+    cap = _whole_cents(monthly_cap_usd, "monthly_cap_usd")
     async with write_system(database) as connection:
         before = await auto_topup_rules.get_rule(connection, tenant_id)
         after = await auto_topup_rules.set_rule(
@@ -166,11 +164,7 @@ async def refund(
     """
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
-    cents: int | None = None
-    if amount_usd is not None:
-        cents, rest = divmod(accounts.parse_usd(amount_usd, "amount_usd"), PICO_PER_CENT)
-        if rest:
-            raise InvalidRequest("amount_usd must be whole cents", param="amount_usd")
+    cents = None if amount_usd is None else _whole_cents(amount_usd, "amount_usd")
     refund_id = refund_id or uuid7()
     async with write_system(database) as connection:
         await approvals.lock(connection, person_of(actor), tenant_id)
@@ -266,6 +260,14 @@ async def list_waiting_refunds(
     async with read(database, actor, PLATFORM_ROLES) as connection:
         waiting = await approvals.list_open(connection, kind=REFUND, tenant_id=tenant_id)
     return [_pending_view(approval) for approval in waiting]
+
+
+def _whole_cents(amount_usd: str, param: str) -> int:
+    """The cents of an amount. Raises InvalidRequest unless they are whole."""
+    cents, rest = divmod(accounts.parse_usd(amount_usd, param), PICO_PER_CENT)
+    if rest:
+        raise InvalidRequest(f"{param} must be whole cents", param=param)
+    return cents
 
 
 def _pending_view(approval: Approval) -> RequestedRefund:

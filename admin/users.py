@@ -179,8 +179,8 @@ async def reset_password(database: Database, actor: Actor, *, user_id: UUID, pas
 async def change_password(
     database: Database, actor: Actor, *, current: str, new: str, address: str = ""
 ) -> None:
-    """Change the actor's own password and end the REST sessions. Wrong ones count as failed sign-ins from the
-    network address `address`.
+    """Change the actor's own password, and end the REST sessions and the recovery code: who knew the old password may
+    have made them. Wrong ones count as failed sign-ins from the network address `address`.
 
     Raises AuthenticationFailed when `current` is wrong, InvalidRequest, RateLimited.
     """
@@ -197,19 +197,24 @@ async def change_password(
         await logins.clear_failures(connection, actor.label, address[:64])
         await members.set_password_hash(connection, user_id, password_hash)
         await admin_tokens.revoke_expiring(connection, user_id)
+        await members.set_recovery_hash(connection, user_id, None)
         await _read_and_record(connection, actor, "user.change_password", user_id, user)
 
 
 async def apply_confirmation(
     connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
 ) -> UserView:
-    """Carry out an approved `CONFIRM`. Raises Conflict when the credentials were given again since."""
+    """Carry out an approved `CONFIRM`; sessions and tokens of before end.
+
+    Raises Conflict when the credentials were given again since.
+    """
     del tenant_id
     user_id = UUID(facts["user_id"])
     before = await members.get_user(connection, user_id, lock=True)
     if str(await members.unconfirmed_change(connection, user_id)) != facts["change_id"]:
         raise Conflict(f"the password of {facts['email']} was changed again since; reject this request")
     await members.mark_confirmed(connection, user_id)
+    await members.end_access(connection, user_id)  # of whoever used the password that another person gave
     return await _read_and_record(connection, acting.actor, "user.confirm", user_id, before)
 
 

@@ -18,9 +18,11 @@ from api.customer.model_views import ModelViews
 from api.deps import Deps
 from api.edges import AnswerHeaders
 from api.key_restrictions import KeyRestrictions
+from api.read_pace import ReadPace
 from api.request_rates import InvalidRequestRate, ListingRate
 from core.body_deadline import BodyDeadline
 from core.errors import Conflict, InvalidRequest, NotFound, PenstockError, PermissionDenied
+from gateway.open_requests import StreamTimeouts
 from gateway.parsing.budget import BodyBudget
 
 _ERROR_BY_STATUS: dict[int, type[PenstockError]] = {404: NotFound, 403: PermissionDenied, 409: Conflict}
@@ -87,6 +89,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
     app.add_middleware(
         ListingRate, per_min=settings.listings_per_min, addresses=addresses, now=time.monotonic
     )
+    app.add_middleware(ReadPace, rule=StreamTimeouts())
     app.include_router(health.router(deps.checks))
     view = ModelViews(deps.models, deps.prices, deps.availability, deps.scheduler)
     app.include_router(models.router(deps.keys, view, restrictions))

@@ -1,13 +1,15 @@
 """Console sessions: a random token in a cookie, the session in Redis under an HMAC of the token.
 
 Redis never holds a token, so its content is not enough to sign in. Every sign-in creates a new token.
-A session ends on sign-out, after IDLE_TIMEOUT_S without a page or an action, after MAX_AGE_S, and when its person is
-disabled. The role is read for every page and action, so that a change of role applies at once.
+A session ends on sign-out, after IDLE_TIMEOUT_S without a page or an action, after MAX_AGE_S, when its person is
+disabled, and when that person's access is ended (a recovered or confirmed password). The role is read for every page
+and action, so that a change of role applies at once.
 """
 
 import hashlib
 import hmac
 import secrets
+from datetime import UTC, datetime
 from uuid import UUID
 
 import msgspec
@@ -71,7 +73,8 @@ class SessionStore:
         if found is None:
             return None
         stored, left_s = found
-        actor = await current_actor(self._database, stored.user_id)
+        since = datetime.fromtimestamp(stored.started_at, UTC)
+        actor = await current_actor(self._database, stored.user_id, since=since)
         if actor is None:
             await self.end(token)
             return None

@@ -3,6 +3,7 @@
 Users span organisations, so these functions run in platform sessions only; a call for one organisation passes its id.
 """
 
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tenants.roles import PLATFORM_ADMIN, TENANT_OWNER
 from tenants.scoping import platform_wide
-from tenants.tables import memberships, tenants, users
+from tenants.tables import admin_tokens, memberships, tenants, users
 from tenants.views import UserView
 
 _ADMINISTRATORS_LOCK = 0x70656E5F68656164
@@ -149,6 +150,37 @@ async def unconfirmed_change(connection: AsyncConnection, user_id: UUID) -> UUID
         select(users.c.unconfirmed_change).where(users.c.id == user_id)
     )
     return found
+
+
+async def recovery_hash(connection: AsyncConnection, user_id: UUID) -> str | None:
+    """The hash of a person's recovery code; None without one."""
+    found: str | None = await connection.scalar(select(users.c.recovery_hash).where(users.c.id == user_id))
+    return found
+
+
+async def set_recovery_hash(connection: AsyncConnection, user_id: UUID, code_hash: str | None) -> None:
+    """Store the hash of a person's recovery code; None = no code."""
+    await connection.execute(update(users).where(users.c.id == user_id).values(recovery_hash=code_hash))
+
+
+async def sessions_from(connection: AsyncConnection, user_id: UUID) -> datetime | None:
+    """The instant before which all sessions of a person have ended; None = none was ended."""
+    found: datetime | None = await connection.scalar(
+        select(users.c.sessions_from).where(users.c.id == user_id)
+    )
+    return found
+
+
+async def end_access(connection: AsyncConnection, user_id: UUID) -> None:
+    """End all sessions and tokens of a person."""
+    await connection.execute(
+        update(users).where(users.c.id == user_id).values(sessions_from=func.clock_timestamp())
+    )
+    await connection.execute(
+        update(admin_tokens)
+        .where(admin_tokens.c.user_id == user_id, admin_tokens.c.revoked_at.is_(None))
+        .values(revoked_at=func.clock_timestamp())
+    )
 
 
 @platform_wide("people of the platform")

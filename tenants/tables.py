@@ -113,9 +113,11 @@ users = Table(
     instant("created_at", now=True),
     Column("unconfirmed_change", Uuid),
     Column("ever_confirmed", Boolean, nullable=False, server_default="true"),
+    Column("recovery_hash", Text),
+    instant("sessions_from", nullable=True),
 )
 """Users of the console. Email addresses are stored in lower case. `unconfirmed_change` is the last change of a platform
-person's credentials while another person has not confirmed it."""
+person's credentials while another person has not confirmed it. Sessions from before `sessions_from` have ended."""
 
 memberships = Table(
     "memberships",

@@ -12,11 +12,18 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Row, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing.commitments import billed, invoiced
 from billing.invoicing.correction_lines import read_lines
+from billing.invoicing.correction_views import (
+    Correction,
+    TenantDelta,
+    by_tenant,
+    correction_row,
+    get_correction,
+)
 from billing.invoicing.lines import Commitment
 from billing.invoicing.repricing import new_prices
 from billing.invoicing.rerate import (
@@ -33,21 +40,12 @@ from billing.invoicing.sources import usage_groups
 from billing.ledger import approvals
 from billing.ledger.approvals import Person
 from billing.ledger.months import bounds, month_name
-from core.errors import Conflict, InvalidRequest, NotFound
+from core.errors import Conflict, InvalidRequest
 from core.ids import uuid7
 from core.money import pico_to_usd
 from tenants.scoping import platform_wide
 
 APPROVAL_KIND = "correction"
-MAX_LIST = 1000
-
-
-class TenantDelta(msgspec.Struct, frozen=True):
-    """The difference for one organisation; a negative `delta_usd` is in its favour."""
-
-    tenant_id: UUID
-    lines: int
-    delta_usd: str
 
 
 class DryRun(msgspec.Struct, frozen=True):
@@ -59,27 +57,6 @@ class DryRun(msgspec.Struct, frozen=True):
     delta_usd: str
     tenants: tuple[TenantDelta, ...]
     lines: tuple[DifferenceView, ...]
-
-
-class Correction(msgspec.Struct, frozen=True):
-    """A stored correction."""
-
-    id: UUID
-    month: str
-    status: str
-    """requested | applying (approved and not booked completely) | approved (and booked) | rejected"""
-    spec: dict[str, Any]
-    reason: str
-    reverses: UUID | None
-    reversed_by: UUID | None
-    """The reversal of this correction that is neither rejected nor expired, if any."""
-    approval_id: UUID
-    delta_usd: str
-    tenants: tuple[TenantDelta, ...]
-    requested_by: str
-    requested_at: str
-    decided_by: str | None
-    decided_at: str | None
 
 
 class ApprovedCorrection(msgspec.Struct, frozen=True):
@@ -105,7 +82,7 @@ async def dry_run(connection: AsyncConnection, month: date, spec: CorrectionSpec
         month=month_name(month),
         until=until.isoformat(),
         delta_usd=pico_to_usd(sum(line.delta for line in lines)),
-        tenants=_by_tenant(lines),
+        tenants=by_tenant(lines),
         lines=tuple(map(difference_view, lines)),
     )
 
@@ -145,7 +122,7 @@ async def request_reversal(
         raise Conflict("a reversal cannot be reversed: request the correction again")
     if original.reversed_by is not None:
         raise Conflict(f"it is reversed already, by {original.reversed_by}")
-    row = await _correction_row(connection, correction_id)
+    row = await correction_row(connection, correction_id)
     lines = await _reversal(connection, row.month, correction_id)
     return await _store(
         connection,
@@ -167,7 +144,7 @@ async def decide_correction(
     Raises NotFound; Conflict when it is decided already, `by` requested it, or its figures changed since the request.
     """
     await _lock(connection)
-    row = await _correction_row(connection, correction_id)
+    row = await correction_row(connection, correction_id)
     if row.status != "requested":
         if row.status == "expired":
             raise Conflict("the correction waited too long and has expired: request it again")
@@ -204,39 +181,6 @@ async def expire_correction(connection: AsyncConnection, correction_id: UUID, *,
         ),
         {"by": by.label, "id": correction_id},
     )
-
-
-async def get_correction(connection: AsyncConnection, correction_id: UUID) -> Correction:
-    """One correction. Raises NotFound."""
-    row = await _correction_row(connection, correction_id)
-    lines = await read_lines(connection, correction_id)
-    return _view(row, _by_tenant(lines))
-
-
-@platform_wide("finance lists the corrections of all organisations")
-async def list_corrections(
-    connection: AsyncConnection, *, month: date | None = None, limit: int = 100
-) -> list[Correction]:
-    """At most `limit` (<= MAX_LIST) corrections of a month (None = all), newest first."""
-    rows = await connection.execute(
-        text(
-            f"{_SELECT} WHERE CAST(:month AS date) IS NULL OR c.month = :month "
-            "ORDER BY c.requested_at DESC, c.id LIMIT :limit"
-        ),
-        {"month": month, "limit": min(limit, MAX_LIST)},
-    )
-    found = []
-    for row in rows.all():
-        sums = await connection.execute(
-            text(
-                "SELECT tenant_id, count(*) AS lines, sum(delta) AS delta FROM correction_lines "
-                "WHERE correction_id = :id GROUP BY 1 ORDER BY 1"
-            ),
-            {"id": row.id},
-        )
-        tenants = tuple(TenantDelta(one.tenant_id, one.lines, pico_to_usd(int(one.delta))) for one in sums)
-        found.append(_view(row, tenants))
-    return found
 
 
 async def _lock(connection: AsyncConnection) -> None:
@@ -375,45 +319,3 @@ async def _store(
         ],
     )
     return await get_correction(connection, correction_id)
-
-
-_SELECT = (
-    "SELECT c.*, (SELECT r.id FROM corrections r WHERE r.reverses = c.id AND r.status NOT IN ('rejected', 'expired')) "
-    "AS reversed_by FROM corrections c"
-)
-
-
-async def _correction_row(connection: AsyncConnection, correction_id: UUID) -> Row[Any]:
-    row = (await connection.execute(text(f"{_SELECT} WHERE c.id = :id"), {"id": correction_id})).one_or_none()
-    if row is None:
-        raise NotFound(f"there is no correction with the id {correction_id}")
-    return row
-
-
-def _by_tenant(lines: Sequence[Difference]) -> tuple[TenantDelta, ...]:
-    deltas: dict[UUID, list[int]] = defaultdict(list)
-    for line in lines:
-        deltas[line.tenant_id].append(line.delta)
-    return tuple(
-        TenantDelta(tenant_id, len(found), pico_to_usd(sum(found)))
-        for tenant_id, found in sorted(deltas.items())
-    )
-
-
-def _view(row: Row[Any], tenants: tuple[TenantDelta, ...]) -> Correction:
-    return Correction(
-        id=row.id,
-        month=month_name(row.month),
-        status=row.status,
-        spec=row.spec,
-        reason=row.reason,
-        reverses=row.reverses,
-        reversed_by=row.reversed_by,
-        approval_id=row.approval_id,
-        delta_usd=pico_to_usd(int(row.delta)),
-        tenants=tenants,
-        requested_by=row.requested_by,
-        requested_at=row.requested_at.isoformat(),
-        decided_by=row.decided_by,
-        decided_at=None if row.decided_at is None else row.decided_at.isoformat(),
-    )

@@ -7,15 +7,18 @@ import msgspec
 import typer
 
 from admin import users as admin_users
-from admin.actor import user_id_of
+from admin.actor import Actor, user_id_of
+from admin.recovery import make_recovery_code, recover_password
 from cli.context import AsJson, DataDir, acting, emit, pepper, run
 from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of, user_of
+from core.db import Database
 from core.errors import AuthenticationFailed
 from tenants.roles import ALL_ROLES
 
 app = typer.Typer(no_args_is_help=True, help="People: make, role, password, tokens of the admin REST.")
 
 UserRef = Annotated[str, typer.Argument(metavar="USER", help="Mail address or id of the person.")]
+Email = Annotated[str, typer.Argument(help="Your mail address.")]
 RoleName = Annotated[str, typer.Argument(metavar="ROLE", help=f"One of {', '.join(ALL_ROLES)}.")]
 
 
@@ -114,7 +117,7 @@ def enable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> 
 
 @app.command(epilog="Example: penstock users token ada@example.com --name terraform")
 def token(
-    email: Annotated[str, typer.Argument(help="Your mail address.")],
+    email: Email,
     name: Annotated[str, typer.Option(help="What the token is for.")],
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -127,13 +130,43 @@ def token(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = await admin_users.verify_login(database, email, secret, address="shell")
-            if who is None:
-                raise AuthenticationFailed("the mail address or the password is wrong", code="wrong_password")
+            who = await _signed_in(database, email, secret)
             created = await admin_users.create_admin_token(
                 database, who, pepper=pepper(data_dir), user_id=user_id_of(who), name=name
             )
             emit({"secret": created.secret, **msgspec.to_builtins(created.view)}, as_json)
+
+    run(act)
+
+
+@app.command("recovery-code", epilog="Example: penstock users recovery-code ada@example.com")
+def recovery_code(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Make your recovery code, show it this once, and end an earlier one. Keep it where only you find it.
+
+    Your password is asked for, or read from standard input.
+    """
+    secret = _read_secret("password")
+
+    async def act() -> None:
+        async with open_db_for_changes(data_dir) as database:
+            who = await _signed_in(database, email, secret)
+            emit({"recovery_code": await make_recovery_code(database, who)}, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock users recover ada@example.com")
+def recover(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Set a new password by your recovery code; your sessions and tokens end.
+
+    The code and the password are asked for, or read from standard input, a line each.
+    """
+    code, new = _read_code_and_password()
+
+    async def act() -> None:
+        async with open_db_for_changes(data_dir) as database:
+            changed = await recover_password(database, email=email, code=code, password=new, address="shell")
+            emit(changed, as_json)
 
     run(act)
 
@@ -170,6 +203,21 @@ def revoke_token(
             emit(changed, as_json)
 
     run(act)
+
+
+async def _signed_in(database: Database, email: str, password: str) -> Actor:
+    """The person with this mail address and password. Raises AuthenticationFailed."""
+    who = await admin_users.verify_login(database, email, password, address="shell")
+    if who is None:
+        raise AuthenticationFailed("the mail address or the password is wrong", code="wrong_password")
+    return who
+
+
+def _read_code_and_password() -> tuple[str, str]:
+    if sys.stdin.isatty():
+        return _read_secret("recovery code"), _read_secret("new password", confirm=True)
+    code, _, new = sys.stdin.read(4096).partition("\n")
+    return code.strip(), new.rstrip("\r\n")
 
 
 def _read_password() -> str:

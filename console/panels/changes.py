@@ -8,7 +8,7 @@ from nicegui import ui
 
 from admin import adjustments as admin_adjustments
 from admin import corrections as admin_corrections
-from billing.invoicing.corrections import Correction
+from billing.invoicing.correction_views import Correction
 from billing.ledger.adjustments import Adjustment
 from billing.ledger.months import month_name
 from console.components.base import Text, box, card, notice

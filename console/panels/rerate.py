@@ -9,7 +9,8 @@ from nicegui import ui
 
 from admin import corrections as admin_corrections
 from admin import models as admin_models
-from billing.invoicing.corrections import DryRun, TenantDelta
+from billing.invoicing.correction_views import TenantDelta
+from billing.invoicing.corrections import DryRun
 from billing.invoicing.rerate import COMMIT, DifferenceView
 from billing.ledger.months import month_name
 from billing.pricing.prices import TIERS

@@ -98,13 +98,12 @@ def command(
     if plot_out is not None:
         plot(groups, plot_out)
     found = [row for outcomes in groups for row in rows(outcomes)]
-    if json_out is not None:
-        text = json.dumps(found, indent=2)
-        if str(json_out) == "-":
-            typer.echo(text)
-            return
-        json_out.write_text(text + "\n")
-    _show(found)
+    if json_out is not None and str(json_out) != "-":
+        json_out.write_text(json.dumps(found, indent=2) + "\n")
+    if json_out is not None and str(json_out) == "-":
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        _show(found)
 
 
 def _scenario(

@@ -111,17 +111,22 @@ def command(
     except KeyboardInterrupt:
         _interrupted(json_out)
     if json_out is not None:
-        text = json.dumps(outcome.rows, indent=1)
-        if str(json_out) == "-":
-            typer.echo(text)
-        else:
-            json_out.write_text(text + "\n")
-            _journal_path(json_out).unlink(missing_ok=True)
+        _write(outcome, json_out)
     ranked = standings(outcome.rows)
     if plot_out is not None:
         plot(ranked, plot_out, "goodput_rps", "requests/s served within both targets")
     if str(json_out) != "-":
         show(outcome, ranked, Console() if sys.stdout.isatty() else Console(width=_WIDTH))
+
+
+def _write(outcome: Outcome, json_out: Path) -> None:
+    """Write every run's figures to a file, whose journal is then no longer needed; - prints them."""
+    text = json.dumps(outcome.rows, indent=1)
+    if str(json_out) == "-":
+        typer.echo(text)
+    else:
+        json_out.write_text(text + "\n")
+        _journal_path(json_out).unlink(missing_ok=True)
 
 
 def _interrupted(json_out: Path | None) -> NoReturn:

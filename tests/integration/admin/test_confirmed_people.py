@@ -1,20 +1,26 @@
 """An account is a second person only when another person than its maker says so."""
 
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
+from typer.testing import CliRunner
 
 from admin import credits as admin_credits
 from admin import decisions
 from admin import users as admin_users
 from admin.actor import Actor
-from admin.logins import verify_login
+from admin.logins import authenticate_token, current_actor, verify_login
+from admin.recovery import make_recovery_code, recover_password
 from billing.ledger.approvals import Approval
+from cli.main import app as penstock
 from core.db import Database
-from core.errors import Conflict, PermissionDenied, WaitsForApproval
+from core.errors import AuthenticationFailed, Conflict, PermissionDenied, WaitsForApproval
 from tests.integration.billing.support import Customer, make_customer
-from tests.support.tenancy import ADMIN
+from tests.support.tenancy import ADMIN, PEPPER, audit_actions
 
 PASSWORD = "correct horse battery"
 SHELL = Actor(kind="cli", id="root", label="root", role="platform_admin")
@@ -118,3 +124,80 @@ async def test_a_shell_helps_a_platform_whose_second_person_cannot_be_confirmed(
 
 async def _reset(database: Database, by: Actor, person: Actor) -> None:
     await admin_users.reset_password(database, by, user_id=UUID(person.id), password=PASSWORD)
+
+
+async def test_two_people_recover_a_lost_password_without_a_third(database: Database) -> None:
+    ada, bob = await make(database, ADMIN, "ada"), await make(database, ADMIN, "bob")
+    customer = await make_customer(database)
+    code = await make_recovery_code(database, bob)
+    waiting = await request(database, ada, customer)
+    await admin_users.reset_password(database, ada, user_id=UUID(bob.id), password="of adas choice")
+    as_bob = await verify_login(database, "bob@example.com", "of adas choice")
+    assert as_bob is not None
+    stolen = await admin_users.create_admin_token(
+        database, as_bob, pepper=PEPPER, user_id=UUID(bob.id), name="of ada"
+    )
+    with pytest.raises(Conflict, match="makes no recovery code"):
+        await make_recovery_code(database, as_bob)
+    with pytest.raises(Conflict, match="gave bob@"):
+        await approve(database, as_bob, waiting)
+    for wrong in ("0" * 40, "", "of adas choice"):
+        with pytest.raises(AuthenticationFailed):
+            await recover_password(database, email="bob@example.com", code=wrong, password=PASSWORD)
+    began = datetime.now(UTC) - timedelta(minutes=1)
+    assert await current_actor(database, UUID(bob.id), since=began) is not None
+    await recover_password(database, email="bob@example.com", code=code, password="bobs own secret")
+    with pytest.raises(AuthenticationFailed):
+        await authenticate_token(database, stolen.secret, pepper=PEPPER)
+    assert await current_actor(database, UUID(bob.id), since=began) is None, "sessions of before have ended"
+    assert await verify_login(database, "bob@example.com", "of adas choice") is None
+    again = await verify_login(database, "bob@example.com", "bobs own secret")
+    assert again is not None
+    await approve(database, again, waiting)
+    with pytest.raises(AuthenticationFailed):  # it works once
+        await recover_password(database, email="bob@example.com", code=code, password=PASSWORD)
+    actions = await audit_actions(database)
+    assert (actions.count("user.make_recovery_code"), actions.count("user.recover_password")) == (1, 1)
+
+
+async def test_a_changed_password_ends_the_recovery_code(database: Database) -> None:
+    bob = await make(database, ADMIN, "bob")
+    code = await make_recovery_code(database, bob)
+    await admin_users.change_password(database, bob, current=PASSWORD, new="bobs own secret")
+    with pytest.raises(AuthenticationFailed):
+        await recover_password(database, email="bob@example.com", code=code, password=PASSWORD)
+
+
+async def test_a_confirmed_password_ends_what_was_opened_with_it_before(database: Database) -> None:
+    ada, bob, cid = [await make(database, ADMIN, name) for name in ("ada", "bob", "cid")]
+    began = datetime.now(UTC) - timedelta(minutes=1)
+    await admin_users.reset_password(database, ada, user_id=UUID(bob.id), password="of adas choice")
+    as_bob = await verify_login(database, "bob@example.com", "of adas choice")
+    assert as_bob is not None
+    token = await admin_users.create_admin_token(
+        database, as_bob, pepper=PEPPER, user_id=UUID(bob.id), name="of ada"
+    )
+    [one] = await confirmations(database)
+    await approve(database, cid, one.id)
+    assert await current_actor(database, UUID(bob.id), since=began) is None
+    with pytest.raises(AuthenticationFailed):
+        await authenticate_token(database, token.secret, pepper=PEPPER)
+
+
+async def test_the_commands_make_and_use_a_recovery_code(
+    database: Database, pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make(database, ADMIN, "bob")
+    monkeypatch.setenv("DATABASE_URL", pg_url)
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    invoke = CliRunner().invoke
+    made = await asyncio.to_thread(
+        invoke, penstock, ["users", "recovery-code", "bob@example.com", "--json"], PASSWORD
+    )
+    code = json.loads(made.stdout)["recovery_code"]
+    words = ["users", "recover", "bob@example.com", "--json"]
+    wrong = await asyncio.to_thread(invoke, penstock, words, "guess\nbobs own secret\n")
+    assert (wrong.exit_code, "recovery code is wrong" in wrong.stderr) == (2, True)
+    done = await asyncio.to_thread(invoke, penstock, words, f"{code}\nbobs own secret\n")
+    assert json.loads(done.stdout)["email"] == "bob@example.com"
+    assert await verify_login(database, "bob@example.com", "bobs own secret") is not None

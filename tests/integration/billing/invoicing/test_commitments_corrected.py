@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from billing.invoicing.corrections import Correction, dry_run
+from billing.invoicing.correction_views import Correction
+from billing.invoicing.corrections import dry_run
 from billing.invoicing.rerate import parse_spec
 from billing.invoicing.run import make_invoices
 from billing.ledger.months import bounds, next_month

@@ -10,12 +10,10 @@ import pytest
 
 from billing.invoicing import correction_booking, corrections
 from billing.invoicing.correction_booking import apply_all, apply_correction
+from billing.invoicing.correction_views import Correction, get_correction, list_corrections
 from billing.invoicing.corrections import (
-    Correction,
     decide_correction,
     dry_run,
-    get_correction,
-    list_corrections,
     request_correction,
     request_reversal,
 )
