@@ -8,8 +8,7 @@ waits for the network before its next part, a listing has at most a page.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,9 +42,7 @@ class ReadPace:
         if connection.unsent:
             await self._in_pace(connection, connection.drain(), scope["path"])
 
-    async def _in_pace(
-        self, connection: ClientConnection, writing: Coroutine[Any, Any, None], path: str
-    ) -> None:
+    async def _in_pace(self, connection: ClientConnection, writing: Awaitable[None], path: str) -> None:
         """Await `writing`, which ends early when the connection is cut."""
         task = asyncio.ensure_future(writing)
         window_s, least = self._rule.read_window_s, self._rule.min_read_bytes_per_s

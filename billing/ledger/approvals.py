@@ -298,7 +298,8 @@ async def _open(connection: AsyncConnection, approval_id: UUID) -> Row[Any]:
     """A request that is not decided, locked. Raises NotFound, Conflict."""
     row = (
         await connection.execute(
-            select(*approvals.c, (approvals.c.expires_at <= func.clock_timestamp()).label("is_due"))
+            select(approvals)
+            .add_columns((approvals.c.expires_at <= func.clock_timestamp()).label("is_due"))
             .where(approvals.c.id == approval_id)
             .with_for_update()
         )
