@@ -13,7 +13,7 @@ TENANT = UUID(int=1)
 
 def approval(act: str, /, **facts: Any) -> Approval:
     return Approval(
-        UUID(int=2), act, TENANT, facts, "ada", "1", "2026-11-01T00:00:00+00:00", None, None, None
+        UUID(int=2), act, TENANT, facts, "ada", "1", "2026-11-01T00:00:00+00:00", None, None, None, None
     )
 
 
