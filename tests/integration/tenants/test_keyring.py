@@ -22,6 +22,7 @@ from core.db import Database
 from core.errors import AuthenticationFailed, InvalidRequest, TenantSuspended, Unavailable
 from core.ids import uuid7
 from tenants import changes, key_store
+from tenants import keys as tenant_keys
 from tenants.changes import CHANNEL, announce, prune_changes
 from tenants.key_format import ALPHABET, checksum, hash_key, new_key
 from tenants.keys import KeyRing
@@ -89,6 +90,21 @@ async def test_a_key_is_looked_up_once_and_then_cached(database: Database) -> No
     assert principal.project_limits == Limits(requests_per_min=7)
     assert principal.key_limits == principal.tenant_limits == Limits()
     assert principal.allowed_models is None
+
+
+async def test_a_look_up_that_waits_for_ever_is_answered_in_time(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme = await make_organisation(database)
+    monkeypatch.setattr(tenant_keys, "LOOKUP_TIMEOUT_S", 0.05)
+    async with ring(database) as keys:
+        async with database.engine.begin() as owner:
+            await owner.execute(text("LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE"))
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    await asyncio.wait_for(keys.authenticate(acme.key), 20)
+        monkeypatch.setattr(tenant_keys, "LOOKUP_TIMEOUT_S", 60.0)
+        assert (await keys.authenticate(acme.key)).key_id == acme.key_id
 
 
 @pytest.mark.parametrize("raw", ["", "pen_live_x", "sk-123", "pen_live_" + "A" * 38, "\ud800", "x" * 100_000])

@@ -242,6 +242,32 @@ async def test_a_settlement_after_the_reaper_still_settles(
     await all_sound(database)
 
 
+async def test_the_reaper_leaves_a_request_that_has_a_usage_row(
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
+) -> None:
+    """Its hold is the settlement's to close: expiring it would give the money of another hold back."""
+    await price(database)
+    customer = await make_customer(database, "1")
+    settled, other = [await manager.place(customer.hold()) for _ in range(2)]
+    held = (await account(database, customer)).held
+    assert await settle(hot, customer.ended(settled, USAGE)) == {settled.request_id: "settled"}
+    async with database.system() as connection:
+        await reap(connection, 60)
+        await connection.execute(
+            text(
+                "UPDATE holds SET state = 'open', renewed_at = renewed_at - interval '61 seconds' "
+                "WHERE request_id = :id"
+            ),
+            {"id": settled.request_id},
+        )
+        assert await reap(connection, 60) == 0
+    assert (await account(database, customer)).held == held // 2
+    await hot.execute("UPDATE holds SET renewed_at = renewed_at - interval '61 seconds'")
+    async with database.system() as connection:
+        assert await reap(connection, 60) == 1
+    assert (await account(database, customer)).held == 0, other
+
+
 @pytest.mark.promise(5)
 async def test_the_reaper_waits_one_ttl_after_postgresql_came_back(
     database: Database, manager: HoldManager, hot: asyncpg.Connection
