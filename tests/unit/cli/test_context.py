@@ -67,18 +67,18 @@ def test_without_a_running_platform_the_command_says_what_to_do(
 
 
 def test_the_actor_is_the_shell_user() -> None:
-    actor = context.actor()
+    actor = context.shell_actor()
     assert (actor.kind, actor.role, actor.tenant_id) == ("cli", "platform_admin", None)
     assert actor.label
 
 
 def test_the_environment_makes_nobody_another_person(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = context.actor()
+    before = context.shell_actor()
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME", "SUDO_USER"):
         monkeypatch.setenv(name, "somebody-else")
-    assert context.actor() == before
+    assert context.shell_actor() == before
 
 
 def test_a_user_id_without_a_name_is_a_person_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context.os, "getuid", lambda: 987654321)
-    assert context.actor().label == "uid-987654321"
+    assert context.shell_actor().label == "uid-987654321"
