@@ -125,9 +125,10 @@ def client_settings(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
+            who = await acting(database, data_dir)
             changed = await admin_keys.set_client_settings(
                 database,
-                actor(),
+                who,
                 key_id=parse_id(key_id, "key"),
                 quota_status=quota_status,
                 cors_origins=cors_origin,

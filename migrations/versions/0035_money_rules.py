@@ -6,7 +6,7 @@ The default credit limit is null until the next start stores it. Requests that w
 from alembic import op
 
 revision = "0035_money_rules"
-down_revision = "0034_settle_with_unbilled"
+down_revision = "0039_key_client_settings"
 branch_labels = None
 depends_on = None
 
