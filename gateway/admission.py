@@ -6,6 +6,7 @@ from typing import Generic
 from billing.metering.records import Checkpoint
 from core.errors import InvalidRequest, PermissionDenied, RequestTooLarge, Unavailable
 from core.tokens import NO_TOKENS
+from gateway.abilities import check_abilities
 from gateway.acquire_both import acquire_both
 from gateway.context import RequestContext
 from gateway.estimate import Estimator
@@ -55,8 +56,8 @@ class Admission(Generic[GrantT]):
 
         Raises ModelNotFound, Unavailable when the list of models is too old, PermissionDenied when the key may not use
         the model, RequestTooLarge when the body is longer than the model's context can be or the answer cannot be
-        held, InvalidRequest when max_tokens does not fit into the context, and Refused when no replica will serve the
-        model within the deadline.
+        held, InvalidRequest when max_tokens does not fit into the context, UnsupportedField when the model is not able
+        to do what is asked for, and Refused when no replica will serve the model within the deadline.
         """
         model = self._models.resolve(prepared.model)
         if principal.allowed_models is not None and model.name not in principal.allowed_models:
@@ -76,6 +77,14 @@ class Admission(Generic[GrantT]):
                 "prompt and answer together; ask for fewer.",
                 param="max_tokens",
                 code="context_length_exceeded",
+            )
+        check_abilities(prepared, model)
+        longest = longest_answer(prepared, model) // prepared.choices
+        if prepared.min_tokens > longest:
+            raise InvalidRequest(
+                f"min_tokens is {prepared.min_tokens:,}, but an answer has at most {longest:,} tokens here; ask for "
+                "fewer, or set 'max_tokens' as high.",
+                param="min_tokens",
             )
         logprobs = prepared.max_tokens * prepared.choices * prepared.logprobs_per_token
         if not prepared.stream and logprobs > MAX_ANSWER_LOGPROBS:
@@ -110,6 +119,7 @@ class Admission(Generic[GrantT]):
             prepared.max_tokens,
             prepared.choices,
         )
+        reserved.output_estimate = max(reserved.output_estimate, prepared.min_tokens * prepared.choices)
         reserved.grant = await self._rates.acquire(
             request.id_text, principal, reserved.input_estimate, reserved.output_estimate
         )

@@ -19,16 +19,22 @@ MAX_MESSAGES = 4096
 """Messages of a chat completion."""
 MAX_PARTS_PER_MESSAGE = 256
 """Content parts of one message."""
+MAX_BODY_FIELDS = 128
+"""Fields of a body that has others than the accepted ones."""
+MAX_IGNORED_FIELDS_BYTES = 1024
+"""Bytes of the header that names ignored fields."""
 MAX_CHOICES = 16
-"""Choices of one request: `n`, times the number of prompts for a text completion."""
-MAX_PROMPTS = 16
-"""Prompts of one text completion."""
+"""Value of `n`: choices of one prompt."""
+MAX_PROMPTS = 1024
+"""Prompts of one text completion, times `n`: as many as vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
 MAX_TOKENS_FIELD = 1_048_576
 """Value of max_tokens; the model's context length bounds it further."""
 MAX_STOPS = 16
 """Stop sequences of a request."""
 MAX_STOP_CHARS = 256
 """Characters of one stop sequence."""
+MAX_STOP_TOKENS = 128
+"""Token ids that end an answer."""
 MAX_TOP_LOGPROBS = 20
 """Value of top_logprobs in a chat completion."""
 MAX_TEXT_LOGPROBS = 5
@@ -43,6 +49,16 @@ MAX_SCHEMA_BYTES = 64 * 1024
 """Bytes of one encoded JSON schema, of a tool or of response_format."""
 MAX_SCHEMA_DEPTH = 32
 """Levels of nested arrays and objects in one JSON schema."""
+MAX_PATTERN_CHARS = 4096
+"""Characters of a regular expression or of a pattern of white space that an answer has to match."""
+MAX_GRAMMAR_CHARS = 16 * 1024
+"""Characters of a grammar that an answer has to follow."""
+MAX_CHOICE_OPTIONS = 1024
+"""Texts of which an answer has to be one."""
+MAX_CHOICE_CHARS = 1024
+"""Characters of one of these texts."""
+MAX_TEMPLATE_SWITCHES = 16
+"""Switches of a chat template that a request sets."""
 MAX_NAME_CHARS = 64
 """Characters of the name of a participant or a schema."""
 MAX_ID_CHARS = 128

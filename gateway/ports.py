@@ -5,7 +5,7 @@ scheduler.client.SchedulerClient, workers.models.ModelDirectory, api.customer.ho
 structurally; unit tests use fakes.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Protocol, TypeVar
 from uuid import UUID
 
@@ -123,7 +123,11 @@ class Model(Protocol):
 
     @property
     def capabilities(self) -> Collection[str]:
-        """Such as chat, tools, json_schema, reasoning."""
+        """Such as chat, tools, json, reasoning, logprobs."""
+
+    @property
+    def template_switches(self) -> Mapping[str, tuple[bool | int | str, ...]]:
+        """Variables of the chat template that customers may set, and the values that each may have."""
 
 
 class Models(Protocol):

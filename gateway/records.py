@@ -92,7 +92,7 @@ def open_record(context: AnyContext, region: str) -> OpenRecord:
         boot_id=placement.boot_id,
         simulated=placement.simulated,
         stream=prepared.stream,
-        max_input_tokens=prepared.max_input_tokens * prepared.choices,
+        max_input_tokens=prepared.max_input_tokens * prepared.choices_per_prompt,
         whole=hold.whole,
         max_output_tokens=hold.output_tokens if hold.whole else 0,
         earlier_attempts=context.routing.attempts,

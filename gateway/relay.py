@@ -29,6 +29,7 @@ from gateway.records import longest_answer, longest_fits, released, usage_record
 from gateway.refusals import RefusedByEngine, engine_error, invalid_request
 from gateway.sse import StreamCodec
 from gateway.time_budget import whole_attempt_s
+from gateway.tool_calls import reshape_answer
 from gateway.usage import UsageTracker
 from gateway.whole import WholeAnswer, WholeAnswers
 from scheduler.wire import Placement
@@ -285,6 +286,7 @@ class Relay:
             document = merger.answer()
         else:
             raise RuntimeError("only an answer that is not streamed is sent in one piece")
+        reshape_answer(document, request.prepared.calls)
         body, headers = answers.whole_answer(document, record, truncated=codec.truncated)
         context.answer.held_bytes = len(body)
         context.answer.writing_since = context.settled_at
@@ -386,7 +388,7 @@ def _outcome_of(context: AnyContext, codec: StreamCodec) -> Outcome:
     request can make the model end at once, would be a way to use an engine for nothing.
     """
     ended_by_model = "length" not in codec.finish_reasons.values() and not codec.truncated
-    if not codec.content_started and ended_by_model and not context.request.prepared.has_logit_bias:
+    if not codec.content_started and ended_by_model and not context.request.prepared.may_force_end:
         return Outcome.ZERO_OUTPUT
     if codec.limit_reached:
         prepared, model = context.request.prepared, context.request.model

@@ -16,6 +16,7 @@ import msgspec
 from core.errors import EngineFailed
 from gateway.limits import MAX_EVENT_BYTES, AnswerTooLarge
 from gateway.schemas.common import Extras
+from gateway.tool_calls import CallStream
 from gateway.usage import EngineUsage, UsageTracker
 
 DONE = b"data: [DONE]\n\n"
@@ -113,10 +114,15 @@ _relayed_decoder = msgspec.json.Decoder(_RelayedChunk)
 _relayed_encoder = msgspec.json.Encoder()
 
 
-def strip_extras(payload: bytes, extras: Extras) -> bytes:
-    """Return an event with the members that customers get, and of `extras` those that were asked for."""
+def strip_extras(payload: bytes, extras: Extras, calls: CallStream | None = None) -> bytes:
+    """Return an event with the members that customers get, and of `extras` those that were asked for.
+
+    `calls` changes the form of tool calls; None = it is the engine's.
+    """
     chunk = _relayed_decoder.decode(payload)
     for choice in chunk.choices:
+        if calls is not None:
+            calls.apply(choice)
         if not extras.stop_reason:
             choice.stop_reason = msgspec.UNSET
         if not extras.logprobs and choice.logprobs is not msgspec.UNSET:
@@ -218,7 +224,7 @@ class StreamCodec:
     """The stream of one attempt: counts its tokens, notes how it ends, and returns the bytes for the client."""
 
     __slots__ = (
-        "_extras", "_relayed", "_splitter", "_steady", "_template", "_withheld", "choices",
+        "_calls", "_extras", "_relayed", "_splitter", "_steady", "_template", "_withheld", "choices",
         "content_started", "cut", "done", "error", "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker",
         "withheld_output",
     )  # fmt: skip
@@ -232,6 +238,7 @@ class StreamCodec:
         """
         self._splitter = EventSplitter()
         self._extras = extras
+        self._calls = CallStream(extras.calls) if extras.calls.changed else None
         self._relayed = relayed
         self._withheld = b""
         self._template: ChunkTemplate | None = None
@@ -349,7 +356,7 @@ class StreamCodec:
                 self._withheld = b"\n\n".join(events[position:])
                 break
             if chunk.choices:
-                relayed = strip_extras(payload, self._extras) if self._relayed else payload
+                relayed = strip_extras(payload, self._extras, self._calls) if self._relayed else payload
                 out.append(b"data: %b\n\n" % relayed)
                 if self._relayed and self.choices == 1 and self.content_started and not self.finish_reasons:
                     self._template = ChunkTemplate.of(payload)

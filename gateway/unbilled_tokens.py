@@ -47,7 +47,7 @@ def unbilled_tokens(
         return entries
     tail_input = tail_output = 0
     if not whole:
-        tail_input = max(prepared.max_input_tokens * prepared.choices - usage.input - repeated_input, 0)
+        tail_input = max(prepared.max_input_tokens * per_prompt - usage.input - repeated_input, 0)
         if usage.input and prepared.choices == 1:
             tail_input = 0
         room = max((prepared.max_tokens or context_len) * prepared.choices - usage.output, 0)

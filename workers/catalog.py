@@ -25,6 +25,9 @@ DEFAULT_CATALOG = Path(__file__).with_name("catalog.toml")
 ArgValue = bool | int | float | str | dict[str, bool | int | float | str]
 """Value of a command-line flag: `true` = the flag without a value, a table = JSON."""
 
+Capability = Literal["chat", "completions", "reasoning", "tools", "json", "logprobs"]
+"""What requests may ask of a model; gateway/abilities.py refuses the others."""
+
 _INTEGER_FIGURES = frozenset({"max_num_seqs", "kv_cache_tokens"})
 _NEEDED_FIGURES = frozenset(
     {"prefill_tokens_per_s", "step_base_s", "step_per_seq_s", "max_num_seqs", "kv_cache_tokens"}
@@ -167,13 +170,15 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hub_id: str
     license: str
     context_len: int
-    capabilities: list[str]
+    capabilities: list[Capability]
     weights_gb: float
     profiles: dict[str, EngineProfile]
     list_price: ListPrice
     name: str = ""
     max_output_tokens: int = 4096
     """Limit of output tokens for requests without max_tokens."""
+    template_switches: dict[str, list[bool | int | str]] = {}
+    """Variables of the chat template that customers may set, and the values that each may have."""
     experts: Experts | None = None
     """None for a dense model."""
     region: str = "local"

@@ -49,6 +49,17 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Name of the weights on the hub; empty = not there, or not known."""
     quantization: str | None = None
     """Number format of the weights, such as fp8; None = not known."""
+    template_switches: dict[str, tuple[bool | int | str, ...]] = {}
+    """Variables of the chat template that customers may set, and the values that each may have."""
+
+
+THINKING_SWITCHES: dict[str, tuple[bool | int | str, ...]] = {
+    "thinking": (True, False),
+    "enable_thinking": (True, False),
+}
+"""The switches of templates of models that reason, where nothing else is known. Templates ignore unknown variables."""
+ENGINE_CAPABILITIES = ("json", "logprobs")
+"""Capabilities of engines, which a model that describes itself has beside its own."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -188,19 +199,26 @@ def _build(rows: list[ModelRow], catalog: Catalog) -> tuple[list[ModelInfo], dic
         described = row.spec or entry
         if row.alias_of is not None or row.status == "retired" or described is None:
             continue
+        capabilities = tuple(described.capabilities)
+        if row.spec is not None:
+            capabilities = tuple(dict.fromkeys((*capabilities, *ENGINE_CAPABILITIES)))
+        switches = THINKING_SWITCHES if "reasoning" in capabilities else {}
+        if entry is not None and row.spec is None:
+            switches = {switch: tuple(values) for switch, values in entry.template_switches.items()}
         info = ModelInfo(
             name=row.name,
             title=entry.title if entry is not None else row.name,
             context_len=described.context_len,
             max_output_tokens=described.max_output_tokens,
             status=row.status,
-            capabilities=tuple(described.capabilities),
+            capabilities=capabilities,
             region=entry.region if entry is not None else "local",
             created_at=row.created_at,
             aliases=tuple(aliases.get(row.name, ())),
             toy=entry is not None and entry.toy,
             hub_id=entry.hub_id if entry is not None and not entry.toy else "",
             quantization=entry.quantization if entry is not None else None,
+            template_switches=switches,
         )
         found.append(info)
         for name in (row.name, *info.aliases):

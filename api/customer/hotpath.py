@@ -37,6 +37,7 @@ from gateway.parsing.budget import BodyBudget
 from gateway.parsing.parser import CHAT, TEXT, BodyParser
 from gateway.ports import ClientDisconnected, Rates
 from gateway.schemas.common import PreparedRequest
+from gateway.schemas.fields import ignored_header
 from gateway.telemetry import Telemetry
 from tenants.principal import Principal
 
@@ -133,6 +134,9 @@ class HotPath:
             self._telemetry.count_refusal(error.code)
             await reply.fail(error)
             return
+        if prepared.ignored_fields:
+            named = ignored_header(prepared.ignored_fields)
+            reply.headers.append((b"x-penstock-ignored-fields", named))
         if not prepared.stream and not self._open_requests.has_room(principal.tenant_id):
             self._telemetry.count_refusal(_ANSWERS_BUSY.code)
             await reply.fail(_ANSWERS_BUSY)

@@ -5,80 +5,55 @@ from typing import Annotated, Any
 import msgspec
 
 from core.errors import InvalidRequest, RequestTooLarge
-from gateway.limits import MAX_CHOICES, MAX_PROMPTS, MAX_TEXT_LOGPROBS, MAX_TOKEN_ID
+from gateway.limits import MAX_PROMPTS, MAX_TEXT_LOGPROBS
 from gateway.schemas.bounds import normalised_bytes
-from gateway.schemas.common import (
-    SAMPLING_FIELDS,
-    Choices,
-    LogitBias,
-    MaxTokens,
-    MinP,
-    ModelName,
-    Penalty,
-    PreparedRequest,
-    RepetitionPenalty,
-    RequestDecoder,
-    Seed,
-    Stop,
-    Stops,
-    StreamOptions,
-    Temperature,
-    TopK,
-    TopP,
-    set_fields,
-)
+from gateway.schemas.common import PreparedRequest
+from gateway.schemas.decoding import RequestDecoder
+from gateway.schemas.sampling import Choices, TokenId, certain_tokens, sampling_fields
+from gateway.schemas.structured import StructuredRequest, structured_fields
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of max_tokens on this endpoint."""
 SPECIAL_TOKENS = 8
 """Special tokens that a tokenizer may add to a text, added per prompt to the upper bound."""
 
 
-class CompletionRequest(msgspec.Struct):
+class CompletionRequest(StructuredRequest, kw_only=True):
     """All fields of a text completion. Other fields never reach an engine."""
 
-    model: ModelName
     prompt: str | list[str | TokenId | list[TokenId]]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: MaxTokens | None = None
-    n: Choices | None = None
     best_of: Choices | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TEXT_LOGPROBS)] | None = None
-    seed: Seed | None = None
-    stop: Stop | Stops | None = None
 
 
-_decoder = RequestDecoder(CompletionRequest)
+_decoder = RequestDecoder(CompletionRequest, "text")
 
 
 def parse_completion(body: bytes) -> PreparedRequest:
     """Validate the body of a text completion. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
-    request = _decoder.decode(body)
+    request, unknown = _decoder.decode(body)
     prompts, bound = _count_prompts(request.prompt)
     n = request.n or 1
     if request.best_of is not None and request.best_of != n:
         raise InvalidRequest(
             "'best_of' must equal 'n'; candidates that are thrown away are not generated.", param="best_of"
         )
-    if prompts * n > MAX_CHOICES:
+    if prompts * n > MAX_PROMPTS:
         raise RequestTooLarge(
-            f"{prompts} prompts times n={n} make {prompts * n} choices; at most {MAX_CHOICES} are accepted.",
+            f"{prompts} prompts times n={n} make {prompts * n} choices; at most {MAX_PROMPTS:,} are accepted.",
             param="n",
         )
     prompt = msgspec.json.encode(request.prompt)
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
-    fields: dict[str, Any] = {"prompt": msgspec.Raw(prompt), "max_tokens": max_tokens}
-    set_fields(fields, request, SAMPLING_FIELDS)
+    fields: dict[str, Any] = {"prompt": msgspec.Raw(prompt)}
+    fields |= sampling_fields(request, max_tokens)
+    constraint = structured_fields(request)
+    fields |= constraint
+    needs = [("completions", "prompt")]
+    if constraint:
+        needs.append(("json", next(iter(constraint))))
+    if request.logprobs is not None:
+        needs.append(("logprobs", "logprobs"))
     options = request.stream_options
     return PreparedRequest(
         endpoint="text",
@@ -93,6 +68,9 @@ def parse_completion(body: bytes) -> PreparedRequest:
         max_input_tokens=bound,
         fields=fields,
         logprobs_per_token=0 if request.logprobs is None else 1 + request.logprobs,
+        min_tokens=certain_tokens(request, max_tokens),
+        needs=tuple(needs),
+        ignored_fields=unknown,
     )
 
 
@@ -108,7 +86,9 @@ def _count_prompts(prompt: str | list[Any]) -> tuple[int, int]:
     if kinds == {int}:
         return 1, len(prompt) + SPECIAL_TOKENS
     if len(prompt) > MAX_PROMPTS:
-        raise RequestTooLarge(f"{len(prompt)} prompts; at most {MAX_PROMPTS} are accepted.", param="prompt")
+        raise RequestTooLarge(
+            f"{len(prompt):,} prompts; at most {MAX_PROMPTS:,} are accepted.", param="prompt"
+        )
     if kinds == {list} and not all(prompt):
         raise InvalidRequest("'prompt' contains an empty list of tokens.", param="prompt")
     sizes = (normalised_bytes(item.encode()) if isinstance(item, str) else len(item) for item in prompt)

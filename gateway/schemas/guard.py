@@ -1,4 +1,4 @@
-"""Checks of JSON text, each a few passes in C.
+"""A check of JSON text in a few passes in C.
 
 A body as a whole needs no check of its nesting. The decoder skips ignored fields and refuses what nests deeper than the
 interpreter's recursion limit, and the fields that reach an engine have fixed shapes except JSON schemas and the
@@ -6,8 +6,6 @@ arguments of tool calls, which `nests_deeper` checks.
 """
 
 from itertools import accumulate
-
-from core.errors import InvalidRequest
 
 _BRACKETS = b"[]{}"
 _NOT_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
@@ -30,12 +28,3 @@ def nests_deeper(document: bytes, limit: int) -> bool:
         plain = b"".join(plain.split(b'"')[::2])
     steps = memoryview(plain.translate(_TO_STEPS, _NOT_BRACKETS)).cast("b")
     return max(accumulate(steps), default=0) > limit
-
-
-def refuse_nul(body: bytes) -> None:
-    """Raise InvalidRequest for NUL characters.
-
-    The decoder itself refuses lone surrogates, raw control characters and, in fields that are kept, invalid UTF-8.
-    """
-    if b"\\" in body and b"\\u0000" in body and b"\\u0000" in body.replace(b"\\\\", b""):
-        raise InvalidRequest("The body contains a NUL character (\\u0000); remove it.", code="nul_character")

@@ -63,7 +63,8 @@ class FakeModel:
     name: str = "tiny"
     context_len: int = 8192
     max_output_tokens: int = 4096
-    capabilities: tuple[str, ...] = ("chat",)
+    capabilities: tuple[str, ...] = ("chat", "completions", "tools", "json", "logprobs")
+    template_switches: dict[str, tuple[bool | int | str, ...]] = field(default_factory=dict)
 
 
 class FakeModels:
@@ -97,6 +98,7 @@ class FakeRates:
         self.pauses = 0
         self.granted: Counter[str] = Counter()
         self.resolved: Counter[str] = Counter()
+        self.estimates: list[tuple[int, int]] = []
         self.settled: list[tuple[int, int]] = []
         self.refunded = 0
         self.invalid = 0
@@ -115,6 +117,7 @@ class FakeRates:
         if self.refuse is not None:
             raise self.refuse
         self.granted[request_id] += 1
+        self.estimates.append((input_estimate, output_estimate))
         return FakeGrant(request_id)
 
     def settle(self, grant: FakeGrant, input_tokens: int, output_tokens: int) -> None:
@@ -397,7 +400,7 @@ class Gateway:
             max_answer_bytes=max_answer_bytes,
         )
         telemetry, estimator = telemetry or Telemetry(CollectorRegistry()), Estimator()
-        admission: Admission[FakeGrant] = Admission(
+        self.admission: Admission[FakeGrant] = Admission(
             models=FakeModels(model or FakeModel()),
             rates=self.rates,
             holds=self.holds,
@@ -422,7 +425,7 @@ class Gateway:
         relay = Relay(engines, self.scheduler, self.holds, self.whole, loop_time)
         sandbox: Sandbox[FakeGrant] = Sandbox(FakeModels(model or FakeModel()), self.rates, 0.0, 0.0)
         self.director = Director(
-            admission, relay, sandbox, settlement, self.open_requests, telemetry, loop_time
+            self.admission, relay, sandbox, settlement, self.open_requests, telemetry, loop_time
         )
 
     def assert_resolved(self) -> None:

@@ -419,11 +419,18 @@ async def test_engine_sees_only_allow_listed_fields(api: Api, monkeypatch: pytes
 
     monkeypatch.setattr(engine_server, "_parse", read)
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 3}
-    for name in ("chat_template", "kv_transfer_params", "allowed_token_ids", "prompt_logprobs", "ignore_eos"):
-        status, error, _ = await api.post({**body, name: 1})
+    for name in (
+        "chat_template",
+        "kv_transfer_params",
+        "allowed_token_ids",
+        "prompt_logprobs",
+        "priority",
+        "cache_salt",
+    ):
+        status, error, _ = await api.post({**body, name: 7})
         assert (status, error["error"]["code"]) == (400, "unsupported_field")
-    status, _, _ = await api.post({**body, "priority": -5, "request_id": "x", "cache_salt": "mine", "zzz": 1})
-    assert status == 200
+    status, _, headers = await api.post({**body, "request_id": "x", "session_id": "y", "zzz_é": 1})
+    assert (status, headers["x-penstock-ignored-fields"]) == (200, "zzz_\\u00e9")
     [sent] = arrived
     ours = {"model", "messages", "max_tokens", "stream", "stream_options", "stream_interval", "cache_salt"}
     assert set(sent) <= ours

@@ -181,7 +181,7 @@ async def test_a_model_of_an_external_engine_describes_itself(database: Database
     await directory.refresh()
     found = directory.resolve("meta-llama/Llama-3.1-8B")
     assert (found.title, found.context_len, found.max_output_tokens) == (found.name, 8192, 4096)
-    assert found.capabilities == ("chat", "completions", "tools")
+    assert found.capabilities == ("chat", "completions", "tools", "json", "logprobs")
 
     longer = ModelSpec(16384, 4096)
     for _ in range(2):
