@@ -153,15 +153,25 @@ class Answer:
         """Bytes of an answer in one piece, while it arrives or is sent; a merged one is counted by its merger, too."""
         self.first_content_at = 0.0
         self.reading_since = 0.0
-        """When the engine last sent data, while more data is awaited; 0 = no read is pending."""
+        """When the attempt began to read from the engine; 0 = no read is pending."""
         self.last_read_at = 0.0
         """When the engine last sent data in the attempt that ended last."""
         self.writing_since = 0.0
         """When the pending write to the client began; 0 = no write is pending."""
         self.written_at = 0.0
-        """When events were last sent to the client of a stream; a comment is none."""
+        """When the task last sent events to the client of a stream; a comment is none. `sent_at` has all events."""
         self.checkpointed_tokens = 0
         """Total tokens in the last checkpoint."""
+
+    @property
+    def heard_at(self) -> float:
+        """When the engine last sent data, or the attempt began to read; 0 when neither has happened."""
+        return max(self.reading_since, self.codec.read_at) if self.codec is not None else self.reading_since
+
+    @property
+    def sent_at(self) -> float:
+        """When the client was last sent something; 0 before."""
+        return max(self.written_at, self.codec.relayed_at) if self.codec is not None else self.written_at
 
 
 class RequestContext(Generic[GrantT]):

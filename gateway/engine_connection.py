@@ -19,8 +19,35 @@ MAX_KEPT_BYTES = 256 * 1024
 DRAIN_TIMEOUT_S = 1.0
 """Seconds to read the end of a body so that its connection can be reused."""
 
+MAX_LONE_CHUNK_BYTES = 4096
+"""Size of the largest read that is looked at as one chunk; parsing costs less than a larger one does."""
+
 Sink = Callable[[bytes], bool]
 """Takes the bytes of one read; returns whether it wants the next ones too."""
+
+
+def _heads_of_chunks() -> tuple[bytes, ...]:
+    """The head of a chunk by the length of the whole chunk: its size in hexadecimal digits, and the end of the line.
+
+    A line end alone, with which no chunk begins, where no chunk has that length.
+    """
+    heads = [b"\n"] * (MAX_LONE_CHUNK_BYTES + 1)
+    for size in range(1, MAX_LONE_CHUNK_BYTES):
+        head = b"%x\r\n" % size
+        if (length := len(head) + size + 2) <= MAX_LONE_CHUNK_BYTES:
+            heads[length] = head
+    return tuple(heads)
+
+
+_HEADS = _heads_of_chunks()
+
+
+def _is_chunk(data: bytes, body: bytes) -> bool:
+    """Whether a read with this body is exactly one chunk, an event of a stream.
+
+    Its last line end cannot be that before the size of the next chunk: then the body would end with that size.
+    """
+    return body.endswith(b"\n") and data == b"%x\r\n%b\r\n" % (len(body), body)
 
 
 class EngineResponse:
@@ -148,8 +175,8 @@ class EngineConnection(asyncio.Protocol):
     """A connection that serves one request after the other. `idle` is called when it can serve the next one."""
 
     __slots__ = (
-        "_body", "_complete", "_has_length", "_idle", "_loop", "_lost", "_parser", "_paused", "_response", "_reusable",
-        "_timer", "_transport", "_without_body", "idle_since", "on_body", "untouched",
+        "_between_chunks", "_body", "_complete", "_has_length", "_idle", "_loop", "_lost", "_parser", "_paused",
+        "_response", "_reusable", "_timer", "_transport", "_without_body", "idle_since", "on_body", "untouched",
     )  # fmt: skip
 
     def __init__(
@@ -166,6 +193,8 @@ class EngineConnection(asyncio.Protocol):
         self.on_body = self._body.append  # llhttp's callback, without a Python frame per chunk
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._response: EngineResponse | None = None
+        self._between_chunks = False
+        """Whether the parser is known to have taken whole chunks, so that the next read begins with one."""
         self._complete = False
         self._reusable = False
         self._has_length = False
@@ -182,7 +211,7 @@ class EngineConnection(asyncio.Protocol):
         if self._transport is None or self._response is not None:
             raise RuntimeError("the connection is not idle")
         self._response = response = EngineResponse(self, self._loop)
-        self._complete = False
+        self._complete = self._between_chunks = False
         self._without_body = 0
         self.untouched = True
         self._transport.write(request)
@@ -230,12 +259,24 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        """Pass on the parts of the body in one read in one piece.
+
+        A read that is exactly one chunk, as those of a stream are, does not need the parser.
+        """
+        if self._between_chunks and self._response is not None and len(data) <= MAX_LONE_CHUNK_BYTES:
+            head = _HEADS[len(data)]
+            if data.startswith(head) and data.endswith(b"\r\n"):
+                self._response.take(data[len(head) : -2])
+                return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         """Parse one read, then pass on the parts of the body in it in one piece."""
         response = self._response
         if response is None or self._parser is None:
             self.abort("data without a request")
             return
-        self.untouched = False
+        self.untouched = self._between_chunks = False
         broken = ""
         try:
             self._parser.feed_data(data)
@@ -246,6 +287,7 @@ class EngineConnection(asyncio.Protocol):
             self._without_body = 0
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
+            self._between_chunks = not (self._complete or broken) and _is_chunk(data, body)
             response.take(body)
         elif not self._complete:
             self._without_body += len(data)

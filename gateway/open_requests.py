@@ -199,7 +199,7 @@ class OpenRequests:
         answer, placement = context.answer, context.routing.placement
         waits = answer.reading_since and not answer.writing_since
         if waits and placement is not None and is_overdue(context, placement, self._activity, now):
-            silent_s = now - answer.reading_since
+            silent_s = now - answer.heard_at
             log.warning(
                 "no data from the engine of %s for %.0f s: attempt aborted", context.request.id, silent_s
             )
@@ -225,7 +225,7 @@ class OpenRequests:
         """Send a comment when nothing was sent for KEEP_ALIVE_EVERY_S; gateway/time_budget.py ends the silence."""
         request = context.request
         begins = request.received_at + KEEP_ALIVE_AFTER_S - KEEP_ALIVE_EVERY_S
-        since = max(self._commented_at.get(request.id, begins), context.answer.written_at)
+        since = max(self._commented_at.get(request.id, begins), context.answer.sent_at)
         if now - since < KEEP_ALIVE_EVERY_S:
             return
         self._commented_at[request.id] = now

@@ -161,8 +161,9 @@ class Reply(Protocol):
     def write(self, events: bytes) -> Awaitable[None]:
         """Send whole events. The result must be awaited; it takes as long as the client needs to read."""
 
-    def write_now(self, events: bytes) -> bool:
-        """Send whole events without waiting; False, and nothing is sent, when only `write` can send them."""
+    @property
+    def write_now(self) -> Callable[[bytes], bool]:
+        """Sends whole events without waiting; False, and nothing is sent, when only `write` can send them."""
 
     async def end(self, events: bytes) -> None:
         """Send the last events, end the response, and wait until the client has taken them."""

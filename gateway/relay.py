@@ -100,7 +100,7 @@ class Relay:
             stream.abort()
             raise
         finally:
-            answer.last_read_at, answer.reading_since = answer.reading_since, 0.0
+            answer.last_read_at, answer.reading_since = answer.heard_at, 0.0
             answer.stream = None
         if codec.done and not codec.limit_reached:
             stream.close()
@@ -317,15 +317,14 @@ def _engine_body(context: AnyContext, placement: Placement) -> bytes:
 class ReadRelay:
     """Takes the engine's reads of one attempt in the event loop's callback, without waking the attempt's task."""
 
-    __slots__ = ("_answer", "_codec", "_now", "_relay_one", "_reply", "_request_id", "unsent")
+    __slots__ = ("_answer", "_codec", "_now", "_request_id", "_write_now", "unsent")
 
     def __init__(self, context: AnyContext, codec: StreamCodec, now: Callable[[], float]) -> None:
         self._answer = context.answer
         self._codec = codec
-        self._relay_one = codec.relay_one
         self._now = now
         self._request_id = context.request.id
-        self._reply = context.request.reply
+        self._write_now = context.request.reply.write_now
         self.unsent: list[bytes] = []
         """Events that the task has to deliver."""
 
@@ -334,17 +333,16 @@ class ReadRelay:
 
         Raises EngineFailed when the engine sends something that is not a chunk or cannot be merged.
         """
-        answer = self._answer
-        answer.reading_since = self._now()
-        if answer.committed:
-            event = self._relay_one(data)
-            if event is not None:
-                if self._reply.write_now(event):
-                    answer.written_at = answer.reading_since
-                    return True
-                self.unsent.append(event)
-                return False
-        return self._take_other(data)
+        codec = self._codec
+        codec.read_at = now = self._now()
+        event = codec.relay_one(data)  # only of a stream whose first content the task has delivered
+        if event is None:
+            return self._take_other(data)
+        if self._write_now(event):
+            codec.relayed_at = now
+            return True
+        self.unsent.append(event)
+        return False
 
     def _take_other(self, data: bytes) -> bool:
         """Take a read that is not one event of the steady state, as `take` does."""
@@ -357,8 +355,8 @@ class ReadRelay:
                 return True
             if not events:
                 return True
-            if self._reply.write_now(events):
-                answer.written_at = answer.reading_since
+            if self._write_now(events):
+                codec.relayed_at = codec.read_at
                 return True
             acts = True
         self.unsent.append(events)

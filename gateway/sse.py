@@ -9,24 +9,16 @@ state of a stream `StreamCodec.relay_one` does the same with a few searches in C
 choices, several events in a read and unusual events are left to `feed`.
 """
 
-import re
-
 import msgspec
 
 from core.errors import EngineFailed
+from gateway.chunk_shape import ChunkShape, shape_of
 from gateway.limits import MAX_EVENT_BYTES, AnswerTooLarge
 from gateway.schemas.common import Extras
 from gateway.tool_calls import CallStream
 from gateway.usage import EngineUsage, UsageTracker
 
 DONE = b"data: [DONE]\n\n"
-_TEXT = re.compile(rb'("(?:delta":\s*\{\s*"[a-z_]+|text)":\s*")(?:[^"\\]|\\.)*"')
-_RUNNING_USAGE = re.compile(
-    rb'(,\s*"usage":\s*\{\s*"prompt_tokens":\s*(\d+),\s*"total_tokens":\s*)\d+'
-    rb'(,\s*"completion_tokens":\s*)\d+((?:,\s*"completion_tokens_details":\s*null)?\s*\}\s*\})$'
-)
-"""Running usage at the end of an event, as vLLM writes it (vllm/entrypoints/openai/engine/protocol.py, UsageInfo)."""
-_UNFINISHED = re.compile(rb'"finish_reason":\s*null')
 BROKEN_OFF = frozenset(("abort", "error"))
 """Finish reasons of choices that the engine gave up, as vLLM and SGLang do when they are stopped."""
 _NULL = msgspec.Raw(b"null")
@@ -179,54 +171,13 @@ class EventSplitter:
         return data[:end]
 
 
-class ChunkTemplate:
-    """The bytes that successive content events of one stream share: everything but the text and two running counts.
-
-    Inside a JSON string every quote is escaped. Therefore an event with the same `opening` and `closing` differs only
-    in its text, or in members beside the text that do not matter here: it is neither an error nor a last chunk, and
-    its choice has not finished.
-    """
-
-    __slots__ = ("between", "closing", "ending", "ending_length", "opening", "usage", "usage_length")
-
-    def __init__(self, opening: bytes, closing: bytes, usage: bytes, between: bytes, ending: bytes) -> None:
-        self.opening = opening
-        self.closing = closing
-        self.usage = usage
-        """The bytes from the comma before the usage member to the count of all tokens, that of the prompt included."""
-        self.between = between
-        """The bytes between the count of all tokens and that of output tokens."""
-        self.ending = ending
-        """The bytes from the end of the last count to the end of the event."""
-        self.usage_length = len(usage)
-        self.ending_length = len(ending)
-
-    @classmethod
-    def of(cls, payload: bytes) -> "ChunkTemplate | None":
-        """Return the template of an event with text and running usage; None when the event has another form."""
-        text = _TEXT.search(payload)
-        usage = _RUNNING_USAGE.search(payload)
-        if text is None or usage is None or usage.start() < text.end():
-            return None
-        closing = payload[text.end() - 1 : usage.start()]
-        if _UNFINISHED.search(closing) is None:
-            return None
-        return cls(
-            b"data: " + payload[: text.end(1)],
-            closing,
-            usage.group(1),
-            usage.group(3),
-            usage.group(4) + b"\n\n",
-        )
-
-
 class StreamCodec:
     """The stream of one attempt: counts its tokens, notes how it ends, and returns the bytes for the client."""
 
     __slots__ = (
-        "_calls", "_extras", "_relayed", "_splitter", "_steady", "_template", "_withheld", "choices",
-        "content_started", "cut", "done", "error", "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker",
-        "withheld_output",
+        "_calls", "_extras", "_output", "_relayed", "_shape", "_splitter", "_steady", "_tracker", "_usage", "_withheld",
+        "choices", "content_started", "cut", "done", "error", "finish_reasons", "first_chunk", "limit", "limit_reached",
+        "read_at", "relayed_at", "withheld_output",
     )  # fmt: skip
 
     def __init__(
@@ -241,13 +192,22 @@ class StreamCodec:
         self._calls = CallStream(extras.calls) if extras.calls.changed else None
         self._relayed = relayed
         self._withheld = b""
-        self._template: ChunkTemplate | None = None
-        self._steady: ChunkTemplate | None = None
-        """The template while the next read can be one whole event that is relayed."""
+        self._shape: ChunkShape | None = None
+        """Of the last event with text that was decoded."""
+        self._usage = b""
+        """The bytes of that event from the comma before the usage member to the count of all tokens."""
+        self._steady: ChunkShape | None = None
+        """The shape while the next read can be one whole event that is relayed."""
+        self.read_at = 0.0
+        """When the engine last sent data, in monotonic seconds; 0 before."""
+        self.relayed_at = 0.0
+        """When such data was last written on in the callback that brought it, in monotonic seconds."""
         self.choices = choices
         self.limit = limit
         """Output tokens that are paid for, over all choices. The event that would exceed it is withheld."""
-        self.tracker = UsageTracker(choices)
+        self._tracker = UsageTracker(choices)
+        self._output = 0
+        """Output tokens of the last event of the steady state, which `tracker` takes when it is read."""
         self.first_chunk: ChunkHead | None = None
         """Of the first chunk, what the gateway's own events repeat."""
         self.content_started = False
@@ -264,6 +224,16 @@ class StreamCodec:
         """The error object that the engine sent, or ours when it gave up the answer; None if there is no error."""
         self.finish_reasons: dict[int, str] = {}
         """By the index of the choice; those that the engine has not finished are missing."""
+
+    @property
+    def tracker(self) -> UsageTracker:
+        """The running counts."""
+        self._tracker.advance(self._output)
+        return self._tracker
+
+    @tracker.setter
+    def tracker(self, tracker: UsageTracker) -> None:
+        self._tracker, self._output = tracker, 0
 
     @property
     def complete(self) -> bool:
@@ -298,10 +268,10 @@ class StreamCodec:
         """The fast path: count the event of a read and return it without usage. None when the read is anything but one
         event of the steady state; nothing has happened then, and `feed` takes it.
         """
-        template = self._steady
-        if template is None or data.find(b"\n") != len(data) - 2:
+        shape = self._steady
+        if shape is None or data.find(b"\n") != len(data) - 2:
             return None
-        return self._match(data, template)
+        return self._match(data, shape)
 
     def raise_limit(self, limit: int) -> bytes:
         """Raise the limit and return the withheld events that it now covers. Raises EngineFailed, as `feed` does."""
@@ -310,23 +280,32 @@ class StreamCodec:
         self.limit_reached = False
         return self._relay_events(withheld)
 
-    def _match(self, event: bytes, template: ChunkTemplate) -> bytes | None:
-        """Count an event that fits the template and return it without usage; None if it does not fit."""
-        start = event.rfind(template.usage)
+    def _match(self, event: bytes, shape: ChunkShape) -> bytes | None:
+        """Count an event like the last one that was decoded and return it without usage; None if it is not like that.
+
+        Inside a JSON string every quote is escaped. Therefore an event with the same bytes before and after its text
+        differs only in id, time and text, or in members beside the text that do not matter here: it is neither an error
+        nor a last chunk, and its choice has not finished.
+        """
+        usage = self._usage
+        start = event.rfind(usage)
         if (
             start < 0
-            or not event.startswith(template.opening)
-            or not event.endswith(template.closing, 0, start)
-            or not event.endswith(template.ending)
+            or not event.startswith(shape.opening, shape.opening_at)
+            or not event.startswith(shape.kind, shape.kind_at)
+            or not event.startswith(shape.begin)
+            or not event.endswith(shape.closing, 0, start)
+            or not event.endswith(shape.ending)
         ):
             return None
-        count = event[start + template.usage_length : -template.ending_length].partition(template.between)[2]
+        count = event[start + len(usage) : -shape.ending_length].partition(shape.between)[2]
         if not count.isdigit():
             return None
         output = int(count)
         if not output or output > self.limit:
             return None
-        self.tracker.advance(output)
+        if output > self._output:
+            self._output = output
         return event[:start] + b"}\n\n"
 
     def _relay_events(self, block: bytes) -> bytes:
@@ -334,8 +313,8 @@ class StreamCodec:
         out: list[bytes] = []
         events = block.split(b"\n\n")
         for position, event in enumerate(events):
-            if self._template is not None and b"\n" not in event:
-                relayed = self._match(event + b"\n\n", self._template)
+            if self._shape is not None and b"\n" not in event:
+                relayed = self._match(event + b"\n\n", self._shape)
                 if relayed is not None:
                     out.append(relayed)
                     continue
@@ -359,9 +338,9 @@ class StreamCodec:
                 relayed = strip_extras(payload, self._extras, self._calls) if self._relayed else payload
                 out.append(b"data: %b\n\n" % relayed)
                 if self._relayed and self.choices == 1 and self.content_started and not self.finish_reasons:
-                    self._template = ChunkTemplate.of(payload)
+                    self._shape, self._usage = shape_of(payload)
         whole = not (self._splitter.partial or self.done or self.limit_reached or self.error is not None)
-        self._steady = self._template if whole else None
+        self._steady = self._shape if whole else None
         return b"".join(out)
 
     def _count(self, chunk: Chunk) -> bool:

@@ -144,7 +144,7 @@ def whole_attempt_s(context: AnyContext, placement: Placement, now: float) -> fl
 def is_overdue(context: AnyContext, placement: Placement, activity: EngineActivity, now: float) -> bool:
     """Whether the engine of an attempt that awaits data has been silent for too long."""
     answer = context.answer
-    silent_s = now - answer.reading_since
+    silent_s = now - answer.heard_at
     if answer.committed:
         if silent_s <= STALLED_S:
             return False
@@ -159,5 +159,5 @@ def is_overdue(context: AnyContext, placement: Placement, activity: EngineActivi
         return True
     # An answer in one piece is silent for as long as it takes; its tokens move the counters once it is prefilled.
     stalled_gap_s = placement.predicted_ttft_s if context.reserved.whole else gap_s
-    still_s = now - max(activity.still_since(placement, now), answer.reading_since)
+    still_s = now - max(activity.still_since(placement, now), answer.heard_at)
     return still_s > longest_stall_s(stalled_gap_s)

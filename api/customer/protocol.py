@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from api import errors
 from core.errors import InvalidRequest, PenstockError, RequestTooLarge
 from core.ids import uuid7
+from gateway.ports import ClientDisconnected
 
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's head: request line and headers."""
@@ -45,10 +46,12 @@ class _TooMuch(Exception):
 class ClientConnection:
     """The connection of one request, for what ASGI's messages would do with a task or a dictionary per chunk."""
 
-    __slots__ = ("_cycle", "_on_disconnect")
+    __slots__ = ("_cycle", "_free", "_on_disconnect")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self._free: asyncio.Transport | None = None
+        """The transport while it is known that a chunk can be written at once; `block` ends that."""
         self._on_disconnect: Callable[[], None] | None = None
 
     @classmethod
@@ -64,8 +67,21 @@ class ClientConnection:
         """Write a part of the body as uvicorn's `send` would; False, and nothing is written, when it has to wait.
 
         False also before the response has begun, after its end, for a body that is not chunked, and when the client has
-        disconnected: `send` knows what to do. Raises OSError or RuntimeError when the transport is closed.
+        disconnected: `send` knows what to do. Raises ClientDisconnected when the transport is closed.
         """
+        transport = self._free
+        if transport is None:
+            transport = self._free = self._find_free()
+            if transport is None:
+                return False
+        try:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        except (OSError, RuntimeError) as error:
+            raise ClientDisconnected(str(error)) from error
+        return True
+
+    def _find_free(self) -> asyncio.Transport | None:
+        """Return the transport if `send` would write a chunk to it at once."""
         cycle = self._cycle
         if (
             cycle.flow.write_paused
@@ -74,9 +90,12 @@ class ClientConnection:
             or cycle.response_complete
             or cycle.disconnected
         ):
-            return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
+            return None
+        return cycle.transport
+
+    def block(self) -> None:
+        """Look at everything again before the next chunk: the client reads slowly, or the response has ended."""
+        self._free = None
 
     @property
     def unsent(self) -> int:
@@ -112,6 +131,7 @@ class ClientConnection:
 
     def lost(self) -> None:
         """Take the end of the connection; called by the protocol."""
+        self.block()
         self._cycle.disconnected = True
         self._cycle.message_event.set()
         if self._on_disconnect is not None:
@@ -242,6 +262,20 @@ class HeadLimitProtocol(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
         self._upgrades, self._repeats_head = False, True
         self._parse(b"POST / HTTP/1.1\r\n%b\r\n%b" % (framing, rest))
+
+    def pause_writing(self) -> None:
+        """Write no further chunk until the client has taken what is written."""
+        super().pause_writing()
+        self._block()
+
+    def on_response_complete(self) -> None:
+        """Write no chunk to a response that has ended, and go on with the next request."""
+        self._block()
+        super().on_response_complete()
+
+    def _block(self) -> None:
+        if self._answered is not None:
+            ClientConnection.of(self._answered).block()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser did not accept, in OpenAI's shape."""

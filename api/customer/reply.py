@@ -30,12 +30,17 @@ async def _no_op() -> None:
     """Do nothing: the result of a write after the end."""
 
 
+def _never(_: bytes) -> bool:
+    """Write nothing now, under a server that offers no `ClientConnection`."""
+    return False
+
+
 class HttpReply:
     """The HTTP response to a client (gateway.ports.Reply)."""
 
     __slots__ = (
         "_asgi_send", "_connection", "_now", "_received_at", "finished", "headers", "limits", "page_headers",
-        "quota_status", "started",
+        "quota_status", "started", "write_now",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +66,8 @@ class HttpReply:
         """The status of an answer that money refuses."""
         self.limits: Callable[[], Headers] = list
         """Gives the x-ratelimit-* headers of an answer that refuses the request."""
+        self.write_now: Callable[[bytes], bool] = _never if connection is None else connection.write_now
+        """Sends whole events without waiting; False, and nothing is sent, when only `write` can send them."""
         self.started = False
         self.finished = False
 
@@ -93,17 +100,6 @@ class HttpReply:
         if self.finished:
             return _no_op()
         return self._send({"type": "http.response.body", "body": events, "more_body": True})
-
-    def write_now(self, events: bytes) -> bool:
-        """Send whole events without waiting; False, and nothing is sent, when only `write` can send them."""
-        if self.finished:
-            return True
-        if self._connection is None:
-            return False
-        try:
-            return self._connection.write_now(events)
-        except (OSError, RuntimeError) as error:
-            raise ClientDisconnected(str(error)) from error
 
     @property
     def unsent(self) -> int:

@@ -99,6 +99,8 @@ async def test_the_end_of_the_connection_is_reported_to_the_request_that_is_answ
     assert len(client.scopes) == 1  # the second one waits
     lost: list[str] = []
     assert client.connection().watch(lambda: lost.append("first"))
+    await client.sends[0](START)
+    assert client.connection().write_now(b"a")
     client.protocol.connection_lost(None)
     assert lost == ["first"]
     assert not client.connection().watch(lambda: lost.append("late"))

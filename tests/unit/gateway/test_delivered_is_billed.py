@@ -95,6 +95,9 @@ class FakeConnection:
 
     aborted = False
 
+    def write_now(self, data: bytes) -> bool:
+        return False
+
     def abort(self) -> None:
         self.aborted = True
 

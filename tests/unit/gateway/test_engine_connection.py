@@ -105,6 +105,65 @@ def test_whatever_an_engine_sends_ends_in_a_response_or_a_failure(noise: bytes, 
     asyncio.run(scenario())
 
 
+def chunks(*parts: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+
+
+async def test_a_read_that_is_one_chunk_does_not_need_the_parser() -> None:
+    made = Connection()
+    response = made.send()
+    reader = asyncio.create_task(whole(response))
+    await asyncio.sleep(0)
+    made.receive(HEAD + b"transfer-encoding: chunked\r\n\r\n", chunks(b"a\n"))
+    parser, made.connection._parser = made.connection._parser, MagicMock()
+    made.receive(chunks(b"b\n"), chunks(b"c" * 3000))
+    assert not made.connection._parser.feed_data.called
+    made.connection._parser = parser
+    made.receive(chunks(b"d\n", b"e\n"), chunks(b"f\n")[:2], chunks(b"f\n")[2:], chunks(b"g\n"), b"0\r\n\r\n")
+    assert await reader == b"a\nb\n" + b"c" * 3000 + b"d\ne\nf\ng\n"
+    assert made.connection.usable
+
+
+@given(
+    st.lists(st.text("14\r\n", min_size=1, max_size=20), min_size=1, max_size=8),
+    st.lists(st.integers(0, 10**6)),
+)
+def test_chunks_that_look_like_the_framing_arrive_unchanged(texts: list[str], places: list[int]) -> None:
+    """Also where a read looks like a chunk and is the end of one with the size of the next."""
+    parts = [text.encode() for text in texts]
+    sent = HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunks(b"\n", b"\n", *parts) + b"0\r\n\r\n"
+
+    async def scenario() -> None:
+        made = Connection()
+        response = made.send()
+        reader = asyncio.create_task(whole(response))
+        await asyncio.sleep(0)
+        made.receive(*cut(sent, places))
+        assert await reader == b"\n\n" + b"".join(parts)
+
+    asyncio.run(scenario())
+
+
+async def test_the_end_of_a_chunk_and_the_size_of_the_next_are_not_taken_for_a_chunk() -> None:
+    made = Connection()
+    response = made.send()
+    reader = asyncio.create_task(whole(response))
+    await asyncio.sleep(0)
+    made.receive(HEAD + b"transfer-encoding: chunked\r\n\r\n7\r\nabc", b"4\r\n4\r\n4\r\n", b"1\r\na\r\n")
+    made.receive(chunks(b"\n"), b"4\r\n", b"1\r\nb\r\n", b"0\r\n\r\n")
+    assert await reader == b"abc4\r\n41\r\na\n1\r\nb"
+
+
+async def test_a_chunk_with_a_wrong_size_breaks_the_connection() -> None:
+    made = Connection()
+    response = made.send()
+    reader = asyncio.create_task(whole(response))
+    await asyncio.sleep(0)
+    made.receive(HEAD + b"transfer-encoding: chunked\r\n\r\n", chunks(b"a\n"), b"3\r\nabcd\r\n")
+    with pytest.raises(EngineFailed):
+        await reader
+
+
 async def test_a_connection_serves_one_request_after_the_other() -> None:
     made = Connection()
     for sent in (CHUNKED, SIZED, CHUNKED):

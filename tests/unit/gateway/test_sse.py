@@ -167,6 +167,38 @@ def test_the_fast_path_knows_the_chat_events_of_vllm() -> None:
     assert codec.tracker.output == 2
 
 
+def test_the_fast_path_relays_the_id_and_reads_the_counts_of_each_stream() -> None:
+    """The bytes that streams share are kept once for all."""
+    one, other = StreamCodec(1, NO_LIMIT), StreamCodec(1, NO_LIMIT)
+    renamed = chunk("b", tokens=7, prompt=50).replace(b"chatcmpl-1", b"chatcmpl-2")
+    one.feed(chunk("a", tokens=1))
+    other.feed(renamed)
+    assert one._steady is other._steady is not None
+    assert other.relay_one(chunk("c", tokens=8)) is None  # the prompt is not that of the stream
+    for codec, event in ((one, chunk("c", tokens=2)), (other, renamed)):
+        relayed = codec.relay_one(event)
+        assert relayed is not None
+        assert relayed == event[: event.rindex(b',"usage"')] + b"}\n\n"
+    assert (one.tracker.output, other.tracker.output) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("found", "instead"),
+    [
+        (b'"index":0', b'"index":1'),
+        (b'"model":"', b'"nodel":"'),
+        (b'"object":"', b'"odject":"'),
+        (b"data: ", b"dada: "),
+    ],
+)
+def test_an_event_of_another_form_is_decoded(found: bytes, instead: bytes) -> None:
+    codec = StreamCodec(1, NO_LIMIT)
+    codec.feed(chunk("a", tokens=1))
+    event = chunk("b", tokens=2)
+    assert event.count(found) == 1
+    assert codec.relay_one(event.replace(found, instead)) is None
+
+
 def test_the_fast_path_waits_for_the_end_of_an_event() -> None:
     codec = StreamCodec(1, NO_LIMIT)
     codec.feed(chunk("a", tokens=1))

@@ -21,7 +21,16 @@ from gateway.time_budget import (
 )
 from scheduler.wire import Placement, PoolSnapshot
 from tests.support.clock import ManualClock
-from tests.support.gateway_fakes import FakeEngines, FakeModel, FakeReply, Gateway, answer, chunk, principal
+from tests.support.gateway_fakes import (
+    DONE,
+    FakeEngines,
+    FakeModel,
+    FakeReply,
+    Gateway,
+    answer,
+    chunk,
+    principal,
+)
 from tests.support.waiting import until
 from workers.wire import Capacity, EngineCounters, ReplicaState, ReplicaStatus
 
@@ -204,3 +213,22 @@ def test_activity_follows_incarnations() -> None:
     placement = Placement("r", "e", "r1", "http://r1", "tiny", "boot")
     activity.observe(5.0)
     assert activity.still_since(placement, 7.0) == 7.0
+
+
+async def test_each_chunk_ends_a_silence() -> None:
+    """Also one of the steady state, which no task sees: a stream that goes on is not overdue."""
+    quiet = Silence([])
+    next_one = asyncio.Event()
+    quiet.gateway.engines.scripts[0] = [
+        chunk("a", tokens=1), chunk("b", tokens=2), next_one, chunk("c", tokens=3), quiet.silent, DONE,
+    ]  # fmt: skip
+    task = asyncio.create_task(quiet.gateway.director.handle(uuid7(), principal(), prepared(), quiet.reply))
+    await until(lambda: b'"b"' in quiet.reply.body)
+    [context] = quiet.gateway.open_requests
+    quiet.clock.advance(50)
+    next_one.set()
+    await until(lambda: b'"c"' in quiet.reply.body)
+    assert context.answer.heard_at == quiet.clock.monotonic()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert context.answer.last_read_at == quiet.clock.monotonic()
