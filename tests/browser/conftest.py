@@ -15,6 +15,7 @@ from playwright.async_api import (
     Request,
     Response,
     async_playwright,
+    expect,
 )
 
 from tests.browser.seed import PASSWORD
@@ -31,6 +32,9 @@ _ARGUMENTS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
+
+_PATIENCE_MS = 60_000
+"""How long a page may take to show what a test expects, or to load: the machine may be slow."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,7 +60,10 @@ async def browser() -> AsyncIterator[Browser]:
     if path is None:
         pytest.fail("no Chromium: install the package `chromium`")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
+        browser = await playwright.chromium.launch(
+            executable_path=path, args=list(_ARGUMENTS), timeout=2 * _PATIENCE_MS
+        )
+        expect.set_options(timeout=_PATIENCE_MS)
         yield browser
         await browser.close()
 

@@ -75,19 +75,19 @@ class Site:
         try:
             until_sync(
                 lambda: process.poll() is not None or _answers(f"http://127.0.0.1:{metrics_port}/healthz"),
-                timeout_s=60,
+                timeout_s=180,
                 what=f"{name} answers",
             )
             assert process.poll() is None, log.read_text()
             yield process
         finally:
             process.terminate()
-            status = process.wait(timeout=30)
+            status = process.wait(timeout=120)
         assert status == 0, f"{name} ended with {status}:\n{log.read_text()}"
 
     def metric(self, name: str) -> float:
         """The value of one metric of the console without labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=60) as answer:
             for line in answer.read().decode().splitlines():
                 if line.startswith(f"{name} "):
                     return float(line.split()[1])
@@ -128,7 +128,7 @@ def running_site(
             site.role("scheduler", base / "scheduler.log", free_port()),
             site.role("console", base / "console.log", site.metrics_port),
         ):
-            until_sync(lambda: _answers(f"{site.url}/readyz"), timeout_s=60)
+            until_sync(lambda: _answers(f"{site.url}/readyz"), timeout_s=180)
             yield site
     finally:
         _in_thread(_drop(services, name))

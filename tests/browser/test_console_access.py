@@ -143,7 +143,7 @@ def test_without_a_session_nothing_is_served(site: Site, path: str) -> None:
 
 
 def test_answers_carry_the_headers_that_keep_browsers_safe(site: Site) -> None:
-    with urllib.request.urlopen(f"{site.url}/sign-in", timeout=10) as answer:
+    with urllib.request.urlopen(f"{site.url}/sign-in", timeout=60) as answer:
         headers = {name.lower(): value for name, value in answer.headers.items()}
     assert "default-src 'self'" in headers["content-security-policy"]
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
@@ -158,7 +158,7 @@ def test_a_form_of_another_site_is_refused(site: Site) -> None:
         f"{site.url}/sign-in", data=b"email=a&password=b", headers={"Origin": "https://evil.example"}
     )
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=60)
     assert refused.value.code == 403
     refused.value.close()
 
@@ -175,8 +175,8 @@ async def test_pages_that_were_closed_are_forgotten(person: Person, site: Site) 
     assert site.metric("penstock_console_tasks") > floor
     for tab in person.context.pages[1:]:
         await tab.close()
-    await until(lambda: site.metric("penstock_console_open_pages") <= pages, timeout_s=30)
-    await until(lambda: site.metric("penstock_console_tasks") <= floor, timeout_s=30)
+    await until(lambda: site.metric("penstock_console_open_pages") <= pages)
+    await until(lambda: site.metric("penstock_console_tasks") <= floor)
 
 
 async def _session(person: Person) -> str:
@@ -194,7 +194,7 @@ def _status(site: Site, path: str, session: str = "") -> int:
     headers = {"Cookie": f"penstock_session={session}"} if session else {}
     try:
         with urllib.request.build_opener(Stay).open(
-            urllib.request.Request(site.url + path, headers=headers), timeout=10
+            urllib.request.Request(site.url + path, headers=headers), timeout=60
         ) as answer:
             return answer.status
     except urllib.error.HTTPError as error:

@@ -266,13 +266,13 @@ async def test_pools_are_live_and_a_drain_reaches_the_agent(person: Person, site
     await person.open("/pools")
     async with agent(site.scheduler_port, replica("host-1/tiny-0", model=MODEL, kv_usage=0.25)) as running:
         row = person.page.locator("[aria-label='Replicas'] tbody tr", has_text="host-1/tiny-0")
-        await expect(row).to_contain_text("Ready", timeout=15_000)
+        await expect(row).to_contain_text("Ready")
         await expect(row).to_contain_text("25%")
         await row.get_by_role("button", name="Drain").click()
         dialog = person.page.get_by_role("dialog")
         await dialog.get_by_label("Reason").fill("new kernel")
         await dialog.get_by_role("button", name="Drain").click()
-        await expect(person.page.get_by_text("drain done")).to_be_visible(timeout=15_000)
+        await expect(person.page.get_by_text("drain done")).to_be_visible()
         assert [command.action for command in running.commands] == ["drain"]
     database = Database(site.database_url)
     try:

@@ -120,7 +120,7 @@ def rows(person: Person, table: str) -> Locator:
 
 async def settled(person: Person) -> None:
     """Wait until every part of the page that is found out later stands there."""
-    await expect(person.page.locator(".waiting")).to_have_count(0, timeout=20_000)
+    await expect(person.page.locator(".waiting")).to_have_count(0)
 
 
 async def answer(person: Person, button: str, reason: str = "") -> None:
@@ -150,7 +150,7 @@ async def test_a_month_is_closed_and_its_invoices_lead_to_requests(
     await expect(line.get_by_role("img", name="green")).to_be_visible()
     await page.get_by_role("button", name="Make invoices").click()
     await answer(finance, "Make invoices")
-    await expect(page.get_by_text("2 invoices made.")).to_be_visible(timeout=20_000)
+    await expect(page.get_by_text("2 invoices made.")).to_be_visible()
     async with gateway_to(stripe) as gateway:
         assert await send(database, gateway) == 1
 
@@ -160,7 +160,7 @@ async def test_a_month_is_closed_and_its_invoices_lead_to_requests(
     await page.get_by_role("button", name="Close month").click()
     await expect(page.get_by_role("dialog")).to_contain_text("cannot be opened again")
     await answer(finance, "Close month", "the books agree")
-    await expect(page.get_by_role("status").filter(has_text="another person")).to_be_visible(timeout=20_000)
+    await expect(page.get_by_role("status").filter(has_text="another person")).to_be_visible()
     [waiting] = await decisions.list_approvals(database, ME, kind="period.close")
     await decisions.decide(database, APPROVER, approval_id=waiting.id, approve=True)
     found = await admin_audit.list_audit(database, ME, action="period.close")
@@ -362,7 +362,7 @@ async def test_an_export_is_scheduled_written_and_fetched_with_its_checksum(
     await expect(rows(finance, "Scheduled exports")).to_contain_text("month-end")
     await finance.ready()
     await page.get_by_role("button", name=f"Write {month(0)}").click()
-    await expect(rows(finance, "Runs")).to_have_count(1, timeout=20_000)
+    await expect(rows(finance, "Runs")).to_have_count(1)
     (run,) = await admin_exports.list_runs(database, ME)
     async with page.expect_download() as wanted:
         await rows(finance, "Runs").get_by_role("link", name="Download").click()
@@ -406,7 +406,7 @@ async def test_a_dispute_and_the_comparison_with_stripe_are_told(finance: Person
     await finance.open(f"/periods?tab=stripe&month={month(0)}")
     await expect(rows(finance, "Disputes")).to_contain_text("$20.00")
     await finance.page.get_by_role("button", name="Compare now").click()
-    await expect(finance.page.get_by_text("Cash movements")).to_be_visible(timeout=20_000)
+    await expect(finance.page.get_by_text("Cash movements")).to_be_visible()
 
 
 async def test_finance_pages_fit_a_phone_and_name_every_button(enter: Enter, finance: Person) -> None:

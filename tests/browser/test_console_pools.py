@@ -33,7 +33,7 @@ async def test_queues_tenants_and_the_plan_are_shown_as_they_are(
         await person.open("/pools")
         page = person.page
         queue = page.locator("[aria-label='Queues'] tbody tr", has_text=MODEL)
-        await expect(queue).to_contain_text("standard 3 for", timeout=15_000)
+        await expect(queue).to_contain_text("standard 3 for")
         await expect(page.locator(".stat", has_text="Waiting in queue")).to_contain_text("oldest for")
         rows = page.locator("[aria-label='Tenants in the queues'] tbody tr")
         mine = rows.filter(has_text=busy.name)
@@ -41,12 +41,12 @@ async def test_queues_tenants_and_the_plan_are_shown_as_they_are(
         await expect(mine.locator("td").nth(3)).to_have_text("1")
         await expect(rows.filter(has_text=modest.name).locator("td").nth(2)).to_have_text("1")
         plan = page.locator("[aria-label='Autoscaler'] tbody tr", has_text=MODEL)
-        await expect(plan).to_be_visible(timeout=20_000)
+        await expect(plan).to_be_visible()
         assert await person.overflow() <= 0
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await expect(queue).not_to_contain_text("standard 3 for", timeout=15_000)
+        await expect(queue).not_to_contain_text("standard 3 for")
         assert first.replica_id == "host-1/tiny-0"
     await context.close()
     assert person.troubles == []

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.support.live_pool import watching
+from tests.support.patience import patiently
 from tests.support.stack import Stack
 from tests.support.waiting import until
 from workers.wire import ReplicaState
@@ -43,9 +44,9 @@ async def test_a_whole_answer_is_the_stream_of_the_same_seed(stacks: dict[str, S
     tenant, model = stack.make_tenant("Same"), str(stack.ready["model"])
     asked: Any = {"model": model, "messages": QUESTION, "max_tokens": 200, "seed": 5, "temperature": 0}
     async with openai.AsyncOpenAI(base_url=stack.base_url, api_key=tenant.key, max_retries=0) as api:
-        whole = await api.chat.completions.create(**asked)
-        stream = await api.chat.completions.create(
-            **asked, stream=True, stream_options={"include_usage": True}
+        whole = await patiently(lambda: api.chat.completions.create(**asked))
+        stream = await patiently(
+            lambda: api.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
         )
         events = [event async for event in stream]
     text = "".join(choice.delta.content or "" for event in events for choice in event.choices)

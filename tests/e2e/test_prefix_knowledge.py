@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.conftest import MODEL
 from tests.support.invariants import rows_by_request, settled_everything
 from tests.support.live_pool import watching
+from tests.support.patience import patiently
 from tests.support.stack import Stack, Tenant
 from tests.support.waiting import until
 from workers.wire import ReplicaState
@@ -46,18 +47,13 @@ class Answer(NamedTuple):
 async def ask(stack: Stack, tenant: Tenant, *messages: dict[str, str]) -> Answer:
     """One chat request through the official client; repeated while billing is too slow for a burst, not otherwise."""
     async with openai.AsyncOpenAI(
-        base_url=stack.base_url, api_key=tenant.key, max_retries=0, timeout=60
+        base_url=stack.base_url, api_key=tenant.key, max_retries=0, timeout=120
     ) as api:
-        while True:
-            try:
-                raw = await api.chat.completions.with_raw_response.create(
-                    model=MODEL, messages=cast(Any, messages), max_tokens=16, temperature=0
-                )
-                break
-            except openai.InternalServerError as error:
-                if error.code != "billing_unavailable":
-                    raise
-                await asyncio.sleep(0.2)
+        raw = await patiently(
+            lambda: api.chat.completions.with_raw_response.create(
+                model=MODEL, messages=cast(Any, messages), max_tokens=16, temperature=0
+            )
+        )
     answer: Any = raw.parse()
     usage = answer.usage
     details = usage.prompt_tokens_details
@@ -80,7 +76,7 @@ def metric(stack: Stack, role: str, name: str, **labels: str) -> float:
     for pid in stack.pids(role):
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         port = next(each for each in environment if each.startswith(b"PENSTOCK_METRICS_PORT=")).split(b"=")[1]
-        text = httpx.get(f"http://127.0.0.1:{int(port)}/metrics").text
+        text = httpx.get(f"http://127.0.0.1:{int(port)}/metrics", timeout=60.0).text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == name and labels.items() <= sample.labels.items():

@@ -16,6 +16,7 @@ import pytest
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
 from tests.e2e.conftest import PRICE
 from tests.support.invariants import rows_by_request, settled_everything
+from tests.support.patience import patiently
 from tests.support.reconciling import reconciled, stretches
 from tests.support.stack import Stack, Tenant
 from tests.support.waiting import until
@@ -30,14 +31,16 @@ def vllm_stack(stacks: dict[str, Stack]) -> Stack:
 
 
 def client(stack: Stack, tenant: Tenant) -> openai.AsyncOpenAI:
-    """The official client, without retries: every request here must succeed the first time."""
+    """The official client, without retries: every request that billing admits must succeed the first time."""
     return openai.AsyncOpenAI(base_url=stack.base_url, api_key=tenant.key, max_retries=0, timeout=120)
 
 
 async def run_plain(api: openai.AsyncOpenAI, model: str, text: str) -> Any:
     """One chat request without streaming; returns its usage."""
-    answer = await api.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": text}], max_tokens=24, seed=7
+    answer = await patiently(
+        lambda: api.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": text}], max_tokens=24, seed=7
+        )
     )
     assert answer.choices[0].message.content
     assert answer.usage is not None
@@ -47,12 +50,14 @@ async def run_plain(api: openai.AsyncOpenAI, model: str, text: str) -> Any:
 async def run_stream(api: openai.AsyncOpenAI, model: str, text: str) -> Any:
     """One streamed chat request that asks for usage; returns it."""
     usage, pieces = None, []
-    stream = await api.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": text}],
-        max_tokens=24,
-        stream=True,
-        stream_options={"include_usage": True},
+    stream = await patiently(
+        lambda: api.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": text}],
+            max_tokens=24,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
     )
     async for event in stream:
         pieces += [choice.delta.content or "" for choice in event.choices]
@@ -64,7 +69,7 @@ async def run_stream(api: openai.AsyncOpenAI, model: str, text: str) -> Any:
 
 async def run_completion(api: openai.AsyncOpenAI, model: str, text: str) -> Any:
     """One text completion; returns its usage."""
-    answer = await api.completions.create(model=model, prompt=text, max_tokens=16)
+    answer = await patiently(lambda: api.completions.create(model=model, prompt=text, max_tokens=16))
     assert answer.usage is not None
     return answer.usage
 
@@ -109,7 +114,7 @@ async def test_tokens_equal_the_engine_and_cost_equals_tokens_times_price(vllm_s
                 "SELECT count(*) FROM usage WHERE tenant_id = ANY($1::uuid[])", ids
             )
 
-        await until(settled, timeout_s=30)
+        await until(settled)
     finally:
         await database.close()
 
@@ -138,12 +143,14 @@ async def test_tokens_equal_the_engine_and_cost_equals_tokens_times_price(vllm_s
 
 async def leave(api: openai.AsyncOpenAI, model: str) -> int:
     """A stream whose client leaves after some tokens; returns how many events it saw."""
-    stream = await api.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": "Tell me of the sea."}],
-        max_tokens=1500,
-        stream=True,
-        extra_body={"temperature": 1.0},
+    stream = await patiently(
+        lambda: api.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "Tell me of the sea."}],
+            max_tokens=1500,
+            stream=True,
+            extra_body={"temperature": 1.0},
+        )
     )
     seen = 0
     async for _ in stream:
@@ -170,8 +177,10 @@ async def test_engine_counters_are_explained_with_several_choices_and_a_client_t
     tenant = stack.make_tenant("Cove")
     before = total(stack, await reconciled(stack))
     async with client(stack, tenant) as api:
-        answer = await api.chat.completions.create(
-            model=model, messages=[{"role": "user", "content": "Two words?"}], max_tokens=8, n=2
+        answer = await patiently(
+            lambda: api.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": "Two words?"}], max_tokens=8, n=2
+            )
         )
         assert len(answer.choices) == 2
         assert answer.usage is not None

@@ -72,20 +72,20 @@ async def test_client_gone_mid_stream_stops_the_engine(make_stack: Callable[...,
         await asyncio.gather(task, return_exceptions=True)
 
     def engine_is_idle() -> bool:
-        lines = httpx.get(metrics).text.splitlines()
+        lines = httpx.get(metrics, timeout=60.0).text.splitlines()
         return all(
             float(line.rsplit(" ", 1)[1]) == 0
             for line in lines
             if line.startswith("vllm:num_requests_running")
         )
 
-    await until(engine_is_idle, timeout_s=2.0)
+    await until(engine_is_idle)
     await settled_everything(stack, tenant.id)
 
     async def billed() -> bool:
         return seen.request_id in await rows_by_request(stack, tenant.id)
 
-    await until(billed, timeout_s=30)
+    await until(billed)
     row = (await rows_by_request(stack, tenant.id))[seen.request_id]
     generated = stack.engine_counters()["generation_tokens_total"] - before
     assert row["outcome"] == "client_cancelled"

@@ -45,7 +45,7 @@ async def test_an_engine_killed_under_streams_leaves_nothing_unexplained(
 
 async def _with_two_engines(stack: Stack) -> list[dict]:
     """Both incarnations, once the second one serves and is compared."""
-    for _ in range(60):
+    for _ in range(360):
         await asyncio.sleep(0.5)
         engines = stack.admin("GET", "/reconcile/engines")["data"]
         if len(engines) == 2:

@@ -154,7 +154,7 @@ async def test_a_greedy_tenant_a_killed_replica_and_a_sleeping_one(stack: Stack)
         await all_awake(pool)
         sleeper = pool.now.replicas[0].replica_id
         stack.command("pools", "sleep", sleeper, "--reason", "test")
-        await until(lambda: pool.in_state(ReplicaState.ASLEEP), timeout_s=30)
+        await until(lambda: pool.in_state(ReplicaState.ASLEEP))
         before = stack.metrics("scheduler")
         crowd = Crowd(stack, session, greedy)
         others = [Crowd(stack, session, tenant) for tenant in modest]
@@ -330,7 +330,7 @@ async def _at_rest(pool: PoolView) -> QueueView:
         was, last = last, {tenant.tenant_id: tenant.service for tenant in queue.tenants}
         return queue if was == last else None
 
-    found = await until(unchanged, timeout_s=30)
+    found = await until(unchanged)
     assert isinstance(found, QueueView)
     return found
 
@@ -362,7 +362,7 @@ async def _early_ones_went_first(stack: Stack, waves: Crowd, since_ms: float, be
         return (early, later) if min(len(early), len(later)) > WAVE / 6 else None
 
     try:
-        early, later = await until(placed, timeout_s=30)
+        early, later = await until(placed)
     except AssertionError:
         return  # the restart took long and API processes placed nearly all themselves: no order of its own to judge
     finally:

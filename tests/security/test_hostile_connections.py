@@ -116,7 +116,7 @@ async def test_a_request_behind_a_running_one_does_not_detach_it(
     delivered = running.usage.output + 3
     await until(lambda: running.usage.output >= delivered, what="it goes on with the other one behind it")
     writer.close()
-    await until(lambda: len(api.deps.open_requests) == 0, timeout_s=2.0)
+    await until(lambda: len(api.deps.open_requests) == 0)
     [row] = await api.usage_rows(1)
     assert row.outcome == "client_cancelled"
     assert delivered <= row.output_tokens < 1900
@@ -154,7 +154,7 @@ async def test_too_much_behind_a_running_request_ends_the_connection(api: Api, b
     got = await reader.readuntil(b"data: ")
     writer.write(behind)
     with suppress(ConnectionError):
-        got += await asyncio.wait_for(reader.read(), 10)
+        got += await asyncio.wait_for(reader.read(), 60)
     assert got.count(b"HTTP/1.1") == 1
     [row] = await api.usage_rows(1)
     assert row.outcome == "client_cancelled"
@@ -174,7 +174,7 @@ async def test_a_head_that_trickles_is_given_up(
         writer.write(before)
         assert b" 200 " in await reader.readline()
     writer.write(START)
-    assert b"headers_timeout" in await asyncio.wait_for(reader.read(), 10)
+    assert b"headers_timeout" in await asyncio.wait_for(reader.read(), 60)
     writer.close()
 
 

@@ -71,8 +71,8 @@ async def test_a_body_that_trickles_ends_its_connection(
         )
         try:
             if b"GET" in line or b"nowhere" in line:
-                return await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)  # answered without its body
-            return await asyncio.wait_for(reader.read(), 10)
+                return await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)  # answered without its body
+            return await asyncio.wait_for(reader.read(), 60)
         finally:
             writer.close()
 

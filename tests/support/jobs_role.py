@@ -34,12 +34,12 @@ class JobsRole:
 
     def healthy(self) -> bool:
         """Whether /healthz answers 200."""
-        return httpx.get(f"http://127.0.0.1:{self.port}/healthz", timeout=10.0).status_code == 200
+        return httpx.get(f"http://127.0.0.1:{self.port}/healthz", timeout=60.0).status_code == 200
 
     def runs(self, job: str) -> float:
         """Successful runs of `job` since the start; 0 while the internal port does not answer yet."""
         try:
-            text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=10.0).text
+            text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=60.0).text
         except httpx.ConnectError:
             return 0.0
         return Metrics(text).total("penstock_job_runs_total", job=job, result="ok")

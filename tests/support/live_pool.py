@@ -141,7 +141,7 @@ async def rows_match(stack: Stack, tenant_id: str, seen: list[Seen]) -> dict[str
 
 async def nothing_is_left(pool: PoolView) -> None:
     """No placement is open, nobody waits, and no engine that is awake runs or queues anything."""
-    await until(lambda: not pool.in_flight and not pool.waiting, timeout_s=30)
+    await until(lambda: not pool.in_flight and not pool.waiting)
     await until(
         lambda: all(one.running == one.waiting == 0 for one in pool.in_state(ReplicaState.READY)),
         timeout_s=30,

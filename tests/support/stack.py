@@ -104,7 +104,7 @@ class Stack:
 
     def admin(self, method: str, path: str, **options: Any) -> Any:
         """Call the admin REST as the platform's admin; returns the decoded body, raises on an error status."""
-        with httpx.Client(base_url=self.root_url, timeout=30.0) as client:
+        with httpx.Client(base_url=self.root_url, timeout=60.0) as client:
             headers = {"Authorization": f"Bearer {self.ready['admin_token']}"}
             answer = client.request(method, f"/admin/v1{path}", headers=headers, **options)
             assert answer.status_code < 400, f"{method} {path}: {answer.status_code} {answer.text}"
@@ -123,7 +123,7 @@ class Stack:
     def metrics(self, role: str) -> "Metrics":
         """What the first process of a role shows on its internal port now."""
         port = psutil.Process(self.pids(role)[0]).environ()["PENSTOCK_METRICS_PORT"]
-        return Metrics(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10.0).text)
+        return Metrics(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60.0).text)
 
     def command(self, *words: str) -> str:
         """Run a `penstock` command on this platform, as an operator would; returns what it prints."""
@@ -157,13 +157,15 @@ class Stack:
         for engine in json.loads(self.ready_file.read_text())["engines"]:
             if engine["replica_id"] in but:
                 continue
-            httpx.post(f"{engine['url']}/failpoints", json=values, headers=headers).raise_for_status()
+            httpx.post(
+                f"{engine['url']}/failpoints", json=values, headers=headers, timeout=60.0
+            ).raise_for_status()
 
     def engine_counters(self) -> dict[str, float]:
         """Sums over all engines of their own cumulative token counters."""
         totals: dict[str, float] = {}
         for engine in json.loads(self.ready_file.read_text())["engines"]:
-            text = httpx.get(engine["metrics_url"], timeout=10.0).text
+            text = httpx.get(engine["metrics_url"], timeout=60.0).text
             for line in text.splitlines():
                 if line.startswith(("vllm:prompt_tokens_total", "vllm:generation_tokens_total")):
                     name = line.split("{")[0].split(" ")[0].removeprefix("vllm:")

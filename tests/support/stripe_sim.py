@@ -106,7 +106,7 @@ class FakeStripe:
 
     def pay(self, session_id: str, card: str = "pm_card_visa") -> httpx.Response:
         """What a person does at the payment page: choose a card, click."""
-        return httpx.post(f"{self.url}/pay/{session_id}", data={"action": "pay", "card": card})
+        return httpx.post(f"{self.url}/pay/{session_id}", data={"action": "pay", "card": card}, timeout=60.0)
 
 
 @contextmanager

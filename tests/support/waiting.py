@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def until(
-    predicate: Callable[[], Any | Awaitable[Any]], timeout_s: float = 20.0, what: str = ""
+    predicate: Callable[[], Any | Awaitable[Any]], timeout_s: float = 60.0, what: str = ""
 ) -> Any:
     """The first truthy value of `predicate` (plain or async); fails the test after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
@@ -23,7 +23,7 @@ async def until(
         await asyncio.sleep(0.02)
 
 
-def until_sync(predicate: Callable[[], Any], timeout_s: float = 20.0, what: str = "") -> Any:
+def until_sync(predicate: Callable[[], Any], timeout_s: float = 60.0, what: str = "") -> Any:
     """`until` for tests without an event loop."""
     deadline = time.monotonic() + timeout_s
     while True:

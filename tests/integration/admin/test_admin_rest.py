@@ -414,14 +414,14 @@ async def test_every_change_leaves_exactly_one_row(
     }
     hints = redis_client.pubsub()
     await hints.subscribe(CHANNEL)
-    assert await hints.get_message(timeout=5)
+    assert await hints.get_message(timeout=60)
     for method, pattern, body, status, action in CHANGES:
         before = await audit_actions(database)
         filled = _filled(body, ids)
         response = await admin(method, pattern.format(**ids), filled)
         assert response.status_code == status, f"{method} {pattern}: {response.text}"
         assert await audit_actions(database) == [*before, action], f"{method} {pattern}"
-        assert await hints.get_message(timeout=5), f"{method} {pattern} was not announced"
+        assert await hints.get_message(timeout=60), f"{method} {pattern} was not announced"
     await hints.aclose()
     await _the_last_owner_stays(admin, database, str(person.id))
 

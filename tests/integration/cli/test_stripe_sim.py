@@ -34,7 +34,7 @@ def serving(state: Path) -> Iterator[str]:
 
     def answers() -> bool:
         try:
-            return httpx.get(f"{url}/healthz").status_code == 200
+            return httpx.get(f"{url}/healthz", timeout=60.0).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -43,7 +43,7 @@ def serving(state: Path) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        shown, _ = process.communicate(timeout=20)
+        shown, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "SIMULATED" in shown
 
@@ -51,9 +51,11 @@ def serving(state: Path) -> Iterator[str]:
 def test_the_account_is_there_after_a_restart(tmp_path: Path) -> None:
     state = tmp_path / "stripe.jsonl"
     with serving(state) as url:
-        made = httpx.post(f"{url}/v1/customers", data={"name": "Acme"}, headers=KEY).json()
+        made = httpx.post(f"{url}/v1/customers", data={"name": "Acme"}, headers=KEY, timeout=60.0).json()
     with serving(state) as url:
-        assert httpx.get(f"{url}/v1/customers/{made['id']}", headers=KEY).json()["name"] == "Acme"
+        assert (
+            httpx.get(f"{url}/v1/customers/{made['id']}", headers=KEY, timeout=60.0).json()["name"] == "Acme"
+        )
     assert state.stat().st_mode & 0o077 == 0
 
 

@@ -68,7 +68,7 @@ def test_two_platforms_side_by_side_and_one_started_again(make_stack: Callable[.
     assert other.ready["api_key"] is None
     assert other.ready["base_url"] != first["base_url"]
     assert ask(stack).status_code == 200
-    assert httpx.get(first["console_url"], follow_redirects=True).status_code == 200
+    assert httpx.get(first["console_url"], follow_redirects=True, timeout=60.0).status_code == 200
 
     refused = subprocess.run(stack._command, capture_output=True, text=True)
     assert refused.returncode == 2
@@ -114,8 +114,8 @@ def look_at_payments(stack: Stack) -> None:
     """The stand-in lets only this platform's key in, and only the roles that need them know its secrets."""
     facts = stack.ready
     url = f"{facts['stripe_base_url']}/v1/customers"
-    assert httpx.get(url, auth=(facts["stripe_api_key"], "")).json()["data"] == []
-    assert httpx.get(url, auth=("sk_test_somebody", "")).status_code == 401
+    assert httpx.get(url, auth=(facts["stripe_api_key"], ""), timeout=60.0).json()["data"] == []
+    assert httpx.get(url, auth=("sk_test_somebody", ""), timeout=60.0).status_code == 401
     secret = json.loads((stack.data_dir / "secrets.json").read_text())["stripe_sim_webhook_secret"]
     for role in ("api", "jobs", "console", "scheduler", "agent"):
         environment = psutil.Process(facts["pids"][role][0]).environ()

@@ -89,7 +89,7 @@ async def test_a_key_is_revoked_and_models_are_listed_while_every_connection_is_
         async def refused() -> bool:
             return (await api.post(BODY))[0] == 401
 
-        await until(refused, timeout_s=5.0, what="the revoked key is refused")
+        await until(refused, what="the revoked key is refused")
 
 
 def forged(number: int) -> str:
@@ -122,7 +122,7 @@ async def test_look_ups_that_take_every_connection_delay_neither_known_nor_forge
         async def refused() -> bool:
             return (await api.post(BODY))[0] in (401, 503)
 
-        await until(refused, timeout_s=5.0, what="the revoked key runs nothing")
+        await until(refused, what="the revoked key runs nothing")
         assert await first == 503, "a key that cannot be looked up is not called wrong"
         await held.aclose()
         assert await get_models(session, api, cold.key) == 200

@@ -229,7 +229,7 @@ async def test_each_purpose_has_connections_of_its_own(api: Api) -> None:
         async def refused() -> bool:
             return (await api.post(body))[0] == 401
 
-        await until(refused, timeout_s=5.0)
+        await until(refused)
 
 
 async def test_a_made_up_admin_token_takes_no_connection_of_revocations(api: Api) -> None:
@@ -296,7 +296,7 @@ async def test_revoked_key_and_its_open_streams(api: Api) -> None:
             await anext(iterator)
 
     with pytest.raises(openai.APIError, match="revoked"):
-        await asyncio.wait_for(rest(), 5)
+        await asyncio.wait_for(rest(), 60)
     with pytest.raises(openai.AuthenticationError):
         await api.openai().chat.completions.create(model=MODEL, messages=HELLO)
     [row] = await api.usage_rows(1)
@@ -372,7 +372,7 @@ async def test_client_gone_aborts_the_engine_and_is_billed(api: Api, stream: boo
     else:
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
-    await until(lambda: len(api.deps.open_requests) == 0, timeout_s=2.0)
+    await until(lambda: len(api.deps.open_requests) == 0)
     [row] = await api.usage_rows(1)
     assert row.outcome == "client_cancelled"
     assert 3 <= row.output_tokens < 2000

@@ -81,7 +81,7 @@ async def test_a_frozen_postgresql_does_not_hold_up_the_shutdown(database: Datab
     hours.on_heartbeat(beat(replica()), lambda _: 0, 0.0)
     await hours.start()
     await entered.wait()
-    await asyncio.wait_for(hours.close(), 10)
+    await asyncio.wait_for(hours.close(), 60)
     thawed.set()
     await left.wait()
     hours._task.cancel()

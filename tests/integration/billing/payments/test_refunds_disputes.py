@@ -54,7 +54,7 @@ async def test_a_refund_whose_answer_is_lost_is_made_once(
     database: Database, fake_stripe: FakeStripe, kind: str
 ) -> None:
     tenant_id = await prepaid(database)
-    async with gateway_to(fake_stripe, timeout_s=0.5, max_wait_s=0.0) as gateway:
+    async with gateway_to(fake_stripe, timeout_s=5.0, max_wait_s=0.0) as gateway:
         intent = await buy(database, gateway, fake_stripe, tenant_id)
         await ask(database, tenant_id, intent, 1000)
         fake_stripe.fail(kind, path="/v1/refunds$", skip=1, times=1)

@@ -86,7 +86,7 @@ async def test_a_timeout_after_success_makes_no_second_customer_or_session(
     database: Database, fake_stripe: FakeStripe, kind: str
 ) -> None:
     tenant_id, topup_id = await prepaid(database), uuid7()
-    async with gateway_to(fake_stripe, timeout_s=0.5) as gateway:
+    async with gateway_to(fake_stripe, timeout_s=5.0) as gateway:
         for path in ("/v1/customers", "/v1/checkout/sessions"):
             fake_stripe.fail(kind, path=path, times=1)
             with suppress(Unavailable):

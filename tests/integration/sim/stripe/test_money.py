@@ -43,7 +43,7 @@ def test_a_person_pays_at_the_page(
     fake_stripe: FakeStripe, client: stripe.StripeClient, customer: str
 ) -> None:
     session = session_of(client, customer, payment_intent_data={"setup_future_usage": "off_session"})
-    shown = httpx.get(str(session.url)).text
+    shown = httpx.get(str(session.url), timeout=60.0).text
     assert "SIMULATED" in shown
     assert "&lt;b&gt;" in shown
     assert "Pay $50.00" in shown
@@ -69,7 +69,7 @@ def test_a_page_can_be_left_and_runs_out(
     fake_stripe: FakeStripe, client: stripe.StripeClient, customer: str
 ) -> None:
     session = session_of(client, customer)
-    left = httpx.post(f"{fake_stripe.url}/pay/{session.id}", data={"action": "cancel"})
+    left = httpx.post(f"{fake_stripe.url}/pay/{session.id}", data={"action": "cancel"}, timeout=60.0)
     assert left.headers["location"] == "https://p.test/no"
     assert client.v1.checkout.sessions.retrieve(session.id).status == "open"
     fake_stripe.advance(DAY + 1)
