@@ -130,6 +130,7 @@ class Deps:
         now, estimator = time.monotonic, Estimator()
         admission = Admission(
             models=self.models,
+            prices=self.prices,
             rates=self.rates,
             holds=self.holds,
             scheduler=self.scheduler,

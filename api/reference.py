@@ -42,7 +42,8 @@ HEAD = """\
 
 This page is made from the API's own OpenAPI document by `python -m api.reference --write`.
 [The customer API](../api.md) explains keys, errors, limits and what is billed. The examples read the key from
-`PENSTOCK_API_KEY`; Python uses the packages openai and httpx, Node the package openai and its own `fetch`.
+`PENSTOCK_API_KEY`, and the token of a member or an organisation from `PENSTOCK_TOKEN`. Python uses the packages openai
+and httpx, Node the package openai and its own `fetch`.
 """
 BASE = "http://127.0.0.1:8000"
 
@@ -84,14 +85,21 @@ def _section(openapi: dict[str, Any], path: str, method: str, operation: dict[st
     url = re.sub(
         r"\{(\w+)(?::\w+)?\}", lambda match: PATH_VALUES.get(match[1], match[1].upper()), path
     ) + _query(openapi, parameters)
-    free = not path.startswith("/v1/")
+    secret = _secret(path)
     examples = (
-        ("sh", _curl(method, url, body, free=free)),
-        ("python", _python(f"{method} {path}", method, url, body, free=free)),
-        ("js", _node(f"{method} {path}", method, url, body, free=free)),
+        ("sh", _curl(method, url, body, secret)),
+        ("python", _python(f"{method} {path}", method, url, body, secret)),
+        ("js", _node(f"{method} {path}", method, url, body, secret)),
     )
     parts += [f"```{language}\n{text}\n```" for language, text in examples]
     return "\n\n".join(parts) + "\n"
+
+
+def _secret(path: str) -> str:
+    """The environment variable with what a route asks for; empty when it asks for nothing."""
+    if not path.startswith("/v1/"):
+        return ""
+    return "PENSTOCK_TOKEN" if path.startswith("/v1/organization") else "PENSTOCK_API_KEY"
 
 
 def _sentence(text: str) -> str:
@@ -176,17 +184,17 @@ def _query(openapi: dict[str, Any], parameters: list[dict[str, Any]]) -> str:
     return "?" + "&".join(pairs) if pairs else ""
 
 
-def _curl(method: str, url: str, body: Any, *, free: bool) -> str:
+def _curl(method: str, url: str, body: Any, secret: str) -> str:
     verb = "" if method == "get" or (method == "post" and body is not None) else f"-X {method.upper()} "
     lines = [f'curl {verb}"{BASE}{url}"']
-    if not free:
-        lines.append('  -H "Authorization: Bearer $PENSTOCK_API_KEY"')
+    if secret:
+        lines.append(f'  -H "Authorization: Bearer ${secret}"')
     if body is not None:
         lines += ['  -H "Content-Type: application/json"', f"  -d '{json.dumps(body)}'"]
     return " \\\n".join(lines)
 
 
-def _python(route: str, method: str, url: str, body: Any, *, free: bool) -> str:
+def _python(route: str, method: str, url: str, body: Any, secret: str) -> str:
     if route in SDK:
         given = ", ".join(f"{name}={value!r}" for name, value in (body or {}).items())
         given = given or (f'"{PATH_VALUES["model"]}"' if "{" in route else "")
@@ -196,15 +204,15 @@ def _python(route: str, method: str, url: str, body: Any, *, free: bool) -> str:
             f"print(client.{SDK[route]}({given}))"
         )
     given = f'"{BASE}{url}"'
-    if not free:
-        given += ', headers={"Authorization": "Bearer " + os.environ["PENSTOCK_API_KEY"]}'
+    if secret:
+        given += f', headers={{"Authorization": "Bearer " + os.environ["{secret}"]}}'
     if body is not None:
         given += f", json={body!r}"
-    head = "import httpx\n\n" if free else "import os\n\nimport httpx\n\n"
+    head = "import os\n\nimport httpx\n\n" if secret else "import httpx\n\n"
     return f'{head}print(httpx.request("{method.upper()}", {given}).text)'
 
 
-def _node(route: str, method: str, url: str, body: Any, *, free: bool) -> str:
+def _node(route: str, method: str, url: str, body: Any, secret: str) -> str:
     if route in SDK:
         given = json.dumps(body) if body else f'"{PATH_VALUES["model"]}"' if "{" in route else ""
         return (
@@ -212,7 +220,7 @@ def _node(route: str, method: str, url: str, body: Any, *, free: bool) -> str:
             f'const client = new OpenAI({{ baseURL: "{BASE}/v1", apiKey: process.env.PENSTOCK_API_KEY }});\n'
             f"console.log(await client.{SDK[route]}({given}));"
         )
-    headers = [] if free else ['Authorization: "Bearer " + process.env.PENSTOCK_API_KEY']
+    headers = [f'Authorization: "Bearer " + process.env.{secret}'] if secret else []
     if body is not None:
         headers.append('"Content-Type": "application/json"')
     options = [f'method: "{method.upper()}"']

@@ -11,10 +11,11 @@ from gateway.acquire_both import acquire_both
 from gateway.context import RequestContext
 from gateway.estimate import Estimator
 from gateway.limits import MAX_ANSWER_LOGPROBS, body_limit
-from gateway.ports import Availability, GrantT, Holds, Metering, Model, Models, Rates, Scheduler
+from gateway.ports import Availability, GrantT, Holds, Metering, Model, Models, Prices, Rates, Scheduler
 from gateway.prefix import PromptHasher
 from gateway.records import hold_request, longest_answer, open_record, place_request, released
 from gateway.schemas.common import PreparedRequest
+from gateway.service_tier import tier_of
 from gateway.time_budget import time_to_place_again_s
 from scheduler.wire import Placement
 from tenants.principal import Principal
@@ -27,6 +28,7 @@ class Admission(Generic[GrantT]):
         self,
         *,
         models: Models,
+        prices: Prices,
         rates: Rates[GrantT],
         holds: Holds,
         scheduler: Scheduler,
@@ -40,6 +42,7 @@ class Admission(Generic[GrantT]):
     ) -> None:
         """`now` returns monotonic seconds. `queue_deadline_s` bounds the wait for a replica, from receipt."""
         self._models = models
+        self._prices = prices
         self._rates = rates
         self._holds = holds
         self._scheduler = scheduler
@@ -96,6 +99,14 @@ class Admission(Generic[GrantT]):
             )
         self._availability.check(model.name)
         return model
+
+    def resolve_tier(self, principal: Principal, prepared: PreparedRequest, model: Model) -> str:
+        """Return the tier that the request runs in. Raises InvalidRequest for one that it may not have."""
+        return tier_of(
+            prepared.service_tier,
+            principal.tier,
+            lambda: self._prices.tiers(principal.tenant_id, model.name),
+        )
 
     def charge_invalid(self, principal: Principal) -> None:
         """Count a request that names no usable model in the key's request rate."""

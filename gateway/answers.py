@@ -10,6 +10,7 @@ from core.errors import PenstockError
 from core.money import pico_to_usd
 from core.tokens import TokenUsage
 from gateway.ports import Headers
+from gateway.service_tier import ECHOED
 from gateway.sse import DONE, ChunkHead
 
 _OBJECTS = {"chat": "chat.completion.chunk", "text": "text_completion"}
@@ -60,6 +61,7 @@ def final_events(
         "object": (first_chunk.object if first_chunk is not None else "") or _OBJECTS[endpoint],
         "created": first_chunk.created if first_chunk is not None else 0,
         "model": record.open.model,
+        "service_tier": ECHOED.get(record.open.tier),
     }
     if truncated:
         part: dict[str, Any] = {"delta": {}} if endpoint == "chat" else {"text": ""}
@@ -86,6 +88,7 @@ def whole_answer(answer: dict[str, Any], record: UsageRecord, *, truncated: bool
             choice["finish_reason"] = "length"
     answer["usage"] = usage_object(record.usage, cost_usd)
     answer["penstock"] = _billing_object(record, cost_usd)
+    answer["service_tier"] = ECHOED.get(record.open.tier)
     headers: Headers = [
         (b"x-penstock-cost-usd", cost_usd.encode()),
         (b"x-penstock-outcome", record.outcome.value.encode()),

@@ -63,7 +63,7 @@ class AbortReason(Enum):
 class Request:
     """Who asks for what. Set on receipt and not changed afterwards."""
 
-    __slots__ = ("id", "id_text", "model", "prepared", "principal", "received_at", "reply")
+    __slots__ = ("id", "id_text", "model", "prepared", "principal", "received_at", "reply", "tier")
 
     def __init__(
         self,
@@ -73,7 +73,9 @@ class Request:
         model: Model,
         reply: Reply,
         now: float,
+        tier: str = "",
     ) -> None:
+        """`tier`: the one that its price and its band follow; empty = the organisation's."""
         self.id = request_id
         self.id_text = str(request_id)
         self.principal = principal
@@ -81,6 +83,7 @@ class Request:
         self.model = model
         self.reply = reply
         self.received_at = now
+        self.tier = tier or principal.tier
 
 
 class Reservations(Generic[GrantT]):

@@ -60,13 +60,14 @@ class Director(Generic[GrantT]):
             return
         try:
             model = self._admission.resolve_model(principal, prepared)
+            tier = self._admission.resolve_tier(principal, prepared, model)
         except PenstockError as error:
             self._telemetry.count_refusal(error.code)
             if not isinstance(error, (Unavailable, Refused)):
                 self._admission.charge_invalid(principal)
             raise
         context: RequestContext[GrantT] = RequestContext(
-            Request(request_id, principal, prepared, model, reply, self._now())
+            Request(request_id, principal, prepared, model, reply, self._now(), tier)
         )
         self._open_requests.add(context)
         try:

@@ -99,6 +99,13 @@ class Scheduler(Protocol):
         """Release the placement and report its token counts."""
 
 
+class Prices(Protocol):
+    """Prices as this process knows them. What a request costs is decided by its hold."""
+
+    def tiers(self, tenant_id: UUID, model: str) -> Collection[str]:
+        """The tiers in which a model has a price for an organisation now. Raises Unavailable."""
+
+
 class Availability(Protocol):
     """Which models can be served."""
 

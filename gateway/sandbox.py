@@ -25,6 +25,7 @@ from core.tokens import TokenUsage
 from gateway.answers import usage_object
 from gateway.ports import GrantT, Headers, Models, Rates, Reply
 from gateway.schemas.common import PreparedRequest
+from gateway.service_tier import ECHOED, TIERS, tier_of
 from gateway.sse import DONE
 from scheduler.availability import OFFLINE
 from tenants.principal import Principal
@@ -90,7 +91,7 @@ class Sandbox(Generic[GrantT]):
         """Write the answer that the model's name asks for. Raises the PenstockError that it asks for.
 
         The key's own limits hold, those of project and organisation do not. Raises RateLimited above them, and
-        ModelNotFound for a name that is neither a test's nor a model's.
+        ModelNotFound for a name that is neither a test's nor a model's. Every tier counts as priced.
         """
         grant = await self._rates.acquire(str(request_id), principal, 0, 0)
         try:
@@ -99,7 +100,8 @@ class Sandbox(Generic[GrantT]):
                 raise self._errors[name]()
             if name not in (OK, SLOW, BROKEN, TOOL_CALL):
                 self._models.resolve(name)
-            answer = _Answer(request_id, prepared)
+            tier = tier_of(prepared.service_tier, principal.tier, lambda: TIERS)
+            answer = _Answer(request_id, prepared, tier)
             if prepared.stream:
                 await self._stream(answer, reply, grant.headers)
             else:
@@ -134,7 +136,8 @@ def _broken() -> EngineFailed:
 class _Answer:
     """What one request is answered."""
 
-    def __init__(self, request_id: UUID, prepared: PreparedRequest) -> None:
+    def __init__(self, request_id: UUID, prepared: PreparedRequest, tier: str) -> None:
+        self._service_tier = ECHOED.get(tier)
         self.model = prepared.model
         self.choices = prepared.choices
         self._id = request_id
@@ -153,6 +156,7 @@ class _Answer:
     def whole(self) -> tuple[bytes, Headers]:
         """Body and headers of an answer in one piece."""
         document = self._shell("chat.completion" if self._chat else "text_completion")
+        document["service_tier"] = self._service_tier
         document["choices"] = [self._choice(index) for index in range(self.choices)]
         document |= self._billing()
         usage = self._usage
@@ -189,7 +193,16 @@ class _Answer:
         part: dict[str, Any] = {} if self._chat else {"text": ""}
         events = [self.event(index, part, self._finish) for index in range(self.choices)]
         if self._include_usage:
-            events.append(_event({**self._chunk_shell(), "choices": [], **self._billing()}))
+            events.append(
+                _event(
+                    {
+                        **self._chunk_shell(),
+                        "service_tier": self._service_tier,
+                        "choices": [],
+                        **self._billing(),
+                    }
+                )
+            )
         return b"".join([*events, DONE])
 
     @property

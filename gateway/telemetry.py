@@ -102,7 +102,7 @@ class Telemetry:
             self._trace(context, self._tracer)
 
     def _count(self, context: AnyContext, outcome: Outcome) -> None:
-        key = (context.request.model.name, context.request.principal.tier)
+        key = (context.request.model.name, context.request.tier)
         bound = self._bound.get(key)
         if bound is None:
             bound = self._bound[key] = _BoundMetrics(self._families, *key)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -75,6 +75,10 @@ class PriceBook:
                 if _holds(version, now):
                     found.setdefault(version.model, {})[version.tier] = version
         return found
+
+    def tiers(self, tenant_id: UUID, model: str) -> Collection[str]:
+        """The tiers in which a model has a price for an organisation now. Raises Unavailable as `of` does."""
+        return self.of(tenant_id).get(model, {})
 
     async def _poll(self) -> None:
         failing = False

@@ -79,6 +79,7 @@ def parse_chat(body: bytes) -> PreparedRequest:
         min_tokens=certain_tokens(request, max_tokens),
         template_switches=switches,
         needs=_needs(request, conversation, offer, constrained=bool(constraint)),
+        service_tier=request.service_tier or "",
         ignored_fields=unknown,
         calls=CallForm(offer.legacy, offer.custom),
     )

@@ -68,6 +68,8 @@ class PreparedRequest(msgspec.Struct):
     needs: tuple[tuple[str, str], ...] = ()
     """Capabilities of the model that the request uses, each with the field that asks for it."""
     calls: CallForm = _AS_ENGINES_WRITE
+    service_tier: str = ""
+    """What the request names; empty = nothing (gateway/service_tier.py)."""
     ignored_fields: tuple[str, ...] = ()
     """Names of fields of the body that no known API defines, and of fields without effect in this request."""
 

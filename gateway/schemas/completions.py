@@ -70,6 +70,7 @@ def parse_completion(body: bytes) -> PreparedRequest:
         logprobs_per_token=0 if request.logprobs is None else 1 + request.logprobs,
         min_tokens=certain_tokens(request, max_tokens),
         needs=tuple(needs),
+        service_tier=request.service_tier or "",
         ignored_fields=unknown,
     )
 

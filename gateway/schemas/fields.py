@@ -124,7 +124,7 @@ REFUSED: dict[str, Refused] = {
     "n_predict": Refused("use `max_tokens`"),
     "options": Refused("write the options as fields of the request"),
     "plugins": Refused("the platform runs no tools"),
-    "priority": Refused("the priority is that of the organisation's tier"),
+    "priority": Refused("use `service_tier`"),
     "prompt_embeds": Refused("a prompt is text or token ids"),
     "prompt_logprobs": Refused("log-probabilities are those of the answer"),
     "provider": Refused(_ROUTING),
@@ -141,9 +141,6 @@ REFUSED: dict[str, Refused] = {
     "routed_experts_prompt_start": Refused(_SHAPE),
     "safe_prompt": Refused("put it into a message"),
     "separate_reasoning": Refused(_SHAPE, _TRUE),
-    "service_tier": Refused(
-        "the tier is that of the organisation", OFF_VALUES | {b'"auto"', b'"default"', b'"standard"'}
-    ),
     "structural_tag": Refused("use `structured_outputs`"),
     "suffix": Refused("no model here fills a gap"),
     "thinking": Refused("use `enable_thinking` or `reasoning_effort`"),

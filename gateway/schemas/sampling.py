@@ -28,6 +28,7 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 TopK = Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)]
 RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=2)]
 Seed = Annotated[int, msgspec.Meta(ge=-MAX_SEED, le=MAX_SEED)]
+ServiceTier = Annotated[str, msgspec.Meta(max_length=40)]
 Stop = Annotated[str, msgspec.Meta(max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[Stop], msgspec.Meta(max_length=MAX_STOPS)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -89,6 +90,7 @@ class SamplingRequest(msgspec.Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
     seed: Seed | None = None
+    service_tier: ServiceTier | None = None
     stop: Stop | Stops | None = None
     stop_token_ids: StopTokens | None = None
     include_stop_str_in_output: bool | None = None

@@ -164,6 +164,16 @@ class FakeHolds:
         self.voided[request_id] += 1
 
 
+class FakePrices:
+    """Every model has a price in `offered`."""
+
+    def __init__(self) -> None:
+        self.offered = ["standard", "batch"]
+
+    def tiers(self, tenant_id: UUID, model: str) -> list[str]:
+        return self.offered
+
+
 class FakeMeter:
     """Keeps every record."""
 
@@ -387,6 +397,7 @@ class Gateway:
         self.meter = meter or FakeMeter()
         self.scheduler = FakeScheduler()
         self.snapshot = PoolSnapshot()
+        self.prices = FakePrices()
         self.availability = Availability(lambda: self.snapshot, 30.0)
         self.prompts = FakePromptCounter()
         self.whole = WholeAnswers(self.scheduler, lambda: self.snapshot, self.prompts)
@@ -402,6 +413,7 @@ class Gateway:
         telemetry, estimator = telemetry or Telemetry(CollectorRegistry()), Estimator()
         self.admission: Admission[FakeGrant] = Admission(
             models=FakeModels(model or FakeModel()),
+            prices=self.prices,
             rates=self.rates,
             holds=self.holds,
             scheduler=self.scheduler,

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from admin import keys as admin_keys
 from admin import limits as admin_limits
 from admin import models as admin_models
+from admin import prices as admin_prices
 from admin import users as admin_users
 from admin.logins import authenticate_token, create_admin_token
 from api import deps as api_deps
@@ -171,6 +172,29 @@ async def test_a_test_key_is_answered_without_a_model_and_never_billed(api: Api)
         for table in ("holds", "usage"):
             count = await connection.execute(text(f"SELECT count(*) FROM {table}"))
             assert count.scalar_one() == 0
+
+
+async def test_the_price_follows_the_tier_of_the_request(api: Api) -> None:
+    await admin_prices.set_price(
+        api.database, ADMIN, model=MODEL, tier="batch", input="0.5", cached_input="0.25", output="1"
+    )
+    await api.deps.prices.refresh()
+    client = api.openai()
+    told = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=10, service_tier="flex"
+    )
+    assert told.service_tier == "flex"
+    own = await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=10)
+    assert own.service_tier == "default"
+    first, second = await api.usage_rows(2)
+    assert (first.tier, second.tier) == ("batch", "standard")
+    for row, answer, share in ((first, told, 2), (second, own, 1)):
+        cached = answer.usage.prompt_tokens_details.cached_tokens
+        full = price(answer.usage.prompt_tokens, cached, answer.usage.completion_tokens)
+        assert row.cost * share == full
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(model=MODEL, messages=HELLO, service_tier="priority")
+    assert refused.value.code == "service_tier_not_allowed"
 
 
 async def test_llms_txt_needs_no_key(api: Api) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import InvalidRequest, RequestTooLarge, UnsupportedField
+from core.errors import InvalidRequest, RequestTooLarge
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
 from gateway.schemas.completions import parse_completion
@@ -253,5 +253,3 @@ def test_switches_count_in_the_bound_of_the_prompt(switches: dict[str, str]) -> 
 def test_unsupported_choices_of_modalities() -> None:
     with pytest.raises(InvalidRequest):
         prepared("chat", modalities=["text", "audio"])
-    with pytest.raises(UnsupportedField):
-        prepared("chat", service_tier="priority")

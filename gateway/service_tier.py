@@ -1,0 +1,53 @@
+"""The tier of one request, which its price and its band in the queue follow."""
+
+from collections.abc import Callable, Collection
+
+from core.errors import InvalidRequest
+
+TIERS = ("priority", "standard", "batch")
+"""Dearest first."""
+AUTO = "auto"
+"""The organisation's own tier, as without the field."""
+BY_NAME = {
+    "default": "standard",
+    "standard": "standard",
+    "flex": "batch",
+    "batch": "batch",
+    "priority": "priority",
+}
+"""What `service_tier` may name: OpenAI's names and ours."""
+ECHOED = {"priority": "priority", "standard": "default", "batch": "flex"}
+"""By tier: OpenAI's name for it, as answers carry it."""
+
+
+def tier_of(asked: str, own: str, offered: Callable[[], Collection[str]]) -> str:
+    """The tier of a request that asks for the tier `asked` ("" = it does not) of an organisation with the tier `own`.
+
+    An organisation may ask for its own tier and for those below. `offered` returns the tiers in which the model has a
+    price for it; it is called only for another tier than its own. Raises InvalidRequest.
+    """
+    if asked in ("", AUTO):
+        return own
+    tier = BY_NAME.get(asked)
+    if tier is None:
+        raise InvalidRequest(
+            f"There is no service tier {asked[:40]!r}; use one of: {', '.join((AUTO, *BY_NAME))}.",
+            param="service_tier",
+            code="invalid_service_tier",
+        )
+    if tier == own:
+        return tier
+    if own in TIERS and TIERS.index(tier) < TIERS.index(own):
+        raise InvalidRequest(
+            f"This organisation's tier is {own}, so a request may not ask for {asked!r}; leave service_tier out, or "
+            "ask your admin for another tier.",
+            param="service_tier",
+            code="service_tier_not_allowed",
+        )
+    if tier not in offered():
+        raise InvalidRequest(
+            f"The model has no price in the tier {tier}; GET /v1/models shows in which it has.",
+            param="service_tier",
+            code="service_tier_not_offered",
+        )
+    return tier
