@@ -86,6 +86,9 @@ class Availability:
                 "reason": OFFLINE,
                 "offline_since": seconds(state.offline_since_ms),
                 "expected_at": seconds(state.expected_ms),
+                "position": 0,
+                "warm_replicas": 0,
+                "predicted_wait_s": state.retry_after_s,
                 "retry_after_s": state.retry_after_s,
             },
         )

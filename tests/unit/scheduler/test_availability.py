@@ -45,6 +45,9 @@ def test_what_comes_too_late_says_when() -> None:
         "reason": "model_offline",
         "offline_since": 8_000,
         "expected_at": 9_080,
+        "position": 0,
+        "warm_replicas": 0,
+        "predicted_wait_s": 80.5,
         "retry_after_s": 80.5,
     }
 
