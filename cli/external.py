@@ -22,8 +22,6 @@ from workers.plan import TINY
 
 START_WAIT_S = 30.0
 """Seconds that an engine has to answer GET /v1/models."""
-MAX_OUTPUT_TOKENS = 4096
-"""Output tokens of requests without max_tokens, where the context is long enough."""
 
 
 class ExternalOptions(msgspec.Struct, frozen=True):
@@ -133,7 +131,7 @@ async def _offer_model(
             await add_model(database, actor, name=model.name)
         return ""
     context_len = model.context_len or options.context_len or ASSUMED_CONTEXT_LEN
-    spec = ModelSpec(context_len, min(MAX_OUTPUT_TOKENS, max(1, context_len // 2)))
+    spec = ModelSpec(context_len, context_len)
     if known is None:
         await add_model(database, actor, name=model.name, spec=spec)
     else:

@@ -16,9 +16,8 @@ def hold_request(context: AnyContext) -> HoldRequest:
     request = context.request
     prepared, principal, model = request.prepared, request.principal, request.model
     longest = longest_answer(prepared, model)
-    bounded = (prepared.max_tokens > 0 or longest_fits(prepared, model)) and (
-        longest * MAX_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES
-    )
+    rest_of_context = longest >= model.context_len * prepared.choices  # to which engines keep by themselves
+    bounded = prepared.max_tokens > 0 or rest_of_context or longest_fits(prepared, model)
     return HoldRequest(
         request_id=request.id,
         tenant_id=principal.tenant_id,
@@ -29,21 +28,30 @@ def hold_request(context: AnyContext) -> HoldRequest:
         max_input_tokens=min(prepared.max_input_tokens, model.context_len * prepared.choices),
         max_output_tokens=prepared.max_tokens * prepared.choices,
         default_output_tokens=longest,
-        whole=prepared.tools_in_one_piece and bounded,
+        whole=prepared.tools_in_one_piece and bounded and longest * MAX_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES,
     )
 
 
 def longest_answer(prepared: PreparedRequest, model: Model) -> int:
-    """Return the output tokens, over all choices, of the longest answer that the request may get."""
+    """Return the output tokens, over all choices, of the longest answer that the request may get.
+
+    Without max_tokens these are the model's longest, at most the rest of its context, and in one piece no more than
+    certainly can be kept in memory.
+    """
     tokens = (prepared.max_tokens or model.max_output_tokens) * prepared.choices
-    if prepared.stream or not prepared.logprobs_per_token:
+    if prepared.stream:
         return tokens
-    return min(tokens, MAX_ANSWER_LOGPROBS // prepared.logprobs_per_token)
+    if not prepared.max_tokens:
+        tokens = min(tokens, MAX_ANSWER_BYTES // MAX_BYTES_PER_TOKEN)
+    if prepared.logprobs_per_token:
+        tokens = min(tokens, MAX_ANSWER_LOGPROBS // prepared.logprobs_per_token)
+    return tokens
 
 
 def longest_fits(prepared: PreparedRequest, model: Model) -> bool:
-    """Whether the model's longest answer certainly fits beside the prompt, of which only an upper bound is known."""
-    return prepared.max_input_tokens + model.max_output_tokens <= model.context_len
+    """Whether the longest answer certainly fits beside the prompt, of which only an upper bound is known."""
+    per_choice = longest_answer(prepared, model) // prepared.choices
+    return prepared.max_input_tokens + per_choice <= model.context_len
 
 
 def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) -> PlaceRequest:

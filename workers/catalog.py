@@ -175,8 +175,9 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profiles: dict[str, EngineProfile]
     list_price: ListPrice
     name: str = ""
-    max_output_tokens: int = 4096
-    """Limit of output tokens for requests without max_tokens."""
+    max_output_tokens: int = 0
+    """Limit of output tokens for requests without max_tokens, from the model's card; 0 in the file = the rest of its
+    context, as which a loaded catalog has `context_len`."""
     template_switches: dict[str, list[bool | int | str]] = {}
     """Variables of the chat template that customers may set, and the values that each may have."""
     experts: Experts | None = None
@@ -265,9 +266,10 @@ def _finish_model(source: Path, hosts: dict[str, HostKind], name: str, model: Ca
     where = f"models.{name}"
     if not model.profiles:
         raise InvalidRequest(f"the catalog {source} is wrong: {where} has no profile")
-    if not 0 < model.max_output_tokens <= model.context_len:
+    longest = model.max_output_tokens or model.context_len
+    if not 0 < longest <= model.context_len:
         raise InvalidRequest(
-            f"the catalog {source} is wrong: {where}.max_output_tokens is {model.max_output_tokens}, "
+            f"the catalog {source} is wrong: {where}.max_output_tokens is {longest}, "
             f"must be between 1 and context_len ({model.context_len})"
         )
     experts = model.experts
@@ -285,7 +287,7 @@ def _finish_model(source: Path, hosts: dict[str, HostKind], name: str, model: Ca
         key: _finish_profile(source, hosts, model, f"{where}.profiles.{key}", key, profile)
         for key, profile in model.profiles.items()
     }
-    return msgspec.structs.replace(model, name=name, profiles=profiles)
+    return msgspec.structs.replace(model, name=name, profiles=profiles, max_output_tokens=longest)
 
 
 def _finish_profile(

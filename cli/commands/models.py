@@ -40,9 +40,12 @@ def add_model(
         ),
     ] = None,
     max_output_tokens: Annotated[
-        int,
-        typer.Option("--max-output-tokens", help="With it: output tokens of requests without max_tokens."),
-    ] = 4096,
+        int | None,
+        typer.Option(
+            "--max-output-tokens",
+            help="With it: output tokens of requests without max_tokens (default: the rest of the context).",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +57,7 @@ def add_model(
     """
     spec = None
     if context_len is not None:
-        spec = ModelSpec(context_len, min(max_output_tokens, context_len))
+        spec = ModelSpec(context_len, min(max_output_tokens or context_len, context_len))
 
     async def act() -> models.ModelView:
         async with open_db(data_dir) as database:

@@ -132,7 +132,7 @@ async def test_the_context_length(database: Database) -> None:
     stated = msgspec.structs.replace(PRICED, context_len=2000)
     assert await offer(database, ACTOR, CATALOG, [LLAMA, PLAIN], stated, demo=True) == []
     specs = {model.name: model.spec for model in await list_models(database, ACTOR)}
-    assert specs == {LLAMA.name: ModelSpec(8192, 4096), "plain": ModelSpec(2000, 1000)}
+    assert specs == {LLAMA.name: ModelSpec(8192, 8192), "plain": ModelSpec(2000, 2000)}
 
 
 async def test_a_model_that_is_no_longer_listed_stays_known(database: Database) -> None:

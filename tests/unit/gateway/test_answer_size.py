@@ -76,9 +76,11 @@ async def test_an_answer_with_log_probabilities_and_no_limit_gets_one_that_can_b
     longest = MAX_ANSWER_LOGPROBS // 21
     assert msgspec.json.decode(gateway.engines.bodies[0])["max_tokens"] == longest
     assert gateway.holds.requests[0].default_output_tokens == longest
-    for unlimited in (chat(), chat(stream=True, logprobs=True, top_logprobs=20)):
+    kept = MAX_ANSWER_BYTES // MAX_BYTES_PER_TOKEN
+    streamed = chat(stream=True, logprobs=True, top_logprobs=20)
+    for unlimited, longest in ((chat(), kept), (streamed, BIG.max_output_tokens)):
         gateway, _ = await run(unlimited, answer(["hi"]))
-        assert gateway.holds.requests[0].default_output_tokens == BIG.max_output_tokens
+        assert gateway.holds.requests[0].default_output_tokens == longest
 
 
 def test_log_probabilities_per_token() -> None:

@@ -402,6 +402,19 @@ async def test_models_own_limit_is_an_ordinary_length_finish() -> None:
     assert gateway.holds.extended == []
 
 
+async def test_an_answer_without_max_tokens_may_use_the_rest_of_the_context() -> None:
+    gateway = Gateway(FakeEngines(answer(["w"] * 60)), model=FakeModel(context_len=100, max_output_tokens=100), covered=10)
+    gateway.holds.extensions = [True]
+    reply = FakeReply()
+    await gateway.director.handle(uuid7(), principal(), prepared(stream=True), reply)
+    assert "max_tokens" not in json.loads(gateway.engines.bodies[0])  # the engine knows how much is left
+    assert gateway.holds.requests[0].default_output_tokens == 100
+    assert gateway.holds.extended == [90]
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.usage.output) == (Outcome.COMPLETED, 60)
+    gateway.assert_resolved()
+
+
 @pytest.mark.promise(6)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_client_gone_aborts_and_bills_what_was_counted(stream: bool) -> None:

@@ -105,6 +105,18 @@ async def test_only_where_the_hold_covers_it(more: dict[str, Any], granted: bool
     gateway.assert_resolved()
 
 
+async def test_the_rest_of_the_context_is_a_bound_that_the_engine_keeps() -> None:
+    engines = FakeEngines([document(content="hi")])
+    gateway = Gateway(engines, model=FakeModel(context_len=8192, max_output_tokens=8192))
+    await gateway.director.handle(uuid7(), principal(), tools(), FakeReply())
+    asked = msgspec.json.decode(engines.bodies[0])
+    assert asked["stream"] is False
+    assert "max_tokens" not in asked
+    [record] = gateway.meter.settled
+    assert record.open.max_output_tokens == 8192
+    gateway.assert_resolved()
+
+
 async def test_a_limit_that_may_not_fit_beside_the_prompt_is_streamed() -> None:
     engines = FakeEngines(answer(["hi"]))
     gateway = Gateway(engines, model=FakeModel(context_len=4200))

@@ -110,7 +110,7 @@ WRONG = [
     (
         "context_len = 163840",
         "context_len = 100",
-        "max_output_tokens is 4096, must be between 1 and context_len",
+        "max_output_tokens is 65536, must be between 1 and context_len",
     ),
     ('host_kind = "gpu-h200x8-1128gb"', 'host_kind = "gpu-x"', "'gpu-x', which is not among"),
     ("gpus = 8\nargs", "gpus = 16\nargs", "gpus is 16, but gpu-b300x8-2304gb-contracted has 8"),
