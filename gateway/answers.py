@@ -45,6 +45,7 @@ def final_events(
     first_chunk: ChunkHead | None,
     record: UsageRecord,
     *,
+    fingerprint: str,
     truncated: bool,
     include_usage: bool,
     unfinished: Sequence[int],
@@ -53,7 +54,7 @@ def final_events(
 
     These are a `length` finish of the `unfinished` choices (by index) when the gateway `truncated` the stream, the
     usage when the client asked for it, and [DONE]. `endpoint` is chat or text; `first_chunk` gives the id, object and
-    time of the events, and is None when the engine sent no chunk.
+    time of the events, and is None when the engine sent no chunk; `fingerprint` is the engine's, empty when not known.
     """
     events: list[bytes] = []
     shell = {
@@ -69,15 +70,17 @@ def final_events(
         events.append(_event({**shell, "choices": ends}))
     if include_usage:
         cost_usd = pico_to_usd(record.cost)
+        served = {"system_fingerprint": fingerprint} if fingerprint else {}
         usage = usage_object(record.usage, cost_usd)
-        events.append(
-            _event({**shell, "choices": [], "usage": usage, "penstock": _billing_object(record, cost_usd)})
-        )
+        billing = _billing_object(record, cost_usd)
+        events.append(_event({**shell, "choices": [], **served, "usage": usage, "penstock": billing}))
     events.append(DONE)
     return b"".join(events)
 
 
-def whole_answer(answer: dict[str, Any], record: UsageRecord, *, truncated: bool) -> tuple[bytes, Headers]:
+def whole_answer(
+    answer: dict[str, Any], record: UsageRecord, *, truncated: bool, fingerprint: str = ""
+) -> tuple[bytes, Headers]:
     """Return body and headers of an answer that is not streamed: the engine's `answer`, our usage, cost and outcome.
 
     Unfinished choices of a `truncated` answer finish with `length`.
@@ -86,6 +89,8 @@ def whole_answer(answer: dict[str, Any], record: UsageRecord, *, truncated: bool
     for choice in answer["choices"]:
         if truncated and choice["finish_reason"] is None:
             choice["finish_reason"] = "length"
+    if fingerprint:
+        answer["system_fingerprint"] = fingerprint
     answer["usage"] = usage_object(record.usage, cost_usd)
     answer["penstock"] = _billing_object(record, cost_usd)
     answer["service_tier"] = ECHOED.get(record.open.tier)

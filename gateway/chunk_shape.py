@@ -11,12 +11,14 @@ import msgspec
 
 _HEAD = re.compile(rb'(\{\s*"id":\s*")[^"]*(",\s*"object":\s*"[^"]*",\s*"created":\s*)\d+')
 """The members before the model's name, as vLLM and SGLang write them."""
-_TEXT = re.compile(rb'("(?:delta":\s*\{\s*"[a-z_]+|text)":\s*")(?:[^"\\]|\\.)*"')
+_TEXT = re.compile(rb'("(?:delta":\s*\{\s*"([a-z_]+)|text)":\s*")(?:[^"\\]|\\.)*"')
 _RUNNING_USAGE = re.compile(
     rb'(,\s*"usage":\s*\{\s*"prompt_tokens":\s*(\d+),\s*"total_tokens":\s*)\d+'
-    rb'(,\s*"completion_tokens":\s*)\d+((?:,\s*"completion_tokens_details":\s*null)?\s*\}\s*\})$'
+    rb'(,\s*"completion_tokens":\s*)\d+'
+    rb'((?:,\s*"completion_tokens_details":\s*(?:null|\{\s*"reasoning_tokens":\s*\d+\s*\}))?\s*\}\s*\})$'
 )
 """Running usage at the end of an event, as vLLM writes it (vllm/entrypoints/openai/engine/protocol.py, UsageInfo)."""
+_REASONING = (b"reasoning", b"reasoning_content")
 _UNFINISHED = re.compile(rb'"finish_reason":\s*null')
 MAX_SHAPE_BYTES = 1024
 """Bytes of an event beside its text and usage, above which no other event is expected to be like it."""
@@ -49,7 +51,9 @@ _shared = lru_cache(maxsize=1024)(ChunkShape)
 
 
 def shape_of(payload: bytes) -> tuple[ChunkShape | None, bytes]:
-    """Return the shape of an event with text and running usage, and None for one of another form.
+    """Return the shape of an event with text and running usage, and None for one of another form or with reasoning.
+
+    Of reasoning, customers get other bytes than the engine sends. Its count does not change in the events after it.
 
     Beside it the bytes that the events of this stream share: from the comma before the usage member to the count of all
     tokens, that of the prompt included.
@@ -59,6 +63,8 @@ def shape_of(payload: bytes) -> tuple[ChunkShape | None, bytes]:
     if head is None or text is None or usage is None:
         return None, b""
     if text.start() < head.end() or usage.start() < text.end():
+        return None, b""
+    if text.group(2) in _REASONING:
         return None, b""
     closing = payload[text.end() - 1 : usage.start()]
     if len(closing) + text.start() > MAX_SHAPE_BYTES:

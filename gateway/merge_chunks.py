@@ -11,6 +11,8 @@ from core.errors import EngineFailed
 from gateway.limits import MAX_ANSWER_BYTES, AnswerTooLarge
 from gateway.schemas.common import Extras
 
+REASONING_NAMES = (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning"))
+"""The two names of reasoning, each with the other: customers get both."""
 _CALL_BYTES = 64
 """Bytes kept for a delta of a tool call beside its arguments."""
 PART_BYTES = 64
@@ -132,6 +134,9 @@ def chat_choice(
     content = message.get("content")
     message["content"] = content if content or not calls else None
     message.setdefault("refusal", None)
+    for name, other in REASONING_NAMES:
+        if message.get(name):
+            message.setdefault(other, message[name])
     return {"index": index, "message": message, "logprobs": logprobs or None, **ends}
 
 

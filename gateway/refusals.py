@@ -143,7 +143,7 @@ def no_tools(model: str) -> InvalidRequest:
         f"'{model}' does not call tools. Remove 'tools', set 'tool_choice' to \"none\", or choose a model whose "
         "'capabilities' in GET /v1/models contain 'tools'.",
         param="tools",
-        code="tools_not_supported",
+        code="unsupported_by_model",
     )
 
 

@@ -272,6 +272,7 @@ class Relay:
                 request.prepared.endpoint,
                 codec.first_chunk,
                 record,
+                fingerprint=codec.fingerprint,
                 truncated=codec.truncated,
                 include_usage=request.prepared.include_usage,
                 unfinished=codec.unfinished,
@@ -287,7 +288,9 @@ class Relay:
         else:
             raise RuntimeError("only an answer that is not streamed is sent in one piece")
         reshape_answer(document, request.prepared.calls)
-        body, headers = answers.whole_answer(document, record, truncated=codec.truncated)
+        body, headers = answers.whole_answer(
+            document, record, truncated=codec.truncated, fingerprint=codec.fingerprint
+        )
         context.answer.held_bytes = len(body)
         context.answer.writing_since = context.settled_at
         await request.reply.respond(body, context.take_rate_headers() + headers)

@@ -1,8 +1,9 @@
 """Server-sent events from engine to client, handled as slices of bytes.
 
 Events are relayed, not rebuilt. The engine was given our model name and request id, so that its bytes suit the client
-except for the running usage and for what engines add of their own, which is removed; in the steady state only null
-members of theirs remain. Inside a JSON string every quote is escaped; therefore the bytes `"usage":` can only be a key.
+except for the running usage and for what engines add of their own, which is removed (in the steady state only null
+members of theirs remain), and for reasoning, which customers get under both of its names. Inside a JSON string every
+quote is escaped; therefore the bytes `"usage":` can only be a key.
 
 `StreamCodec.feed` takes the bytes of a read and returns the bytes for the client; it decodes each event. In the steady
 state of a stream `StreamCodec.relay_one` does the same with a few searches in C. First and last events, several
@@ -14,6 +15,7 @@ import msgspec
 from core.errors import EngineFailed
 from gateway.chunk_shape import ChunkShape, shape_of
 from gateway.limits import MAX_EVENT_BYTES, AnswerTooLarge
+from gateway.merge_chunks import REASONING_NAMES
 from gateway.schemas.common import Extras
 from gateway.tool_calls import CallStream
 from gateway.usage import EngineUsage, UsageTracker
@@ -65,6 +67,7 @@ class Chunk(msgspec.Struct, gc=False):
     model: str = ""
     choices: list[ChunkChoice] = []
     usage: EngineUsage | None = None
+    system_fingerprint: str | None = None
     error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -104,6 +107,7 @@ class _RelayedChunk(msgspec.Struct, gc=False):
 
 _relayed_decoder = msgspec.json.Decoder(_RelayedChunk)
 _relayed_encoder = msgspec.json.Encoder()
+_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def strip_extras(payload: bytes, extras: Extras, calls: CallStream | None = None) -> bytes:
@@ -119,7 +123,19 @@ def strip_extras(payload: bytes, extras: Extras, calls: CallStream | None = None
             choice.stop_reason = msgspec.UNSET
         if not extras.logprobs and choice.logprobs is not msgspec.UNSET:
             choice.logprobs = _NULL
+        if choice.delta is not msgspec.UNSET and b'"reasoning' in bytes(choice.delta):
+            choice.delta = _both_names(choice.delta)
     return _relayed_encoder.encode(chunk)
+
+
+def _both_names(delta: msgspec.Raw) -> msgspec.Raw:
+    """Return a delta with its reasoning under both of its names."""
+    members = _members_decoder.decode(delta)
+    for name, other in REASONING_NAMES:
+        value = members.get(name)
+        if value is not None and bytes(value) != b"null":
+            members.setdefault(other, value)
+    return msgspec.Raw(_relayed_encoder.encode(members))
 
 
 def carries_extras(
@@ -176,8 +192,8 @@ class StreamCodec:
 
     __slots__ = (
         "_calls", "_extras", "_output", "_relayed", "_shape", "_splitter", "_steady", "_tracker", "_usage", "_withheld",
-        "choices", "content_started", "cut", "done", "error", "finish_reasons", "first_chunk", "limit", "limit_reached",
-        "read_at", "relayed_at", "withheld_output",
+        "choices", "content_started", "cut", "done", "error", "fingerprint", "finish_reasons", "first_chunk", "limit",
+        "limit_reached", "read_at", "relayed_at", "withheld_output",
     )  # fmt: skip
 
     def __init__(
@@ -210,6 +226,8 @@ class StreamCodec:
         """Output tokens of the last event of the steady state, which `tracker` takes when it is read."""
         self.first_chunk: ChunkHead | None = None
         """Of the first chunk, what the gateway's own events repeat."""
+        self.fingerprint = ""
+        """The engine's system_fingerprint, which engines send in any of their chunks."""
         self.content_started = False
         """Whether something that the customer asked for has arrived: text, a tool call or an extra."""
         self.done = False
@@ -347,6 +365,7 @@ class StreamCodec:
         """Count one chunk; False when it is not relayed: it exceeds the limit, or the engine gave up the answer."""
         if self.first_chunk is None:
             self.first_chunk = ChunkHead(chunk.id, chunk.object, chunk.created)
+        self.fingerprint = chunk.system_fingerprint or self.fingerprint
         if not chunk.choices:
             if chunk.usage is not None:
                 self.tracker.set_totals(chunk.usage)
@@ -357,6 +376,9 @@ class StreamCodec:
             return False
         if chunk.usage is not None:
             self.tracker.update_choice(chunk.usage, chunk.choices[0].index)
+            delta = chunk.choices[0].delta
+            if delta is not None and (delta.reasoning or delta.reasoning_content):
+                self.tracker.count_reasoning(chunk.usage)
         for choice in chunk.choices:
             if choice.finish_reason is not None:
                 if choice.finish_reason in BROKEN_OFF:

@@ -92,6 +92,14 @@ class UsageTracker:
         if output > self._output:
             self._output = output
 
+    def count_reasoning(self, usage: EngineUsage) -> None:
+        """Take a chunk of reasoning of an engine that does not count it: all output so far was reasoning.
+
+        Of several choices nothing is known then.
+        """
+        if self._choices == 1 and usage.completion_tokens_details is None:
+            self._reasoning = max(self._reasoning, usage.completion_tokens or 0)
+
     def output_after(self, usage: EngineUsage, choice: int) -> int:
         """Return the output tokens that `update_choice` with the same arguments would lead to."""
         output = usage.completion_tokens or 0

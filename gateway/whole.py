@@ -124,6 +124,7 @@ class WholeAnswer(StreamCodec):
         for choice in found.choices:
             self.finish_reasons[choice.index] = choice.finish_reason or "stop"
         self.done = True
+        self.fingerprint = found.system_fingerprint or ""
         shape = _chat_choice if endpoint == "chat" else _text_choice
         ordered = sorted(found.choices, key=lambda choice: choice.index)
         self.document = answer_object(

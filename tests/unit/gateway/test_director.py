@@ -105,6 +105,17 @@ async def test_a_whole_answer_is_merged_with_its_cost() -> None:
     gateway.assert_resolved()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_says_what_served_it(stream: bool) -> None:
+    end = final(1).replace(b'"choices":[]', b'"choices":[],"system_fingerprint":"vllm-1"')
+    gateway = Gateway(FakeEngines([chunk("a", tokens=1, finish="stop"), end, DONE]))
+    reply = FakeReply()
+    asked = prepared(stream=stream, stream_options={"include_usage": True} if stream else None)
+    await gateway.director.handle(uuid7(), principal(), asked, reply)
+    last = reply.documents()[-1] if stream else json.loads(reply.body)
+    assert (last["system_fingerprint"], last["service_tier"]) == ("vllm-1", "default")
+
+
 @pytest.mark.parametrize(("money_pauses", "place_pauses"), [(0, 0), (0, 3), (3, 0)])
 @pytest.mark.parametrize("which", ["rates", "money", "place", "both"])
 async def test_a_refusal_undoes_the_other(which: str, money_pauses: int, place_pauses: int) -> None:
@@ -403,7 +414,9 @@ async def test_models_own_limit_is_an_ordinary_length_finish() -> None:
 
 
 async def test_an_answer_without_max_tokens_may_use_the_rest_of_the_context() -> None:
-    gateway = Gateway(FakeEngines(answer(["w"] * 60)), model=FakeModel(context_len=100, max_output_tokens=100), covered=10)
+    gateway = Gateway(
+        FakeEngines(answer(["w"] * 60)), model=FakeModel(context_len=100, max_output_tokens=100), covered=10
+    )
     gateway.holds.extensions = [True]
     reply = FakeReply()
     await gateway.director.handle(uuid7(), principal(), prepared(stream=True), reply)

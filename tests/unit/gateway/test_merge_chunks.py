@@ -51,7 +51,7 @@ def test_chunks_of_tool_calls_are_merged() -> None:
     )
     message = answer["choices"][0]["message"]
     assert message["content"] is None
-    assert message["reasoning"] == "hm"
+    assert message["reasoning"] == message["reasoning_content"] == "hm"
     assert message["tool_calls"] == [
         {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}},
         {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},

@@ -199,6 +199,49 @@ def test_an_event_of_another_form_is_decoded(found: bytes, instead: bytes) -> No
     assert codec.relay_one(event.replace(found, instead)) is None
 
 
+def reasoning_event(text: str, tokens: int, *, counted: bool, name: str = "reasoning") -> bytes:
+    """An event of reasoning as vLLM writes it, or as an engine does that does not count reasoning."""
+    details = b',"completion_tokens_details":{"reasoning_tokens":%d}' % tokens if counted else b""
+    event = chunk(text, tokens=tokens)[:-4] + details + b"}}\n\n"
+    event = event.replace(b'"finish_reason":null}', b'"finish_reason":null,"token_ids":null}')
+    return event.replace(b'"content"', b'"%b"' % name.encode())
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("counted", [True, False])
+def test_reasoning_has_both_names_and_is_counted(counted: bool, name: str) -> None:
+    codec = StreamCodec(1, NO_LIMIT)
+    texts = ["a", 'b"', "c\\", "d"]
+    out = b"".join(
+        codec.relay_one(event) or codec.feed(event)
+        for event in (
+            reasoning_event(text, number + 1, counted=counted, name=name) for number, text in enumerate(texts)
+        )
+    )
+    deltas = [msgspec.json.decode(event[6:])["choices"][0]["delta"] for event in out.split(b"\n\n") if event]
+    assert deltas == [{"reasoning": text, "reasoning_content": text} for text in texts]
+    assert b"token_ids" not in out
+    assert codec.tracker.usage == TokenUsage(5, 0, 4, 4)
+    codec.feed(chunk("x", tokens=5))
+    assert codec.tracker.usage == TokenUsage(5, 0, 5, 4)
+
+
+def test_text_after_reasoning_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    def text(word: str, tokens: int) -> bytes:
+        counted = b',"completion_tokens_details":{"reasoning_tokens":1}}}\n\n'
+        return chunk(word, tokens=tokens)[:-4] + counted
+
+    codec = StreamCodec(1, NO_LIMIT)
+    codec.feed(reasoning_event("a", 1, counted=True))
+    assert codec.relay_one(reasoning_event("b", 2, counted=True)) is None  # its bytes change
+    codec.feed(text("c", 2))
+    monkeypatch.setattr(StreamCodec, "_count", lambda *_: pytest.fail("slow path"))
+    event = codec.relay_one(text("d", 3))
+    assert event is not None
+    assert texts(event) == "d"
+    assert codec.tracker.usage == TokenUsage(5, 0, 3, 1)
+
+
 def test_the_fast_path_waits_for_the_end_of_an_event() -> None:
     codec = StreamCodec(1, NO_LIMIT)
     codec.feed(chunk("a", tokens=1))
