@@ -16,4 +16,6 @@ def upgrade() -> None:
         "CONSTRAINT ck_api_keys_cors_origins CHECK (cardinality(cors_origins) BETWEEN 1 AND 20)"
     )
     op.execute("CREATE INDEX ix_api_keys_cors_origins ON api_keys (id) WHERE cors_origins IS NOT NULL")
-    op.execute("GRANT UPDATE (quota_status, cors_origins) ON api_keys TO penstock_app")
+    op.execute(
+        "GRANT SELECT (quota_status, cors_origins), UPDATE (quota_status, cors_origins) ON api_keys TO penstock_app"
+    )
