@@ -23,6 +23,7 @@ STARTERS = {"create_task", "ensure_future"}
 
 AWAITED = {
     "api/customer/hotpath.py": 1,  # watches one request's connection
+    "api/read_pace.py": 1,  # one write of one answer, awaited
     "billing/exports/datasets.py": 1,  # one download, awaited
     "billing/payments/stripe_differences.py": 1,  # a task group
     "cli/stack.py": 3,  # start and stop of the stack, awaited; one installation, awaited
