@@ -21,7 +21,7 @@ RESULTS = {
 SUMS = {
     "rows": "usage rows", "compared": "of them compared with the log of the engines",
     "delivered": "output tokens delivered", "billed": "output tokens billed",
-    "generated": "output tokens generated", "forgiven": "output tokens of failed engines, not charged",
+    "generated": "output tokens that the engines' counters showed", "forgiven": "output tokens of failed engines, not charged",
     "lost": "output tokens delivered that killed processes lost",
     "unobserved": "tokens of dead engines that no scrape saw", "unanswered": "requests without any answer",
     "strangers": "of them with a row",
@@ -39,7 +39,8 @@ verify, no balance is below zero, no hold is left, and reconciliation explains e
 Delivered text is compared with what the engine generates for its prompt.
 
 A killed process may lose what its last checkpoint does not hold, about a second of its streams. What an engine that was
-killed had generated is not known; its requests are compared with the other two accounts only."""
+killed had generated is not known; its requests are compared with the other two accounts only. A process that is stopped
+before it is killed writes no checkpoint meanwhile, so the longest loss counts that time, too."""
 
 
 def text(found: Mapping[str, Any]) -> str:
