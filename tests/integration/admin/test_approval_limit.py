@@ -569,7 +569,7 @@ async def test_a_shell_makes_a_token_for_the_person_who_knows_the_password(
         ("tenants", "create", "Acme"),
         ("projects", "create", "acme", "web"),
         ("limits", "set", "acme", "--concurrency", "3"),
-        ("models", "add", "river-7b"),
+        ("models", "add", "river-7b", "--context-len", "4096"),
     ):
         await asyncio.to_thread(run, *words)
     rows = await list_audit(database, ADMIN, limit=4)
