@@ -18,6 +18,7 @@ BOTH: list[dict[str, Any]] = [
     {"n": 2, "temperature": 0.0, "max_tokens": 1},  # later tokens of equal choices may differ by rounding
     {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7},
     {"top_p": 0},
+    {"service_tier": "auto"},
     {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5},
     {"logit_bias": {"5": 1.5}},
     {"stop": ""},
