@@ -15,7 +15,7 @@ from billing.notifications.mail import SmtpServer
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, RateLimited
 from core.ids import uuid7
-from tenants import invitations, members, organisations
+from tenants import invitations, logins, members, organisations
 from tenants.key_format import hash_key
 from tenants.names import check_password, clean_email
 from tenants.passwords import hash_password
@@ -29,7 +29,7 @@ PER_DAY = 100
 
 
 class Invited(msgspec.Struct, frozen=True):
-    """A new invitation. `secret` is None when it was mailed, else to be shown once and stored nowhere."""
+    """A new invitation. `secret` is None with a mail server, else to be shown once and stored nowhere."""
 
     view: InvitationView
     mailed: bool
@@ -51,7 +51,7 @@ async def invite(
     role: str,
 ) -> Invited:
     """Invite an address. It replaces an open invitation of the same address; an address that has an account is told so
-    only when it accepts. Without a mail server, or when that refuses the mail, the caller gets the secret.
+    only when it accepts. Without a mail server the caller gets the secret; after a refused mail, invite again.
 
     Raises InvalidRequest, PermissionDenied for a role the actor may not give, RateLimited beyond PER_DAY, NotFound.
     """
@@ -96,7 +96,7 @@ async def invite(
             after=view,
         )
     mailed = smtp is not None and await _send(smtp, view, tenant.name, secret)
-    return Invited(view, mailed, None if mailed else secret)
+    return Invited(view, mailed, secret if smtp is None else None)
 
 
 async def list_invitations(
@@ -158,6 +158,8 @@ async def accept(
                 f"the address {found.email} has an account already; sign in with it", param="secret"
             )
         await invitations.mark_accepted(connection, found.tenant_id, found.id)
+        if address:
+            await logins.clear_failures(connection, f"invitation from {address}", address[:64])
         user = await members.get_user(connection, user_id)
         if user is None:
             raise LookupError("a user just made is not there")

@@ -25,8 +25,9 @@ MAX_IGNORED_FIELDS_BYTES = 1024
 """Bytes of the header that names ignored fields."""
 MAX_CHOICES = 16
 """Value of `n`: choices of one prompt."""
-MAX_PROMPTS = 1024
-"""Prompts of one text completion, times `n`: as many as vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
+MAX_PROMPTS = 16
+"""Prompts of one text completion, times `n`. Placements and concurrency limits count a request once, whatever its
+choices, so more would fill the sequences of an engine beside the fair queue."""
 MAX_TOKENS_FIELD = 1_048_576
 """Value of max_tokens; the model's context length bounds it further."""
 MAX_STOPS = 16

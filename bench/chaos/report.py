@@ -21,7 +21,8 @@ RESULTS = {
 SUMS = {
     "rows": "usage rows", "compared": "of them compared with the log of the engines",
     "delivered": "output tokens delivered", "billed": "output tokens billed",
-    "generated": "output tokens that the engines' counters showed", "forgiven": "output tokens of failed engines, not charged",
+    "generated": "output tokens that the engines' counters showed",
+    "forgiven": "output tokens of failed engines, not charged",
     "lost": "output tokens delivered that killed processes lost",
     "unobserved": "tokens of dead engines that no scrape saw", "unanswered": "requests without any answer",
     "strangers": "of them with a row",

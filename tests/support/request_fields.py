@@ -50,7 +50,7 @@ CHAT: list[dict[str, Any]] = [
 ]
 TEXT: list[dict[str, Any]] = [
     {"logprobs": 1, "best_of": 1},
-    {"prompt": ["a"] * 40, "max_tokens": 1},
+    {"prompt": ["a"] * 16, "max_tokens": 1},
     {"prompt": [[5, 6], [7]]},
 ]
 CONVERSATION: list[dict[str, Any]] = [
