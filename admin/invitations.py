@@ -50,8 +50,8 @@ async def invite(
     email: str,
     role: str,
 ) -> Invited:
-    """Invite an address. It replaces an open invitation of the same address; an address that has an account is told so
-    only when it accepts. Without a mail server the caller gets the secret; after a refused mail, invite again.
+    """Invite an address. It replaces an open invitation of the same address; for an address that has an account, only
+    acceptance fails. Without a mail server the caller gets the secret; after a refused mail, invite again.
 
     Raises InvalidRequest, PermissionDenied for a role the actor may not give, RateLimited beyond PER_DAY, NotFound.
     """

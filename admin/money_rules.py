@@ -1,6 +1,6 @@
 """The approval limit, how long acts wait for approval, and the default credit limit: kept in the database.
 
-The first start stores them from its settings. Nobody's environment changes them later.
+The first start stores them from its settings. No environment changes them later.
 """
 
 from decimal import Decimal

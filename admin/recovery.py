@@ -2,7 +2,7 @@
 
 A code is made by a confirmed person who knows the password, is shown once and works once. So it proves that it is still
 that person, and the new password needs no confirmation, also after another person has reset it. This lets a platform of
-two people go on: nobody becomes two people by it.
+two people go on: no person becomes two by it.
 """
 
 import secrets

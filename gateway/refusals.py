@@ -48,7 +48,7 @@ _FIELDS = frozenset(
         "chat_template_kwargs", "stream_options", "reasoning_effort",
     )
 )  # fmt: skip
-"""Fields of ours by which a refusal is told; others belong to the engine."""
+"""Fields of ours that a refusal may name; others belong to the engine."""
 _RULES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile("greedy sampling"), "n", "Several choices need a temperature above 0."),
     (re.compile("stop cannot contain|empty string"), "stop", "A stop sequence must not be empty."),

@@ -1,4 +1,4 @@
-"""What customers are told of each model: whether it can serve, how fast its answers were, how many it refused.
+"""What customers see of each model: whether it can serve, how fast its answers were, how many it refused.
 
 Fed by the events of requests and by the replicas of each snapshot, and bounded: a model without replicas and without
 recent requests is forgotten.
@@ -129,7 +129,7 @@ class ModelActivity(Listener):
             found.bucket(at).placed += 1
 
     def on_refuse(self, client: str, model: str, refusal: PlaceRefused, at: float) -> None:
-        """Count a request that nobody could serve; a tenant that exceeds its share is not the platform's lack."""
+        """Count a request that no replica could serve; a tenant that exceeds its share is not the platform's lack."""
         if refusal.status == 503 and (found := self._tier(model, refusal.tier)) is not None:
             found.bucket(at).refused += 1
 

@@ -1,4 +1,4 @@
-"""Refunds of payments of written-off invoices: what is paid back is an expense again, since nobody owes it."""
+"""Refunds of payments of written-off invoices: what is paid back is an expense again, since it is no longer owed."""
 
 from typing import Any
 from uuid import UUID
