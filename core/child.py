@@ -201,9 +201,9 @@ async def stop_orphan(pid: int, program: str, home: Path, sig: int, *, grace_s: 
         process = psutil.Process(pid)
         name = Path(process.exe().removesuffix(" (deleted)")).name
         ours = name == program and Path(process.cwd()) == home
+        if not ours or process.status() == psutil.STATUS_ZOMBIE:
+            return False
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
-    if not ours or process.status() == psutil.STATUS_ZOMBIE:
         return False
     try:
         process.send_signal(sig)

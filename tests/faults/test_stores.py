@@ -1,7 +1,6 @@
 """Redis emptied and PostgreSQL frozen while streams run (promises 9 and 10)."""
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable
 
@@ -11,6 +10,7 @@ import redis
 
 from tests.faults.test_kills import every_admitted_request_has_one_row, under_load
 from tests.support import load
+from tests.support.processes import signal_all
 from tests.support.stack import Stack
 from tests.support.waiting import until
 
@@ -45,12 +45,11 @@ async def test_postgres_frozen_refuses_new_work_and_settles_the_running_once(
     def freeze() -> None:
         tree = psutil.Process(postmaster)
         frozen.extend([tree.pid, *(child.pid for child in tree.children(recursive=True))])
-        for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
+        signal_all(frozen, signal.SIGSTOP)
 
     def thaw() -> None:
         while frozen:
-            os.kill(frozen.pop(), signal.SIGCONT)
+            signal_all([frozen.pop()], signal.SIGCONT)
 
     model = str(stack.ready["model"])
     refused = load.Seen()

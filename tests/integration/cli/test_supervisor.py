@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
-import psutil
 import pytest
 
 from cli.supervisor import RoleSpec, Supervisor, last_line
 from core.child import free_port
 from core.errors import Unavailable
+from tests.support.processes import descendants, gone
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,10 +56,6 @@ def spec(
     )
 
 
-def runs(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 def child_of(tmp_path: Path, name: str) -> int:
     return int((tmp_path / name).with_suffix(".child").read_text())
 
@@ -91,9 +87,7 @@ async def tick(supervisor: Supervisor) -> None:
 
 def others() -> frozenset[int]:
     """Children of the test process that are none of this test's: the run's own services."""
-    return frozenset(
-        each.pid for each in psutil.Process().children(recursive=True) if "sleep" not in each.name()
-    )
+    return frozenset(descendants(lambda each: "sleep" not in each.name()))
 
 
 async def test_a_killed_role_starts_again_and_its_children_are_gone(
@@ -106,7 +100,7 @@ async def test_a_killed_role_starts_again_and_its_children_are_gone(
     await until(lambda: role.pid not in (0, first))
     await role.wait_healthy(session)
     assert role.restarts == 1
-    assert not runs(its_child)
+    assert gone(its_child)
     assert supervisor.pids() == {"api": [role.pid]}
 
 
@@ -151,9 +145,9 @@ async def test_drain_is_polite_first_and_final_then(
     pids = [polite.pid, stubborn.pid, child_of(tmp_path, "api-1"), child_of(tmp_path, "jobs")]
     assert await supervisor.drain("api") is True
     assert (tmp_path / "api-1").read_text() == "drained"
-    assert runs(pids[1])
+    assert not gone(pids[1])
     assert await supervisor.drain("jobs") is False
-    await until(lambda: not any(runs(pid) for pid in pids))
+    await until(lambda: all(gone(pid) for pid in pids))
 
 
 async def test_hurry_cuts_a_long_grace(
@@ -178,10 +172,10 @@ async def test_engines_outlive_a_killed_agent_but_not_the_sweep(
     os.kill(first, signal.SIGKILL)
     await until(lambda: role.pid not in (0, first))
     await role.wait_healthy(session)
-    assert runs(engine)
+    assert not gone(engine)
     await supervisor.drain("agent")
     assert engine in await supervisor.end_descendants(others())
-    assert not runs(engine)
+    assert gone(engine)
 
 
 async def test_a_helper_is_run_to_its_end_or_killed(tmp_path: Path, supervisor: Supervisor) -> None:
@@ -197,7 +191,7 @@ async def test_a_helper_is_run_to_its_end_or_killed(tmp_path: Path, supervisor: 
     long.cancel()
     with pytest.raises(asyncio.CancelledError):
         await long
-    assert not [each for each in psutil.Process().children() if "600" in " ".join(each.cmdline())]
+    assert not descendants(lambda each: "600" in " ".join(each.cmdline()))
 
 
 async def test_a_large_log_is_moved_aside_and_written_on(

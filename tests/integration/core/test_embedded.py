@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from core import child
 from core.embedded import EmbeddedPostgres, EmbeddedRedis
 from core.errors import Unavailable
+from tests.support.processes import gone
 from tests.support.waiting import until, until_sync
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,10 +58,6 @@ def holder(data_dir: Path) -> Callable[[], tuple[subprocess.Popen[str], list[str
         return process, process.stdout.readline().split()
 
     return start
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 async def remember(postgres_url: str, redis_url: str) -> None:

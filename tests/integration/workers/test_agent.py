@@ -15,6 +15,7 @@ import pytest
 
 from core.framing import pack, read_frame
 from tests.support.ports import free_port
+from tests.support.processes import gone
 from tests.support.waiting import until
 from workers.wire import AgentHello, CommandResult, Heartbeat, ReplicaCommand, ReplicaState, ReplicaStatus
 
@@ -116,14 +117,6 @@ class Host:
         return found
 
 
-def gone(pid: int) -> bool:
-    """Whether a process has ended; it may be a zombie."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 Begin = Callable[..., Awaitable[tuple[Host, Scheduler]]]
 
 
@@ -165,7 +158,7 @@ async def test_warms_up_before_ready_and_counts_from_there(begin: Begin) -> None
     assert replica.simulated
     assert replica.model == "penstock/tiny"
     assert replica.warmup_counters.generation_tokens > 0
-    assert (replica.block_size, replica.kv_blocks) == (32, 800)
+    assert (replica.block_size, replica.kv_blocks) == (32, 2304)
     usage = (await call(replica, prompt="one two three", max_tokens=7))["usage"]
 
     def settled() -> bool:
@@ -207,6 +200,10 @@ async def test_a_killed_engine_restarts_as_a_new_incarnation(begin: Begin) -> No
     assert again.boot_id != first.boot_id
     assert again.pid != first.pid
     assert again.restarts == 1
+    assert again.url != first.url
+    async with aiohttp.ClientSession() as client:
+        with pytest.raises(aiohttp.ClientConnectorError):  # a late request for it reaches no other engine
+            await client.get(f"{first.url}/health")
     assert scheduler.replicas[1].boot_id == other.boot_id
 
 

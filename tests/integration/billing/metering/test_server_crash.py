@@ -1,7 +1,6 @@
 """PostgreSQL is killed while holds are placed: what its commits that do not wait for the disk may cost."""
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ from core.errors import Unavailable
 from core.services import migrate
 from core.tokens import TokenUsage
 from tests.integration.billing.support import Customer, account, make_customer, price, usage_rows
+from tests.support.processes import signal_all
 from tests.support.waiting import until
 
 LOST_S = 1.0
@@ -40,8 +40,7 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedPostgres]:
 def kill(server: EmbeddedPostgres) -> None:
     """SIGKILL the postmaster and its processes."""
     tree = psutil.Process(server.pid)
-    for process in [tree, *tree.children(recursive=True)]:
-        os.kill(process.pid, signal.SIGKILL)
+    signal_all([tree.pid, *(each.pid for each in tree.children(recursive=True))], signal.SIGKILL)
 
 
 async def admit(manager: HoldManager, customer: Customer) -> list[tuple[HoldGranted, float]]:
