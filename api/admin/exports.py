@@ -79,7 +79,7 @@ class ExportCreate(RequestBody):
     format: Format = "parquet"
     schedule: Literal["hourly", "daily", "monthly"] = "daily"
     destination: str = Field(min_length=1, max_length=500, examples=["usage", "s3://finance/penstock"])
-    group_by: str = Field(default="", max_length=200, examples=["tenant,model"])
+    group_by: str = Field(default="", max_length=400, examples=["tenant,model"])
     tenant_id: UUID | None = None
     starts_at: datetime | None = Field(default=None, description="First period; default: this UTC month.")
     reason: str | None = Field(default=None, min_length=1, max_length=500)
@@ -120,7 +120,7 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
         actor: Annotated[Actor, auth],
         start: Annotated[str | None, FROM] = None,
         end: Annotated[str | None, TO] = None,
-        by: Annotated[str, Query(max_length=100, examples=["tenant,model,day"])] = "tenant",
+        by: Annotated[str, Query(max_length=400, examples=["tenant,model,day"])] = "tenant",
         tenant_id: UUID | None = None,
         format: Annotated[Format, Query()] = "json",
         compare: Annotated[
@@ -176,7 +176,7 @@ def _file_routes(routes: APIRouter, deps: AdminDeps) -> None:
         dataset: DatasetName,
         start: Annotated[str | None, FROM] = None,
         end: Annotated[str | None, TO] = None,
-        by: Annotated[str, Query(max_length=100)] = "tenant,model",
+        by: Annotated[str, Query(max_length=400)] = "tenant,model",
         tenant_id: UUID | None = None,
         format: Annotated[Format, Query()] = "csv",
     ) -> Response:

@@ -100,7 +100,7 @@ def router(deps: AdminDeps) -> APIRouter:
     @routes.get(
         "/costs",
         summary="Costs by UTC day",
-        openapi_extra=_openapi_parameters("project_ids", "api_key_ids", "group_by"),
+        openapi_extra=_openapi_parameters("project_ids", "user_ids", "api_key_ids", "group_by"),
         response_model=None,
     )
     async def costs(

@@ -26,11 +26,12 @@ from billing.exports.focus_columns import (
     PROVIDER,
     SERVICE,
     SUBCATEGORY,
+    TAG_PREFIX,
     VERSION,
 )
 from billing.reports.books import invoice_names
 from billing.usage.query import bucket_end, bucket_start, check_period, months_of, time_dimension
-from billing.usage.sums import DAILY_SUMS, HOURLY_SUMS
+from billing.usage.sums import DAILY_SUMS, HOURLY_SUMS, with_labels
 from core.errors import Conflict
 from core.money import TOKENS_PER_MTOK
 
@@ -57,19 +58,19 @@ _USAGE = """
     WITH {usage_sums},
     grouped AS (
         SELECT date_trunc(:unit, hour, 'UTC') AS at, tenant_id, project_id, key_id, model, tier, region,
-            price_version, list_price_version, simulated,
+            price_version, list_price_version, simulated, end_user, tags,
             sum(input_tokens - cached_input_tokens) AS input, sum(cached_input_tokens) AS cached_input,
             sum(output_tokens - reasoning_tokens) AS output, sum(reasoning_tokens) AS reasoning,
             sum(cost) AS cost, sum(list_cost) AS list_cost
         FROM usage_sums WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
-        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
     SELECT g.*, t.name AS tenant, j.name AS project, k.name AS key_name, {rates}
     FROM grouped g
     JOIN price_versions p ON p.id = g.price_version JOIN price_versions l ON l.id = g.list_price_version
     LEFT JOIN tenants t ON t.id = g.tenant_id LEFT JOIN projects j ON j.id = g.project_id
     LEFT JOIN api_keys k ON k.id = g.key_id
     ORDER BY g.at, g.tenant_id, g.project_id, g.key_id, g.model, g.tier, g.region, g.price_version,
-        g.list_price_version, g.simulated
+        g.list_price_version, g.simulated, g.end_user, g.tags
 """
 _BOOKED = """
     SELECT t.kind, t.tenant_id, n.name AS tenant, date_trunc(:unit, t.effective_at, 'UTC') AS at,
@@ -105,7 +106,7 @@ async def _blocks(connection: AsyncConnection, query: DatasetQuery) -> AsyncIter
     invoices = await invoice_names(connection, months_of(query.start, query.end))
     bound = {"start": query.start, "end": query.end, "tenant": query.tenant_id, "unit": unit}
     block: list[Record] = []
-    usage = _USAGE.format(usage_sums=HOURLY_SUMS if unit == "hour" else DAILY_SUMS, rates=_RATES)
+    usage = _USAGE.format(usage_sums=with_labels(HOURLY_SUMS if unit == "hour" else DAILY_SUMS), rates=_RATES)
     for statement, make in ((usage, _usage), (_BOOKED, _booked)):
         async for row in await connection.stream(text(statement), bound):
             block += make(row, _charge(query, row, unit, invoices))
@@ -124,6 +125,7 @@ def _charge(query: DatasetQuery, row: Row[Any], unit: str, invoices: dict[tuple[
 def _usage(row: Row[Any], charge: _Charge) -> list[Record]:
     """One record per token class. Raises Conflict when tokens times price is not the booked cost."""
     found = []
+    tags = _tags(row)
     cost = list_cost = 0
     for name in _CLASSES:
         tokens = int(getattr(row, name))
@@ -164,6 +166,7 @@ def _usage(row: Row[Any], charge: _Charge) -> list[Record]:
             "SubAccountId": str(row.project_id),
             "SubAccountName": row.project or str(row.project_id),
             "SubAccountType": "Project",
+            "Tags": tags,
             "x_Model": row.model,
             "x_Tier": row.tier,
             "x_TokenClass": name,
@@ -177,6 +180,14 @@ def _usage(row: Row[Any], charge: _Charge) -> list[Record]:
             "cost tokens times price; nothing is exported"
         )
     return found
+
+
+def _tags(row: Row[Any]) -> str | None:
+    """The tags as a JSON object. The end user is a tag of ours, which FOCUS asks to name with a prefix."""
+    found = dict(sorted((row.tags or {}).items()))
+    if row.end_user is not None:
+        found[f"{TAG_PREFIX}end_user"] = row.end_user
+    return msgspec.json.encode(found).decode() if found else None
 
 
 def _booked(row: Row[Any], charge: _Charge) -> list[Record]:

@@ -4,6 +4,8 @@ from billing.exports.columns import Column, ColumnKind
 
 VERSION = "focus/1.2"
 PROVIDER = "Penstock"
+TAG_PREFIX = "penstock:"
+"""Of the names of tags that customers do not choose."""
 SERVICE = "Penstock Inference"
 CATEGORY = "AI and Machine Learning"
 SUBCATEGORY = "Generative AI"
@@ -57,6 +59,7 @@ CHARGES: tuple[Column, ...] = tuple(
         ("SubAccountId", _T),
         ("SubAccountName", _T),
         ("SubAccountType", _T),
+        ("Tags", _T),
         ("x_Model", _T),
         ("x_Tier", _T),
         ("x_TokenClass", _T),
@@ -79,6 +82,7 @@ _GPU_LEFT_OUT = frozenset(
         "SkuMeter",
         "SkuPriceDetails",
         "SkuPriceId",
+        "Tags",
         "x_Tier",
         "x_TokenClass",
         "x_PriceVersion",

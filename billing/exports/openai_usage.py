@@ -1,9 +1,11 @@
 """Usage and costs of one organisation in the format of OpenAI's organization endpoints (OpenAPI 2.3.0).
 
 Buckets are whole UTC minutes, hours or days, including the whole bucket of `start_time`. Tokens are billed tokens;
-`num_model_requests` counts all requests. Usage is not recorded by user: `user_id` is null, and a filter by user finds
-nothing. `line_item` is `MODEL, CLASS tokens`; adjustments and shortfalls of committed spend are the line item
-`adjustments`, which a filter by project or key omits. Amounts are exact JSON numbers.
+`num_model_requests` counts all requests. `user_id` is the end user that requests name (`safety_identifier` or `user`),
+null where they name none. Beyond OpenAI's parameters, costs take `user_id` and `user_ids` too, and both endpoints group
+by tags (`group_by=tag_team`), which are then members of the results. `line_item` is `MODEL, CLASS tokens`; adjustments
+and shortfalls of committed spend are the line item `adjustments`, which a filter by project, key or user omits. Amounts
+are exact JSON numbers.
 """
 
 import base64
@@ -19,8 +21,8 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.reports.books import booked_amounts
-from billing.usage.query import ReportQuery
-from billing.usage.sums import HOURLY_SUMS
+from billing.usage.query import MAX_TAGS, ReportQuery, is_tag
+from billing.usage.sums import HOURLY_SUMS, tag_column, with_labels
 from core.errors import InvalidRequest
 from core.money import pico_to_usd
 
@@ -34,20 +36,24 @@ MAX_VALUES = 100
 """Values of one filter."""
 _USAGE_GROUPS = {
     "project_id": "project_id::text",
-    "user_id": "NULL::text",
+    "user_id": "end_user",
     "api_key_id": "key_id::text",
     "model": "model",
     "batch": "tier = 'batch'",
     "service_tier": "tier",
 }
 _COST_GROUPS = ("project_id", "line_item", "api_key_id")
+_COST_LABEL_GROUPS = (*_COST_GROUPS, "user_id")
 _USAGE_ROWS = """
     usage_sums AS (
         SELECT u.ended_at AS hour, u.project_id, u.key_id, u.model, u.tier, u.tenant_id, 1 AS requests,
             CASE WHEN f.free THEN 0 ELSE u.input_tokens END AS input_tokens,
             CASE WHEN f.free THEN 0 ELSE u.cached_input_tokens END AS cached_input_tokens,
-            CASE WHEN f.free THEN 0 ELSE u.output_tokens END AS output_tokens
-        FROM usage u, LATERAL (SELECT u.outcome IN ('engine_failed', 'zero_output') AS free) f
+            CASE WHEN f.free THEN 0 ELSE u.output_tokens END AS output_tokens,
+            (SELECT v.value FROM label_values v WHERE v.id = l.user_value) AS end_user,
+            (SELECT jsonb_object_agg(v.name, v.value) FROM label_values v WHERE v.id = ANY (l.tag_values)) AS tags
+        FROM usage u LEFT JOIN usage_labels l ON l.request_id = u.request_id,
+            LATERAL (SELECT u.outcome IN ('engine_failed', 'zero_output') AS free) f
         WHERE u.tenant_id = :tenant AND u.ended_at >= :start AND u.ended_at < :end)
 """
 _FILTER = """
@@ -56,6 +62,7 @@ _FILTER = """
     AND (CAST(:models AS text[]) IS NULL OR model = ANY(:models))
     AND (CAST(:batch AS boolean) IS NULL OR (tier = 'batch') = :batch)
 """
+_OF_USERS = " AND end_user = ANY(:users)"
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
@@ -84,21 +91,21 @@ async def completions_usage(
         )
     _check(query, _USAGE_GROUPS)
     buckets = _buckets(query, *_LIMITS[query.width])
-    groups = [f"{_USAGE_GROUPS[name]} AS by_{name}" for name in query.group_by]
+    groups = [f'{_USAGE_GROUPS.get(name) or tag_column(name)} AS "by_{name}"' for name in query.group_by]
     unit = {"1m": "minute", "1h": "hour", "1d": "day"}[query.width]
-    source = _USAGE_ROWS if query.width == "1m" else HOURLY_SUMS
+    source = _USAGE_ROWS if query.width == "1m" else _hourly(query)
     statement = f"""
         WITH {source}
         SELECT {", ".join([f"date_trunc('{unit}', hour, 'UTC') AS at", *groups])},
             sum(requests) AS requests, sum(input_tokens) AS input_tokens,
             sum(cached_input_tokens) AS cached_input_tokens, sum(output_tokens) AS output_tokens
-        FROM usage_sums WHERE {_FILTER}
-        GROUP BY {_column_numbers(1 + len(groups))} ORDER BY {_column_numbers(1 + len(groups))}
+        FROM usage_sums WHERE {_filter(query)}
+        GROUP BY {_column_numbers(1 + len(groups))} HAVING sum(requests) <> 0
+        ORDER BY {_column_numbers(1 + len(groups))}
     """  # noqa: S608 - names from the tables above; values are bound
     results: dict[datetime, list[dict[str, Any]]] = defaultdict(list)
-    if not query.user_ids:
-        for row in await connection.execute(text(statement), _bound(tenant_id, query, buckets)):
-            results[row.at].append(_usage_result(row, query.group_by))
+    for row in await connection.execute(text(statement), _bound(tenant_id, query, buckets)):
+        results[row.at].append(_usage_result(row, query.group_by))
     return _page(query, buckets, results)
 
 
@@ -106,27 +113,34 @@ async def costs(connection: AsyncConnection, tenant_id: UUID, query: UsageQuery)
     """A page of `organization.costs.result` buckets by day. Raises InvalidRequest for an invalid query."""
     if query.width != "1d":
         raise InvalidRequest(f"bucket_width must be 1d, not {query.width[:20]!r}", param="bucket_width")
-    _check(query, dict.fromkeys(_COST_GROUPS, ""))
+    _check(query, dict.fromkeys(_COST_LABEL_GROUPS, ""))
     buckets = _buckets(query, *_COST_LIMITS)
+    labels = [
+        f'{"end_user" if name == "user_id" else tag_column(name)} AS "{name}"'
+        for name in query.group_by
+        if name not in _COST_GROUPS
+    ]
     statement = f"""
-        WITH {HOURLY_SUMS}
-        SELECT date_trunc('day', u.hour, 'UTC') AS at, u.project_id::text AS project_id, u.key_id::text AS api_key_id,
+        WITH {_hourly(query)}
+        SELECT {", ".join([*labels, "date_trunc('day', u.hour, 'UTC') AS at"])},
+            u.project_id::text AS project_id, u.key_id::text AS api_key_id,
             u.model || ', ' || c.class || ' tokens' AS line_item, sum(c.tokens) AS tokens, sum(c.cost) AS cost
-        FROM (SELECT * FROM usage_sums WHERE {_FILTER}) u JOIN price_versions p ON p.id = u.price_version,
+        FROM (SELECT * FROM usage_sums WHERE {_filter(query)}) u JOIN price_versions p ON p.id = u.price_version,
             LATERAL (VALUES
                 ('input', u.input_tokens - u.cached_input_tokens, (u.input_tokens - u.cached_input_tokens) * p.input),
                 ('cached input', u.cached_input_tokens, u.cached_input_tokens * p.cached_input),
                 ('output', u.output_tokens - u.reasoning_tokens, (u.output_tokens - u.reasoning_tokens) * p.output),
                 ('reasoning', u.reasoning_tokens, u.reasoning_tokens * p.reasoning)) c (class, tokens, cost)
-        WHERE c.tokens > 0
-        GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
+        WHERE c.tokens <> 0
+        GROUP BY {_column_numbers(4 + len(labels))} HAVING sum(c.tokens) <> 0
+        ORDER BY {_column_numbers(4 + len(labels))}
     """  # noqa: S608 - names from above; values are bound
     sums: dict[tuple[datetime, tuple[str | None, ...]], list[int]] = {}
     for row in await connection.execute(text(statement), _bound(tenant_id, query, buckets)):
         _add(
             sums, row.at, tuple(getattr(row, name) for name in query.group_by), int(row.cost), int(row.tokens)
         )
-    if not query.project_ids and not query.api_key_ids:
+    if not (query.project_ids or query.api_key_ids or query.user_ids):
         report = ReportQuery(buckets[0], buckets[-1] + timedelta(days=1), tenant_id=tenant_id)
         for one in await booked_amounts(connection, report):
             key = tuple("adjustments" if name == "line_item" else None for name in query.group_by)
@@ -135,6 +149,19 @@ async def costs(connection: AsyncConnection, tenant_id: UUID, query: UsageQuery)
     for (at, key), (cost, tokens) in sums.items():
         results[at].append(_cost_result(dict(zip(query.group_by, key, strict=True)), cost, tokens))
     return _page(query, buckets, results)
+
+
+def _hourly(query: UsageQuery) -> str:
+    """The hourly sums, with labels when the query needs them."""
+    return with_labels(HOURLY_SUMS) if query.user_ids or _needs_labels(query) else HOURLY_SUMS
+
+
+def _needs_labels(query: UsageQuery) -> bool:
+    return "user_id" in query.group_by or any(map(is_tag, query.group_by))
+
+
+def _filter(query: UsageQuery) -> str:
+    return _FILTER + _OF_USERS if query.user_ids else _FILTER
 
 
 def _add(
@@ -151,10 +178,14 @@ def _add(
 
 def _check(query: UsageQuery, groups: dict[str, str]) -> None:
     for name in query.group_by:
-        if name not in groups:
-            raise InvalidRequest(f"group_by takes {', '.join(groups)}, not {name[:40]!r}", param="group_by")
+        if name not in groups and not is_tag(name):
+            raise InvalidRequest(
+                f"group_by takes {', '.join(groups)} and tags (tag_...), not {name[:40]!r}", param="group_by"
+            )
     if len(set(query.group_by)) != len(query.group_by):
         raise InvalidRequest("group_by names a field twice", param="group_by")
+    if sum(map(is_tag, query.group_by)) > MAX_TAGS:
+        raise InvalidRequest(f"group_by takes at most {MAX_TAGS} tags", param="group_by")
     for name in ("project_ids", "user_ids", "api_key_ids", "models"):
         if len(getattr(query, name)) > MAX_VALUES:
             raise InvalidRequest(f"{name} takes at most {MAX_VALUES} values", param=name)
@@ -189,6 +220,7 @@ def _bound(tenant_id: UUID, query: UsageQuery, buckets: Sequence[datetime]) -> d
         "keys": list(query.api_key_ids) or None,
         "models": list(query.models) or None,
         "batch": query.batch,
+        **({"users": list(query.user_ids)} if query.user_ids else {}),
     }
 
 

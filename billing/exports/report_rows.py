@@ -13,7 +13,7 @@ from billing.reports.report_format import columns as report_names
 from billing.reports.usage_report import usage_report
 from billing.usage.query import ReportQuery, ReportRow, bucket_end, bucket_start, check_query, time_dimension
 
-VERSION = "report/1"
+VERSION = "report/2"
 _INTEGERS = ("price_version", "requests", "requests_unbilled")
 _DECIMALS = ("price_per_mtok_usd", "gpu_seconds", "gpu_cost_per_mtok_usd", "margin_pct")
 

@@ -63,6 +63,12 @@ HOLD_CHECKS = {
         LEFT JOIN (SELECT tenant_id, sum(amount) AS amount, count(*) AS holds FROM holds
             WHERE state = 'open' GROUP BY tenant_id) h ON h.tenant_id = b.tenant_id
         WHERE b.held <> coalesce(h.amount, 0) OR b.open_holds <> coalesce(h.holds, 0)""",
+    "money held of a budget differs from the open holds": """
+        SELECT b.tenant_id, b.scope, b.scope_id, b.held, coalesce(h.amount, 0) AS holds FROM scope_budgets b
+        LEFT JOIN (SELECT s.scope_id, sum(o.amount) AS amount FROM holds o,
+            LATERAL (VALUES (o.project_id), (o.key_id)) AS s (scope_id)
+            WHERE o.state = 'open' GROUP BY s.scope_id) h ON h.scope_id = b.scope_id
+        WHERE b.held <> coalesce(h.amount, 0)""",
     "a settled request's hold is still open": """
         SELECT h.request_id FROM holds h JOIN usage u ON u.request_id = h.request_id WHERE h.state = 'open'""",
 }

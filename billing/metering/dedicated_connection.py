@@ -6,6 +6,7 @@ takes longer than `command_timeout_s` (frozen server, lost packets) terminates t
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any
 
 import asyncpg
@@ -58,6 +59,8 @@ class DedicatedConnection:
         self._connect_timeout_s = connect_timeout_s
         self._lock_timeout_ms = lock_timeout_ms
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self.on_lost: Callable[[], None] = _nothing
+        """Called when the connection has ended, also while no command runs."""
 
     @property
     def connected(self) -> bool:
@@ -75,6 +78,7 @@ class DedicatedConnection:
                 await connection.execute("SET synchronous_commit = off")
             if self._lock_timeout_ms:
                 await connection.execute(f"SET lock_timeout = {self._lock_timeout_ms:d}")
+            connection.add_termination_listener(self._tell)
             self._connection = connection
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
             raise ConnectionUnavailable(str(error)) from error
@@ -103,6 +107,9 @@ class DedicatedConnection:
         finally:
             watchdog.cancel()
 
+    def _tell(self, _: object) -> None:
+        self.on_lost()
+
     async def close(self) -> None:
         """Close the connection; a later `fetch` connects again."""
         connection, self._connection = self._connection, None
@@ -111,6 +118,10 @@ class DedicatedConnection:
                 await connection.close(timeout=1.0)
             except CONNECTION_ERRORS:
                 connection.terminate()
+
+
+def _nothing() -> None:
+    """Do nothing: the default, for an owner that needs no notice of a lost connection."""
 
 
 class Backoff:

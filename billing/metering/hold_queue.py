@@ -130,6 +130,11 @@ class HoldQueue:
     def start(self) -> "list[asyncio.Task[None]]":
         """One task per connection; a task ends after `stop`, once everything is sent or PostgreSQL is away."""
         WAITING.set_function(lambda: len(self._unsent))
+        # A lost connection is made again at once, not with the next request: without one, the process is not ready.
+        for connection in self._connections:
+            connection.on_lost = self._work.set
+        for lane in self._lanes:
+            lane.connection.on_lost = lane.work.set
         return [
             *(supervise("holds", partial(self._serve, connection)) for connection in self._connections),
             *(supervise("holds-of-busy-accounts", partial(self._serve_busy, lane)) for lane in self._lanes),

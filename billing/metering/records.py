@@ -93,7 +93,8 @@ class Unbilled(msgspec.Struct, frozen=True):
 
     cause: str
     """retried: an earlier attempt that failed; choices: the prompt, counted once more per further choice;
-    cancelled_tail: after a cancellation; engine_failed: after the last token of a failed engine."""
+    cancelled_tail: after a cancellation; engine_failed: after the last token of a failed engine, and what one may have
+    generated of an answer in one piece that it then refused."""
     replica_id: str
     boot_id: str
     input: int = 0
@@ -102,6 +103,14 @@ class Unbilled(msgspec.Struct, frozen=True):
     tail_output: int = 0
     again_us: int = 0
     """Microseconds from the request's receipt to the placement of the next attempt; 0 = there was none."""
+
+
+class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request names for its customer's own accounts: an end user and tags. Checked text, or empty."""
+
+    end_user: str = ""
+    tags: dict[str, str] = {}
+    """Values by name; a name begins with `tag_`."""
 
 
 class OpenRecord(msgspec.Struct, tag="open", omit_defaults=True):
@@ -138,6 +147,8 @@ class OpenRecord(msgspec.Struct, tag="open", omit_defaults=True):
     """Tokens of these attempts, which are never charged."""
     earlier_unbilled: tuple[Unbilled, ...] = ()
     """What their engines counted, for reconciliation."""
+    labels: Labels | None = None
+    """None: the request names none."""
 
 
 class Checkpoint(msgspec.Struct, tag="checkpoint"):

@@ -119,6 +119,32 @@ def unbilled_rows(record: UsageRecord) -> list[dict[str, Any]]:
     ]
 
 
+class LabelColumns(NamedTuple):
+    """The labels of a batch as `penstock_settle_labelled` takes them: an element of each list for each label."""
+
+    requests: list[UUID]
+    tenants: list[UUID]
+    names: list[str]
+    values: list[str]
+
+
+def label_columns(records: list[UsageRecord]) -> LabelColumns:
+    """The labels of the records; the name of the end user is `user`."""
+    columns = LabelColumns([], [], [], [])
+    for record in records:
+        opened = record.open
+        if opened.labels is None:
+            continue
+        named = {"user": opened.labels.end_user, **opened.labels.tags}
+        for name, value in named.items():
+            if value:
+                columns.requests.append(opened.request_id)
+                columns.tenants.append(opened.tenant_id)
+                columns.names.append(name)
+                columns.values.append(value)
+    return columns
+
+
 class SettleConnection:
     """A connection that settles records, one batch at a time."""
 
@@ -172,7 +198,16 @@ class SettleConnection:
 
     async def _send(self, records: list[UsageRecord]) -> None:
         batch = [settle_row(record) for record in records]
-        if unbilled := [note for record in records for note in unbilled_rows(record)]:
+        unbilled = [note for record in records for note in unbilled_rows(record)]
+        labels = label_columns(records)
+        if labels.requests:
+            rows = await self._connection.fetch(
+                "SELECT request_id, result FROM penstock_settle_labelled($1, $2, $3, $4, $5, $6)",
+                batch,
+                msgspec.json.encode(unbilled).decode(),
+                *labels,
+            )
+        elif unbilled:
             rows = await self._connection.fetch(
                 "SELECT request_id, result FROM penstock_settle_with_unbilled($1, $2)",
                 batch,

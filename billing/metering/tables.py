@@ -24,6 +24,7 @@ from sqlalchemy import (
     table,
     text,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from billing.metering.records import Outcome
 from core.columns import count, instant, pico, string, tenant, uid
@@ -182,6 +183,30 @@ reaper_state = Table(
     instant("paused_until"),
 )
 """When the reaper last ran, and until when it waits for live processes to renew their holds."""
+
+label_values = Table(
+    "label_values",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    tenant(),
+    Column("month", Date, nullable=False),
+    string("name"),
+    string("value"),
+    UniqueConstraint("tenant_id", "month", "name", "value", name="uq_label_values_value"),
+)
+"""End users (the name `user`) and tags of an organisation's requests that were settled in a month, capped in number."""
+
+usage_labels = Table(
+    "usage_labels",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    tenant(),
+    instant("ended_at"),
+    Column("user_value", BigInteger),
+    Column("tag_values", ARRAY(BigInteger), nullable=False, server_default=text("'{}'")),
+    Index("ix_usage_labels_ended_at", "tenant_id", "ended_at"),
+)
+"""End user and tags of the usage rows whose request named any, as ids of label_values."""
 
 unpriced_refusals = Table(
     "unpriced_refusals",

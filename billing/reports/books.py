@@ -9,19 +9,23 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.usage.query import TIME_DIMENSIONS, GroupKey, ReportQuery, bucket_start
+from billing.usage.query import TIME_DIMENSIONS, GroupKey, ReportQuery, bucket_start, is_tag
 from core.money import pico_to_usd
 
 # The usage rows of archived months may be dropped: then only organisation and hour are known.
 _UNCOLLECTED = text(
     """
     SELECT date_trunc('hour', t.effective_at, 'UTC') AS hour, t.tenant_id, u.project_id, u.key_id, u.model, u.tier,
-        u.region, u.price_version, u.simulated, sum(t.amount) AS amount
+        u.region, u.price_version, u.simulated,
+        (SELECT v.value FROM label_values v WHERE v.id = l.user_value) AS end_user,
+        (SELECT jsonb_object_agg(v.name, v.value) FROM label_values v WHERE v.id = ANY (l.tag_values)) AS tags,
+        sum(t.amount) AS amount
     FROM ledger_transfers t LEFT JOIN usage u ON u.request_id = t.source_id
+    LEFT JOIN usage_labels l ON l.request_id = u.request_id
     WHERE t.kind = 'uncollectible' AND t.effective_at >= :start AND t.effective_at < :end
         AND NOT EXISTS (SELECT 1 FROM adjustments a WHERE a.id = t.source_id)
         AND (CAST(:tenant AS uuid) IS NULL OR t.tenant_id = :tenant)
-    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
     """
 )
 # Revenue without a request: adjustments and shortfalls of committed spend, including their uncollectible part.
@@ -144,6 +148,8 @@ def _key(query: ReportQuery, row: Row[Any]) -> GroupKey:
         if name in TIME_DIMENSIONS
         else named[name]
         if name in named
+        else (row.tags or {}).get(name)
+        if is_tag(name)
         else getattr(row, name)
         for name in query.group_by
     )

@@ -10,7 +10,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.reports.report_format import GPU_COLUMNS
 from billing.reports.usage_report import usage_report
-from billing.usage.query import ReportQuery, ReportRow, bucket_start, check_period, months_of, time_dimension
+from billing.usage.query import (
+    ReportQuery,
+    ReportRow,
+    bucket_start,
+    check_period,
+    is_tag,
+    months_of,
+    time_dimension,
+)
 from core.errors import InvalidRequest
 
 NAMES = (
@@ -25,6 +33,8 @@ NAMES = (
     "region",
     "price_version",
     "simulated",
+    "end_user",
+    "tags",
 )
 FIGURES = (
     "requests",
@@ -117,7 +127,10 @@ def _keyed(
 
 
 def _dimensions(row: ReportRow, query: ReportQuery) -> tuple[Any, ...]:
-    found = {name: f"{name}_id" if name in ("tenant", "project", "key") else name for name in query.group_by}
+    found = {
+        name: "tags" if is_tag(name) else f"{name}_id" if name in ("tenant", "project", "key") else name
+        for name in query.group_by
+    }
     return tuple(getattr(row, column) for name, column in found.items() if hasattr(row, column))
 
 

@@ -30,11 +30,22 @@ from billing.usage.query import (
     bucket_end,
     bucket_start,
     check_query,
+    has_labels,
+    is_tag,
     iso,
     months_of,
     time_dimension,
 )
-from billing.usage.sums import DAILY_SUMS, FACETS, HOURLY_SUMS, OUTCOMES, SUMS, group_key, grouped_usage
+from billing.usage.sums import (
+    DAILY_SUMS,
+    FACETS,
+    HOURLY_SUMS,
+    OUTCOMES,
+    SUMS,
+    group_key,
+    grouped_usage,
+    with_labels,
+)
 from core.money import pico_to_usd, ratio_per_mtok, usd_to_pico
 
 _FREE_OUTCOMES = [i for i, outcome in enumerate(Outcome) if outcome.free]
@@ -87,6 +98,8 @@ async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[
     A tenant filter omits the lines of unused cost. Raises InvalidRequest for an invalid period or grouping.
     """
     check_query(query)
+    if has_labels(query.group_by):  # GPU cost is shared by the sums of days, which have no labels
+        query = msgspec.structs.replace(query, with_gpu=False)
     groups: dict[GroupKey, _LineSums] = {}
     by_hour = "hour" in query.group_by
     costs = HostCosts.empty()
@@ -95,7 +108,9 @@ async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[
         bound = costs.parameters(query.start, query.end, by_hour=by_hour)
         found = grouped_usage(connection, query, DAILY_SUMS_WITH_GPU, bound, GPU_SUMS)
     else:
-        found = grouped_usage(connection, query, HOURLY_SUMS if by_hour else DAILY_SUMS, {})
+        source = HOURLY_SUMS if by_hour else DAILY_SUMS
+        labelled = has_labels(query.group_by)
+        found = grouped_usage(connection, query, with_labels(source) if labelled else source, {})
     prepaid = await books.prepaid_tenants(connection)
     shared: dict[GroupKey, GpuUse] = defaultdict(GpuUse)
     async for row in found:
@@ -105,7 +120,7 @@ async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[
             part = (int(row.gpu_input_cost + row.gpu_output_cost), int(row.gpu_us))
             group.gpu.add(*part)
             shared[_served_key(query, row)].add(*part)
-    if query.tenant_id is None:
+    if query.tenant_id is None and query.with_gpu:
         _add_idle(query, costs.hours, shared, groups)
     await _add_books(connection, query, groups)
     rows = [_line(query, key, group) for key, group in groups.items()]
@@ -208,6 +223,8 @@ def _line(query: ReportQuery, key: GroupKey, group: _LineSums) -> ReportRow:
         project_id=_text(values.get("project")),
         key_id=_text(values.get("key")),
         model=_text(values.get("model")),
+        end_user=_text(values.get("end_user")),
+        tags=_tags(values),
         requests=sums["requests"],
         requests_unbilled=sum(group.outcomes[i] for i in _FREE_OUTCOMES),
         input_tokens=sums["input_tokens"],
@@ -296,7 +313,15 @@ def _order(row: ReportRow) -> tuple[object, ...]:
         row.region or "",
         row.price_version or 0,
         bool(row.simulated),
+        row.end_user or "",
+        row.tags or "",
     )
+
+
+def _tags(values: dict[str, Any]) -> str | None:
+    """The tags of a line as a JSON object, in the order of the grouping."""
+    tags = {name: value for name, value in values.items() if is_tag(name) and value is not None}
+    return msgspec.json.encode(tags).decode() if tags else None
 
 
 def _text(value: object) -> str | None:

@@ -26,7 +26,10 @@ _REASONS = {
 _USAGE = text(
     "SELECT u.*, u.outcome::text AS ended_as, p.name AS project, k.last4, "
     "v.input AS input_price, v.cached_input AS cached_input_price, v.output AS output_price, "
-    "v.reasoning AS reasoning_price FROM usage u JOIN price_versions v ON v.id = u.price_version "
+    "v.reasoning AS reasoning_price, (SELECT n.value FROM label_values n WHERE n.id = b.user_value) AS end_user, "
+    "(SELECT jsonb_object_agg(n.name, n.value) FROM label_values n WHERE n.id = ANY (b.tag_values)) AS tags "
+    "FROM usage u JOIN price_versions v ON v.id = u.price_version "
+    "LEFT JOIN usage_labels b ON b.request_id = u.request_id "
     "LEFT JOIN projects p ON p.id = u.project_id LEFT JOIN api_keys k ON k.id = u.key_id "
     "WHERE u.request_id = :request AND u.tenant_id = :tenant "
     "AND u.project_id = coalesce(CAST(:project AS uuid), u.project_id)"
@@ -98,6 +101,8 @@ async def generation_body(
         "stream": row.stream,
         "attempts": row.attempts,
         "outcome": row.ended_as,
+        "end_user": row.end_user,
+        "tags": row.tags or {},
         "tokens": _tokens(row),
         "unbilled_tokens": {"input": row.unbilled_input_tokens, "output": row.unbilled_output_tokens},
         "cost_usd": pico_to_usd(int(row.cost)),

@@ -1,5 +1,7 @@
 """The query and the rows of a usage report; the columns are in the order of the report."""
 
+import re
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
@@ -17,8 +19,13 @@ DIMENSIONS = (
     "region",
     "price_version",
     "simulated",
+    "end_user",
     *TIME_DIMENSIONS,
 )
+_TAG = re.compile(r"tag_[A-Za-z0-9_.-]{1,60}|tag_\(other\)")
+"""Further dimensions: the tags of requests."""
+MAX_TAGS = 5
+"""Tags of a grouping: as many as a request may have."""
 MAX_DAYS = 400
 """The longest period of a report."""
 
@@ -75,6 +82,9 @@ class ReportRow(msgspec.Struct):
     currency: str = "USD"
     period_status: str | None = None
     invoice_id: str | None = None
+    end_user: str | None = None
+    tags: str | None = None
+    """The tags that the report is grouped by and the line has, as a JSON object; None = it has none of them."""
 
 
 def this_month(now: datetime) -> tuple[datetime, datetime]:
@@ -83,14 +93,27 @@ def this_month(now: datetime) -> tuple[datetime, datetime]:
     return start, (start + timedelta(days=32)).replace(day=1)
 
 
+def is_tag(name: str) -> bool:
+    """Whether a dimension is a tag."""
+    return _TAG.fullmatch(name) is not None
+
+
+def has_labels(group_by: Sequence[str]) -> bool:
+    """Whether a grouping needs end users or tags, which sums of hours and days do not have."""
+    return any(name == "end_user" or is_tag(name) for name in group_by)
+
+
 def check_query(query: ReportQuery) -> None:
     """Raise InvalidRequest for an invalid period or grouping."""
-    unknown = [name for name in query.group_by if name not in DIMENSIONS]
+    unknown = [name for name in query.group_by if name not in DIMENSIONS and not is_tag(name)]
     if unknown or not query.group_by or len(set(query.group_by)) != len(query.group_by):
         raise InvalidRequest(
-            f"group by any of {', '.join(DIMENSIONS)}, each once, not {','.join(query.group_by)[:80]!r}",
+            f"group by any of {', '.join(DIMENSIONS)} and tags (tag_...), each once, "
+            f"not {','.join(query.group_by)[:80]!r}",
             param="by",
         )
+    if sum(map(is_tag, query.group_by)) > MAX_TAGS:
+        raise InvalidRequest(f"group by at most {MAX_TAGS} tags", param="by")
     if sum(name in TIME_DIMENSIONS for name in query.group_by) > 1:
         raise InvalidRequest("group by one of hour, day and month, not by several", param="by")
     check_period(query.start, query.end)

@@ -10,7 +10,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.metering.records import Outcome
-from billing.usage.query import GroupKey, ReportQuery
+from billing.usage.query import GroupKey, ReportQuery, has_labels, is_tag
 
 OUTCOMES = [outcome.value for outcome in Outcome]
 SUMS = (
@@ -82,6 +82,39 @@ DAILY_SUMS = f"""
 """  # noqa: S608 - the names above
 """As HOURLY_SUMS, with complete past days as one row each, whose `hour` is the start of the day."""
 
+_MINUS = ", ".join(
+    [
+        KEY_COLUMNS,
+        "-requests",
+        f"ARRAY[{', '.join(f'-outcomes[{i + 1}]' for i in range(len(OUTCOMES)))}]",
+        "-input_tokens, -cached_input_tokens, -output_tokens, -reasoning_tokens",
+        "-unbilled_input_tokens, -unbilled_output_tokens, -cost, -list_cost, -busy_us",
+    ]
+)
+
+
+def with_labels(source: str) -> str:
+    """As `source` (HOURLY_SUMS or DAILY_SUMS), with the columns `end_user` and `tags` (jsonb), which may be null.
+
+    What requests with labels used is added with their labels and subtracted without, so the sums over all labels are
+    those of `source`. Reads the rows of these requests only. Binds `:tenant` besides the period.
+    """
+    return f"""
+    {source.replace("usage_sums AS (", "unlabelled_sums AS (")},
+    labelled AS MATERIALIZED (SELECT * FROM penstock_fold_labels(CAST(:tenant AS uuid), :start, :end)),
+    usage_sums AS (
+        SELECT hour, {SUM_COLUMNS}, NULL::text AS end_user, NULL::jsonb AS tags FROM unlabelled_sums
+        UNION ALL
+        SELECT hour, {_MINUS}, NULL, NULL FROM labelled
+        UNION ALL
+        SELECT hour, {SUM_COLUMNS}, end_user, tags FROM labelled)
+    """  # noqa: S608 - the names above
+
+
+def tag_column(name: str) -> str:
+    """The expression of a tag in `with_labels`. The name must be one that `billing.usage.query.is_tag` accepts."""
+    return f"tags ->> '{name}'"
+
 
 async def grouped_usage(
     connection: AsyncConnection,
@@ -94,7 +127,10 @@ async def grouped_usage(
 
     `source` is the body of a WITH clause such as HOURLY_SUMS, and `parameters` what it binds besides the period.
     """
-    named = [(f"{_COLUMNS.get(name, name)}", f"by_{name}") for name in query.group_by]
+    named = [
+        (tag_column(name) if is_tag(name) else _COLUMNS.get(name, name), f'"by_{name}"')
+        for name in query.group_by
+    ]
     columns = ["tenant_id", *FACETS]
     if extra_sums or "model" in query.group_by:
         columns.append("model")
@@ -102,12 +138,13 @@ async def grouped_usage(
     grouped = [*dict.fromkeys([*columns, *(column for column, _ in named)])]
     sums = [f"sum({name}) AS {name}" for name in (*SUMS, *extra_sums)]
     outcomes = [f"sum(outcomes[{i + 1}]) AS outcome_{i}" for i in range(len(OUTCOMES))]
-    # Only names from the tuples above are put into the text; values are bound.
+    some = "HAVING sum(requests) <> 0" if has_labels(query.group_by) else ""
+    # Only names from the tuples above and names of tags are put into the text; values are bound.
     statement = f"""
         WITH {source}
         SELECT {", ".join([*selected, *sums, *outcomes])} FROM usage_sums
         WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
-        GROUP BY {", ".join(grouped)} ORDER BY {", ".join(grouped)}
+        GROUP BY {", ".join(grouped)} {some} ORDER BY {", ".join(grouped)}
     """  # noqa: S608
     values = {"start": query.start, "end": query.end, "tenant": query.tenant_id, **parameters}
     async for row in await connection.stream(text(statement), values):

@@ -35,7 +35,9 @@ def report(
         str | None, typer.Option("--from", help="Date or whole UTC hour; default: start of this UTC month.")
     ] = None,
     end: Annotated[str | None, typer.Option("--to", help="Excluded; default: end of this UTC month.")] = None,
-    by: Annotated[str, typer.Option(help=f"Any of {','.join(DIMENSIONS)}.")] = "tenant,model",
+    by: Annotated[
+        str, typer.Option(help=f"Any of {','.join(DIMENSIONS)}, and tags (tag_NAME).")
+    ] = "tenant,model",
     tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
     output_format: Annotated[
         Literal["csv", "json", "xlsx", "parquet", "focus"],

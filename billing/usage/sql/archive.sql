@@ -46,6 +46,14 @@ BEGIN
     EXECUTE format('INSERT INTO pg_temp.strays SELECT * FROM %I WHERE ended_at < %L OR ended_at >= %L',
         v_name, v_start, v_end);
     CREATE UNIQUE INDEX ON pg_temp.strays (request_id);
+    -- End users and tags are customers' data, of which the archive has none: they go with the rows.
+    DELETE FROM usage_labels l WHERE l.ended_at >= v_start AND l.ended_at < v_end;
+    -- A value of a month belongs to rows that were settled in it, which are dated at most 48 h back.
+    DELETE FROM label_values v WHERE v.month <= p_month + interval '1 month'
+        AND v.month < (date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC'))::date
+        AND NOT EXISTS (SELECT 1 FROM usage_labels l WHERE l.tenant_id = v.tenant_id
+            AND l.ended_at >= (v.month::timestamp AT TIME ZONE 'UTC') - interval '49 hours'
+            AND l.ended_at < (v.month + interval '1 month') AT TIME ZONE 'UTC');
     IF NOT penstock_lock_briefly('usage_rows') THEN
         RETURN 'other transactions read usage now: try again';
     END IF;

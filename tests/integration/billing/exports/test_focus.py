@@ -36,16 +36,18 @@ OURS = {
     "REGION_SUPPORTED",
     "RESOURCE_TYPE_ASSIGNMENT_SUPPORTED",
     "SUB_ACCOUNT_SUPPORTED",
+    "TAGGING_SUPPORTED",
     "UNIT_PRICING_SUPPORTED",
     "USAGE_MEASUREMENT_SUPPORTED",
 }
-"""Not ours: zones, reservations, commitment discounts, other currencies, tags."""
+"""Not ours: zones, reservations, commitment discounts, other currencies."""
 GPU = OURS - {
     "BILLING_BASED_ON_PROVISIONED_RESOURCES_SUPPORTED",
     "NEGOTIATED_PRICING_SUPPORTED",
     "PUBLIC_PRICE_LIST_SUPPORTED",
     "REGION_SUPPORTED",
     "RESOURCE_TYPE_ASSIGNMENT_SUPPORTED",
+    "TAGGING_SUPPORTED",
     "UNIT_PRICING_SUPPORTED",
 }
 

@@ -23,6 +23,9 @@ from tests.integration.billing.support import (
 )
 from tests.support.waiting import until
 
+CONNECTIONS = 4
+"""Connections of a manager that are made before the first request: two for holds, two for busy accounts."""
+
 MakeManager = Callable[..., "asyncio.Future[HoldManager]"]
 
 
@@ -236,6 +239,37 @@ async def test_a_cancelled_caller_leaves_no_hold(database: Database, make_manage
     await asyncio.gather(*tasks, return_exceptions=True)
     await until(lambda: _held_is(database, customer, 0))
     assert (await manager.place(customer.hold())).amount > 0
+
+
+async def test_connections_that_are_cut_are_made_again_without_a_request(
+    make_manager: MakeManager, pg_url: str
+) -> None:
+    """A process that is not ready gets no request."""
+    manager = await make_manager()
+
+    async def hot() -> set[int]:
+        connection = await asyncpg.connect(pg_url)
+        try:
+            rows = await connection.fetch(
+                "SELECT pid FROM pg_stat_activity "
+                "WHERE application_name = 'penstock-hot' AND datname = current_database()"
+            )
+            return {row["pid"] for row in rows}
+        finally:
+            await connection.close()
+
+    async def all_are_there() -> bool:
+        return len(await hot()) >= CONNECTIONS
+
+    await until(all_are_there)
+    before = await hot()
+    await terminate_hot_connections(pg_url)
+
+    async def others_are_there() -> bool:
+        return len(await hot() - before) >= CONNECTIONS
+
+    await until(others_are_there)
+    assert manager.connected
 
 
 @pytest.mark.promise(4)

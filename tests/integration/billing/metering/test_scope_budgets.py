@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
+from billing.ledger.verification import verify
 from billing.metering import scope_budgets
 from billing.metering.holds import HoldManager
 from billing.metering.records import HoldGranted
@@ -116,3 +118,22 @@ async def test_a_new_budget_counts_what_is_held_and_an_answer_may_not_outgrow_it
     waiting = asyncio.create_task(placed(managers[0], customer, 20))
     managers[0].void(first.request_id)
     assert isinstance(await waiting, HoldGranted)
+
+
+async def test_verification_compares_what_a_budget_holds_with_the_open_holds(
+    database: Database, managers: list[HoldManager], customer: Customer
+) -> None:
+    await budget(database, customer, "project", "100")
+    await budget(database, customer, "key", "100")
+    assert isinstance(await placed(managers[0], customer, 8), HoldGranted)
+
+    async def found() -> list[str]:
+        async with database.system() as connection:
+            return (await verify(connection)).problems
+
+    assert await found() == []
+    async with database.system() as connection:
+        await connection.execute(text("UPDATE scope_budgets SET held = held + 1 WHERE scope = 'key'"))
+    [problem] = await found()
+    assert problem.startswith("money held of a budget differs from the open holds")
+    assert f"scope=key, scope_id={customer.key_id}" in problem

@@ -79,6 +79,30 @@ async def test_a_long_reader_is_not_waited_for_and_holds_nothing_up(
     await other.close()
 
 
+async def test_end_users_and_tags_go_with_the_rows(
+    database: Database, months: list[Customer], pg_url: str, tmp_path: Path
+) -> None:
+    owner = await asyncpg.connect(pg_url)
+    await owner.execute(
+        "INSERT INTO label_values (tenant_id, month, name, value) "
+        "SELECT DISTINCT tenant_id, date_trunc('month', ended_at, 'UTC')::date, 'user', 'ada' FROM usage"
+    )
+    await owner.execute(
+        "INSERT INTO usage_labels (request_id, tenant_id, ended_at, user_value) "
+        "SELECT u.request_id, u.tenant_id, u.ended_at, v.id FROM usage u JOIN label_values v "
+        "ON v.tenant_id = u.tenant_id AND v.month = date_trunc('month', u.ended_at, 'UTC')::date"
+    )
+    assert await owner.fetchval("SELECT count(*) FROM usage_labels") == ROWS + 4
+    await archive_month(database, tmp_path, LAST)
+    async with database.system() as connection:
+        await drop_rows(connection, tmp_path, LAST)
+    left = "SELECT request_id FROM usage_labels EXCEPT SELECT request_id FROM usage_rows"
+    assert await owner.fetch(left) == []
+    assert await owner.fetchval("SELECT count(*) FROM usage_labels") == 4
+    assert await owner.fetchval("SELECT count(*) FROM label_values WHERE month = $1", LAST) == 0
+    await owner.close()
+
+
 async def hold(connection: "asyncpg.Connection[asyncpg.Record]", at: datetime, state: str) -> None:
     """A hold of a request that was admitted at `at`."""
     await connection.execute(
