@@ -32,7 +32,7 @@ from workers.kv_events_feed import KvOutbox
 from workers.machine import reachable_address
 from workers.plan import HostPlan, ReplicaPlan
 from workers.prepare import prepare
-from workers.replica import ReplicaRunner, SavedEngine
+from workers.replica import EngineAccess, ReplicaRunner, SavedEngine
 from workers.replica_view import Replica
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
@@ -204,32 +204,32 @@ class Agent:
                 process.kill()
 
     def _make_runner(self, plan: ReplicaPlan, host: HostPlan, saved: SavedEngine | None) -> ReplicaRunner:
-        settings = self._settings
-        if self._session is None:
+        settings, session = self._settings, self._session
+        if session is None:
             raise RuntimeError("the agent has not started")
         key = settings.engine_key.get_secret_value()
         address = reachable_address(settings.host)
-        survives = saved is not None and EngineProcess.adopt(saved.process) is not None
-        port = int(saved.url.rsplit(":", 1)[1]) if saved is not None and survives else free_port(address)
-        url = f"http://{address}:{port}"
         kv = kv_endpoints(settings.data_dir, plan.replica_id) if self._is_exact(plan) else None
-        command = engine_command(
-            plan,
-            host=address,
-            port=port,
-            engine_env=settings.engine_env,
-            engine_key=key,
-            data_dir=settings.data_dir,
-            sim_speedup=settings.sim_speedup,
-            replicas=len(host.replicas),
-            kv=kv,
-        )
+
+        def access(url: str | None) -> EngineAccess:
+            url = url or f"http://{address}:{free_port(address)}"
+            command = engine_command(
+                plan,
+                host=address,
+                port=int(url.rsplit(":", 1)[1]),
+                engine_env=settings.engine_env,
+                engine_key=key,
+                data_dir=settings.data_dir,
+                sim_speedup=settings.sim_speedup,
+                replicas=len(host.replicas),
+                kv=kv,
+            )
+            return EngineAccess(url, command, EngineApi(session, url, key))
+
         name = plan.replica_id.replace("/", "-")
         runner = ReplicaRunner(
             plan,
-            url=url,
-            command=command,
-            api=EngineApi(self._session, url, key),
+            access=access,
             log_file=settings.data_dir / "logs" / f"engine-{name}.log",
             clock=self._clock,
             saved=saved,

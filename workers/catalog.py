@@ -25,7 +25,7 @@ DEFAULT_CATALOG = Path(__file__).with_name("catalog.toml")
 ArgValue = bool | int | float | str | dict[str, bool | int | float | str]
 """Value of a command-line flag: `true` = the flag without a value, a table = JSON."""
 
-Capability = Literal["chat", "completions", "reasoning", "tools", "json", "logprobs"]
+Capability = Literal["chat", "completions", "embeddings", "reasoning", "tools", "json", "logprobs"]
 """What requests may ask of a model; gateway/abilities.py refuses the others."""
 
 _INTEGER_FIGURES = frozenset({"max_num_seqs", "kv_cache_tokens"})

@@ -126,11 +126,16 @@ class EngineApi:
         found = _VERSION.search(body.decode("utf-8", "replace")) if status == 200 else None
         return found is not None and (int(found[1]), int(found[2])) >= (0, 32)
 
-    async def warm_up(self, model: str, max_model_len: int) -> None:
+    async def warm_up(self, model: str, max_model_len: int, *, embeds: bool = False) -> None:
         """Send requests of several lengths, so that compilation does not delay the first customer's request.
 
-        `max_model_len` in tokens bounds their lengths. Raises EngineFailed when the engine refuses one.
+        `max_model_len` in tokens bounds their lengths. `embeds`: whether the model gives embeddings, and nothing else.
+        Raises EngineFailed when the engine refuses one.
         """
+        if embeds:
+            for words in (1, max(1, min(max_model_len // 4, 1024) // 16)):
+                await self._generate("/v1/embeddings", {"model": model, "input": _WARMUP_WORDS * words})
+            return
         for words, answer in ((1, 4), (max(1, min(max_model_len // 4, 1024) // 16), 16)):
             body = {"model": model, "prompt": _WARMUP_WORDS * words, "max_tokens": answer, "temperature": 0}
             await self._generate("/v1/completions", body)

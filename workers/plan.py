@@ -40,6 +40,11 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
         """The name under which the engine serves the model."""
         return self.model.name
 
+    @property
+    def embeds(self) -> bool:
+        """Whether the model gives embeddings, and nothing else."""
+        return self.model.capabilities == ["embeddings"]
+
 
 class ExternalPlan(msgspec.Struct, frozen=True):
     """One model of an external engine; `share` is its part of the host, 0 to 1."""
@@ -50,6 +55,7 @@ class ExternalPlan(msgspec.Struct, frozen=True):
     share: Fraction
     targets: Targets
     engine: EngineKind = "external"
+    embeds: bool = False
 
 
 class HostPlan(msgspec.Struct, frozen=True):

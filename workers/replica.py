@@ -37,6 +37,9 @@ LOAD_TIMEOUT_S = 3600.0
 DEATH_GRACE_S = 10.0
 """Seconds to wait for an unhealthy engine's exit: when its core has died, vLLM ends by itself in about 6 s."""
 
+QUIET_TIMEOUT_S = 60.0
+"""Seconds after the warm-up within which the engine must run nothing."""
+
 ENDED_KEPT = 4
 """Ended engines of a replica whose last counters are repeated in heartbeats."""
 
@@ -54,24 +57,36 @@ class SavedEngine(msgspec.Struct):
     restarts: int = 0
 
 
+class EngineAccess(msgspec.Struct, frozen=True):
+    """How one engine is started and reached."""
+
+    url: str
+    command: EngineCommand
+    api: EngineApi
+
+
 class ReplicaRunner(ReplicaView):
-    """A replica whose engine is a process of this host."""
+    """A replica whose engine is a process of this host.
+
+    `access` returns the access to the engine at a URL, or with None that to a new engine at a URL of its own. A request
+    for an engine that has ended is then refused, however late it is sent; at the same URL the next engine would run it
+    during its warm-up, whose tokens are nobody's.
+    """
 
     def __init__(
         self,
         plan: ReplicaPlan,
         *,
-        url: str,
-        command: EngineCommand,
-        api: EngineApi,
+        access: Callable[[str | None], EngineAccess],
         log_file: Path,
         clock: Clock,
         saved: SavedEngine | None,
         save: Callable[[], None],
     ) -> None:
-        super().__init__(plan, url)
-        self._command = command
-        self._api = api
+        first = access(saved.url if saved is not None else None)
+        super().__init__(plan, first.url)
+        self._access = access
+        self._command, self._api = first.command, first.api
         self._log_file = log_file
         self._clock = clock
         self._save = save
@@ -142,6 +157,8 @@ class ReplicaRunner(ReplicaView):
         if self._process is None:
             self._ready_once = False
             self.enter(ReplicaState.LOADING, "starting the engine")
+            fresh = self._access(None)
+            self.url, self._command, self._api = fresh.url, fresh.command, fresh.api
             self._process = EngineProcess.start(self._command, self._log_file)
             self.boot_id = incarnation("engine")
             self.metrics, self.warmup = EngineMetrics(), EngineCounters()
@@ -179,14 +196,38 @@ class ReplicaRunner(ReplicaView):
                 raise EngineFailed(f"the engine did not come up within {LOAD_TIMEOUT_S:.0f} s")
             await asyncio.sleep(POLL_S)
         self.enter(ReplicaState.LOADING, "warming up")
-        await self._api.warm_up(self.plan.model_name, self.plan.capacity.max_model_len)
+        length = self.plan.capacity.max_model_len
+        await self._api.warm_up(self.plan.model_name, length, embeds=self.plan.embeds)
         self.stream_interval = await self._api.takes_stream_interval()
-        await self._scrape()
-        self.warmup = self.metrics.counters
+        await self._count_warm_up()
         self._ready_once = True
         self._save()
         if self.state is ReplicaState.LOADING:
             self.enter(ReplicaState.READY)
+
+    async def _count_warm_up(self) -> None:
+        """Record the baseline once the engine runs nothing and its counters stand still.
+
+        The baseline and the counters of its scrape change together, so that no heartbeat has tokens of the warm-up
+        without the baseline. Raises EngineFailed when the engine still works after QUIET_TIMEOUT_S.
+        """
+        deadline = self._clock.monotonic() + QUIET_TIMEOUT_S
+        before: EngineCounters | None = None
+        while True:
+            began = self._clock.monotonic()
+            metrics = await self._api.metrics()
+            left = metrics.running + metrics.waiting
+            if not left and metrics.counters == before:
+                break
+            before = metrics.counters
+            if began >= deadline:
+                raise EngineFailed(
+                    f"the engine still works {QUIET_TIMEOUT_S:.0f} s after the warm-up, with {left} requests"
+                )
+            await asyncio.sleep(POLL_S)
+        self.record_scrape(metrics)
+        self._scraped_at = began
+        self.warmup = metrics.counters
 
     async def _answers(self) -> bool:
         try:

@@ -26,6 +26,10 @@ class Plan(Protocol):
         """The name under which the engine serves the model."""
 
     @property
+    def embeds(self) -> bool:
+        """Whether the model gives embeddings, and nothing else."""
+
+    @property
     def engine(self) -> EngineKind:
         """The kind of engine."""
 

@@ -101,8 +101,13 @@ class EngineModel:
         self._keys = 0
         self._said: list[tuple[Sequence, bytes]] = []
         self._generated = 0
+        self._embedded = 0
         self._accepted = 0
         self._finished = {"stop": 0, "length": 0, "abort": 0}
+
+    def count_embedded(self, tokens: int) -> None:
+        """Add the tokens of inputs whose embeddings were answered; no step computes them."""
+        self._embedded += tokens
 
     @property
     def busy(self) -> bool:
@@ -129,7 +134,7 @@ class EngineModel:
         """Return all counters at present."""
         engine = self._engine.counters
         return Counters(
-            prompt_tokens=engine.prompt_tokens,
+            prompt_tokens=engine.prompt_tokens + self._embedded,
             cached_prompt_tokens=engine.cached_prompt_tokens,
             generation_tokens=self._generated,
             prefix_queries=engine.prefix_queries,

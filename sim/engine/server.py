@@ -13,6 +13,7 @@ import msgspec
 from core.clock import Clock
 from sim.engine import text
 from sim.engine.answer import FINGERPRINT, Answer, Choice
+from sim.engine.embeddings import EmbeddingsBody, embeddings_body
 from sim.engine.failpoints import Failpoints
 from sim.engine.loop import EngineLoop, RequestOutputCollector
 from sim.engine.metrics import SimMetrics
@@ -101,6 +102,8 @@ class SimServer:
                 await self._generate(scope, receive, send, ChatBody)
             case "POST", "/v1/completions":
                 await self._generate(scope, receive, send, CompletionBody)
+            case "POST", "/v1/embeddings":
+                await _reply(send, self._embed(await _read(receive)))
             case "GET", "/v1/models":
                 await _reply(send, self._models())
             case "GET", "/metrics":
@@ -169,6 +172,27 @@ class SimServer:
         return msgspec.json.encode(
             {"count": len(ids), "max_model_len": self._max_len, "tokens": ids, "token_strs": None}
         )
+
+    def _embed(self, raw: bytes) -> bytes:
+        """Answer vectors at once: the time of embeddings is not simulated, but the tokens are counted."""
+        points = self._loop.failpoints
+        if points.error_next > 0:
+            points.error_next -= 1
+            raise HttpError(500, "InternalServerError", "failpoint: error_next")
+        body = _parse(raw, EmbeddingsBody)
+        if body.model not in ("", self._model):
+            raise HttpError(404, "NotFoundError", f"The model `{body.model}` does not exist.")
+        contents = body.contents()
+        longest = max(map(text.count, contents), default=0)
+        if longest > self._max_len:
+            message = (
+                f"This model's maximum context length is {self._max_len} tokens. However, your prompt contains "
+                f"{longest} input tokens."
+            )
+            raise HttpError(400, "BadRequestError", message)
+        tokens = sum(map(text.count, contents))
+        self._loop.model.count_embedded(tokens)
+        return embeddings_body(self._model, contents, body.encoding_format == "base64", body.dimensions)
 
     async def _generate(
         self, scope: Scope, receive: Receive, send: Send, shape: type[ChatBody] | type[CompletionBody]

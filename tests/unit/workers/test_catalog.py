@@ -138,9 +138,9 @@ WRONG = [
     ),
     ('usd_per_hour = "35.28"', 'usd_per_hour = "?"', r"hosts\.gpu-h100x8-640gb\.price\.usd_per_hour"),
     (
-        "kv_cache_tokens = { value = 25600",
+        "kv_cache_tokens = { value = 73728",
         "kv_cache_tokens = { value = 1000",
-        "less than one sequence of 2048",
+        "less than one sequence of 65536",
     ),
     ("[hosts.", "[hosts", "is not TOML"),
 ]

@@ -70,3 +70,9 @@ async def test_an_engine_that_is_slow_with_a_feature_is_ready_all_the_same(
 async def test_an_engine_that_cannot_chat_is_not_ready() -> None:
     with pytest.raises(EngineFailed):
         await warm_up(lambda body: 500 if "messages" in body else 200)
+
+
+async def test_an_engine_of_embeddings_is_asked_for_nothing_else() -> None:
+    session = Session(lambda body: 200 if "input" in body else 404)
+    await EngineApi(cast(aiohttp.ClientSession, session), "http://engine", "").warm_up("m", 2048, embeds=True)
+    assert len(session.bodies) == 2

@@ -195,8 +195,8 @@ async def test_a_client_that_leaves_without_streaming_frees_its_sequence_too(sta
     ("body", "status"),
     [
         ({"model": "other", "prompt": "x"}, 404),
-        ({"model": MODEL, "prompt": "x", "max_tokens": 5000}, 400),
-        ({"model": MODEL, "prompt": "x" * 10_000}, 400),
+        ({"model": MODEL, "prompt": "x", "max_tokens": 70_000}, 400),
+        ({"model": MODEL, "prompt": "x" * 300_000}, 400),
         ({"model": MODEL, "prompt": 7}, 400),
         ({"model": MODEL, "prompt": "x", "n": 1000}, 400),
         ({"model": MODEL, "prompt": "x", "cache_salt": "ab/cd+=="}, 400),
@@ -218,7 +218,7 @@ async def test_key_guards_all_but_health(start: Start) -> None:
                 assert answer.status == status, path
     async with engine.client.get(f"{engine.url}/v1/models") as answer:
         assert answer.headers["x-penstock-simulated"] == "1"
-        assert (await answer.json())["data"][0]["max_model_len"] == 2048
+        assert (await answer.json())["data"][0]["max_model_len"] == 65536
 
 
 async def test_tokenize_counts_what_usage_counts(start: Start) -> None:
