@@ -2,9 +2,11 @@
 
 import msgspec
 
-from core.errors import InvalidRequest, UnsupportedField
-from gateway.ports import Model
+from core.errors import InvalidRequest, PermissionDenied, RequestTooLarge, UnsupportedField
+from gateway.limits import body_limit
+from gateway.ports import Model, Models
 from gateway.schemas.common import PreparedRequest
+from tenants.principal import Principal
 
 _MEDIA = frozenset({"vision", "audio", "video", "files"})
 """Abilities to read content other than text. No model here has them."""
@@ -15,12 +17,34 @@ _DOES = {
     "logprobs": "return log-probabilities",
     "chat": "chat",
     "completions": "complete texts",
+    "embeddings": "embed texts",
     "vision": "read images",
     "audio": "read audio",
     "video": "read videos",
     "files": "read files",
 }
 """Abilities as the catalog names them, in words."""
+
+
+def permitted_model(models: Models, principal: Principal, prepared: PreparedRequest) -> Model:
+    """Return the model that a request names.
+
+    Raises ModelNotFound, Unavailable when the list of models is too old, PermissionDenied when the key may not use the
+    model, and RequestTooLarge when the body is longer than the model's context can be.
+    """
+    model = models.resolve(prepared.model)
+    if principal.allowed_models is not None and model.name not in principal.allowed_models:
+        raise PermissionDenied(
+            f"This key may not use the model '{model.name}'.", param="model", code="model_not_allowed"
+        )
+    limit = body_limit(model.context_len, prepared.choices // prepared.choices_per_prompt)
+    if prepared.body_bytes > limit:
+        raise RequestTooLarge(
+            f"The body has {prepared.body_bytes:,} bytes; '{model.name}' holds {model.context_len:,} tokens of "
+            f"prompt and answer together and accepts at most {limit:,} bytes. Send a shorter prompt.",
+            code="body_too_large",
+        )
+    return model
 
 
 def check_abilities(prepared: PreparedRequest, model: Model) -> None:

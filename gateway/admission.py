@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Generic
 
 from billing.metering.records import Checkpoint
-from core.errors import InvalidRequest, PermissionDenied, RequestTooLarge, Unavailable
+from core.errors import InvalidRequest, RequestTooLarge, Unavailable
 from core.tokens import NO_TOKENS
-from gateway.abilities import check_abilities
+from gateway.abilities import check_abilities, permitted_model
 from gateway.acquire_both import acquire_both
 from gateway.context import RequestContext
 from gateway.estimate import Estimator
-from gateway.limits import MAX_ANSWER_LOGPROBS, body_limit
+from gateway.limits import MAX_ANSWER_LOGPROBS
 from gateway.ports import Availability, GrantT, Holds, Metering, Model, Models, Prices, Rates, Scheduler
 from gateway.prefix import PromptHasher
 from gateway.records import hold_request, longest_answer, open_record, place_request, released
@@ -62,19 +62,10 @@ class Admission(Generic[GrantT]):
         held, InvalidRequest when max_tokens does not fit into the context, UnsupportedField when the model is not able
         to do what is asked for, and Refused when no replica will serve the model within the deadline.
         """
-        model = self._models.resolve(prepared.model)
-        if principal.allowed_models is not None and model.name not in principal.allowed_models:
-            raise PermissionDenied(
-                f"This key may not use the model '{model.name}'.", param="model", code="model_not_allowed"
-            )
-        limit = body_limit(model.context_len, prepared.choices // prepared.choices_per_prompt)
-        if prepared.body_bytes > limit:
-            raise RequestTooLarge(
-                f"The body has {prepared.body_bytes:,} bytes; '{model.name}' holds {model.context_len:,} tokens of "
-                f"prompt and answer together and accepts at most {limit:,} bytes. Send a shorter prompt.",
-                code="body_too_large",
-            )
-        if prepared.max_tokens >= model.context_len:
+        model = permitted_model(self._models, principal, prepared)
+        if prepared.max_tokens >= model.context_len and prepared.limit_yields:
+            prepared.max_tokens = model.context_len  # the hold needs to cover no more
+        elif prepared.max_tokens >= model.context_len:
             raise InvalidRequest(
                 f"max_tokens is {prepared.max_tokens:,}, but '{model.name}' holds {model.context_len:,} tokens of "
                 "prompt and answer together; ask for fewer.",
@@ -165,7 +156,7 @@ class Admission(Generic[GrantT]):
         context.open_record = record
         longest = longest_answer(context.request.prepared, context.request.model)
         context.reserved.output_limit = min(hold.output_tokens, longest)
-        context.reserved.whole = hold.whole
+        context.reserved.whole = record.whole
 
     async def acquire_other_replica(self, context: RequestContext[GrantT]) -> None:
         """Release the replica of the failed attempt and acquire another one. Hold and rates stay as they are.

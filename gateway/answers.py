@@ -28,7 +28,7 @@ def usage_object(usage: TokenUsage, cost_usd: str) -> dict[str, Any]:
     }
 
 
-def _billing_object(record: UsageRecord, cost_usd: str) -> dict[str, Any]:
+def billing_object(record: UsageRecord, cost_usd: str) -> dict[str, Any]:
     """Return the `penstock` member of an answer: how the request was billed."""
     return {
         "request_id": str(record.open.request_id),
@@ -72,7 +72,7 @@ def final_events(
         cost_usd = pico_to_usd(record.cost)
         served = {"system_fingerprint": fingerprint} if fingerprint else {}
         usage = usage_object(record.usage, cost_usd)
-        billing = _billing_object(record, cost_usd)
+        billing = billing_object(record, cost_usd)
         events.append(_event({**shell, "choices": [], **served, "usage": usage, "penstock": billing}))
     events.append(DONE)
     return b"".join(events)
@@ -92,16 +92,20 @@ def whole_answer(
     if fingerprint:
         answer["system_fingerprint"] = fingerprint
     answer["usage"] = usage_object(record.usage, cost_usd)
-    answer["penstock"] = _billing_object(record, cost_usd)
+    answer["penstock"] = billing_object(record, cost_usd)
     answer["service_tier"] = ECHOED.get(record.open.tier)
-    headers: Headers = [
-        (b"x-penstock-cost-usd", cost_usd.encode()),
+    return msgspec.json.encode(answer), whole_headers(record)
+
+
+def whole_headers(record: UsageRecord) -> Headers:
+    """The headers of an answer that is not streamed: cost, outcome and tokens."""
+    return [
+        (b"x-penstock-cost-usd", pico_to_usd(record.cost).encode()),
         (b"x-penstock-outcome", record.outcome.value.encode()),
         (b"x-penstock-input-tokens", b"%d" % record.usage.input),
         (b"x-penstock-cached-input-tokens", b"%d" % record.usage.cached_input),
         (b"x-penstock-output-tokens", b"%d" % record.usage.output),
     ]
-    return msgspec.json.encode(answer), headers
 
 
 def error_body(error: PenstockError, kind: str) -> dict[str, Any]:

@@ -28,6 +28,10 @@ MAX_CHOICES = 16
 MAX_PROMPTS = 16
 """Prompts of one text completion, times `n`. Placements and concurrency limits count a request once, whatever its
 choices, so more would fill the sequences of an engine beside the fair queue."""
+MAX_INPUTS = 2048
+"""Inputs of one request for embeddings, as OpenAI's."""
+MAX_DIMENSIONS = 65_536
+"""Value of `dimensions`; the model bounds it further."""
 MAX_TOKENS_FIELD = 1_048_576
 """Value of max_tokens; the model's context length bounds it further."""
 MAX_STOPS = 16
@@ -66,8 +70,16 @@ MAX_ID_CHARS = 128
 """Characters of the id of a tool call."""
 MAX_DESCRIPTION_CHARS = 8192
 """Characters of the description of a tool or a schema."""
+MAX_BLOCK_DESCRIPTION_CHARS = 64 * 1024
+"""Characters of the description of a tool in Anthropic's form: agents write manuals there."""
 MAX_MODEL_CHARS = 200
 """Characters of the model's name."""
+MAX_LABEL_CHARS = 128
+"""Characters of an end user, of the value of a tag, and of the name of a tag."""
+MAX_TAGS = 5
+"""Entries of metadata whose name begins with `tag_`."""
+MAX_METADATA = 64
+"""Entries of metadata."""
 MAX_SEED = 2**63 - 1
 """Absolute value of seed."""
 MAX_TOKEN_ID = 2**31 - 1

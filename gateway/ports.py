@@ -162,8 +162,8 @@ class Reply(Protocol):
     def unsent(self) -> int:
         """Bytes that were written and that the client has not taken yet."""
 
-    async def start(self, headers: Headers) -> None:
-        """Send status 200 and the headers of an event stream."""
+    async def start(self, headers: Headers, prompt_tokens: int = 0) -> None:
+        """Send status 200 and the headers of an event stream. `prompt_tokens`: as far as known, 0 = not yet."""
 
     def write(self, events: bytes) -> Awaitable[None]:
         """Send whole events. The result must be awaited; it takes as long as the client needs to read."""

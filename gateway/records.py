@@ -17,7 +17,8 @@ def hold_request(context: AnyContext) -> HoldRequest:
     prepared, principal, model = request.prepared, request.principal, request.model
     longest = longest_answer(prepared, model)
     rest_of_context = longest >= model.context_len * prepared.choices  # to which engines keep by themselves
-    bounded = prepared.max_tokens > 0 or rest_of_context or longest_fits(prepared, model)
+    named = prepared.max_tokens > 0 and not prepared.limit_yields
+    bounded = prepared.endpoint == "embeddings" or named or rest_of_context or longest_fits(prepared, model)
     return HoldRequest(
         request_id=request.id,
         tenant_id=principal.tenant_id,
@@ -28,7 +29,7 @@ def hold_request(context: AnyContext) -> HoldRequest:
         max_input_tokens=min(prepared.max_input_tokens, model.context_len * prepared.choices),
         max_output_tokens=prepared.max_tokens * prepared.choices,
         default_output_tokens=longest,
-        whole=prepared.tools_in_one_piece and bounded and longest * MAX_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES,
+        whole=prepared.in_one_piece and bounded and longest * MAX_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES,
     )
 
 
@@ -36,8 +37,10 @@ def longest_answer(prepared: PreparedRequest, model: Model) -> int:
     """Return the output tokens, over all choices, of the longest answer that the request may get.
 
     Without max_tokens these are the model's longest, at most the rest of its context, and in one piece no more than
-    certainly can be kept in memory.
+    certainly can be kept in memory. Embeddings have none.
     """
+    if prepared.endpoint == "embeddings":
+        return 0
     tokens = (prepared.max_tokens or model.max_output_tokens) * prepared.choices
     if prepared.stream:
         return tokens
@@ -85,6 +88,7 @@ def open_record(context: AnyContext, region: str) -> OpenRecord:
     if hold is None or placement is None:
         raise RuntimeError("an open record needs a hold and a placement")
     principal, prepared = request.principal, request.prepared
+    embeds = prepared.endpoint == "embeddings"
     return OpenRecord(
         request_id=request.id,
         tenant_id=principal.tenant_id,
@@ -101,11 +105,12 @@ def open_record(context: AnyContext, region: str) -> OpenRecord:
         simulated=placement.simulated,
         stream=prepared.stream,
         max_input_tokens=prepared.max_input_tokens * prepared.choices_per_prompt,
-        whole=hold.whole,
-        max_output_tokens=hold.output_tokens if hold.whole else 0,
+        whole=hold.whole or embeds,  # of which nothing but the prompt is paid
+        max_output_tokens=hold.output_tokens if hold.whole and not embeds else 0,
         earlier_attempts=context.routing.attempts,
         earlier_usage=context.routing.failed_usage,
         earlier_unbilled=tuple(context.routing.failed_unbilled),
+        labels=prepared.labels,
     )
 
 
@@ -123,9 +128,11 @@ def usage_record(context: AnyContext, now: float) -> UsageRecord:
     received_none = context.outcome is Outcome.INTERRUPTED and not context.request.prepared.stream
     # billing/metering/adoption.py does the same after the death of a process.
     in_row = usage.prompt if received_none else usage
-    refused_by_engine = isinstance(context.error, InvalidRequest)  # which has counted nothing then
-    if placement is not None and routing.attempts and not refused_by_engine:
-        cause = "engine_failed" if context.outcome is Outcome.ENGINE_FAILED else "cancelled_tail"
+    # An engine that refuses a request has counted nothing, unless it may have generated the whole answer before.
+    uncounted = isinstance(context.error, InvalidRequest) and not context.reserved.whole
+    if placement is not None and routing.attempts and not uncounted:
+        failed = context.outcome is Outcome.ENGINE_FAILED or isinstance(context.error, InvalidRequest)
+        cause = "engine_failed" if failed else "cancelled_tail"
         parts = parts + context.unbilled_of_attempt(placement, usage, now, cause=cause, in_row=in_row)
     return UsageRecord(
         open=context.open_record,

@@ -45,7 +45,7 @@ _FIELDS = frozenset(
         "messages", "prompt", "max_tokens", "min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "stop", "seed",
         "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs",
         "stop_token_ids", "tools", "tool_choice", "response_format", "structured_outputs", "suffix", "echo",
-        "chat_template_kwargs", "stream_options", "reasoning_effort",
+        "chat_template_kwargs", "stream_options", "reasoning_effort", "input", "dimensions", "encoding_format",
     )
 )  # fmt: skip
 """Fields of ours that a refusal may name; others belong to the engine."""
@@ -53,6 +53,11 @@ _RULES: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile("greedy sampling"), "n", "Several choices need a temperature above 0."),
     (re.compile("stop cannot contain|empty string"), "stop", "A stop sequence must not be empty."),
     (re.compile("min_tokens"), "min_tokens", "'min_tokens' must not be above the tokens of the answer."),
+    (
+        re.compile("dimensions|[Mm]atryoshka"),
+        "dimensions",
+        "The model does not give embeddings of this size.",
+    ),
     (re.compile("suffix"), "suffix", "This model does not fill in the middle; send no 'suffix'."),
     (
         re.compile("logprobs"),
@@ -149,17 +154,19 @@ def no_tools(model: str) -> InvalidRequest:
 
 def _too_long(message: str, model: str, fields: Mapping[str, Any]) -> InvalidRequest:
     found = _CONTEXT_TOKENS.search(message)
-    holds = f"{int(found.group(1)):,} tokens" if found else "a limited number of tokens"
-    return InvalidRequest(
-        f"The context length of '{model}' is {holds} of prompt and answer together, and this request does not fit. "
-        "Send a shorter prompt or ask for fewer tokens.",
-        param="messages" if "messages" in fields else "prompt",
+    holds = f"{found.group(1)} tokens" if found else "a limited number of tokens"
+    return InvalidRequest(  # clients tell this error by OpenAI's words, and read the number
+        f"This model's maximum context length is {holds} of prompt and answer together, and this request to "
+        f"'{model}' does not fit. Send a shorter prompt or ask for fewer tokens.",
+        param=next((name for name in ("messages", "input") if name in fields), "prompt"),
         code="context_length_exceeded",
     )
 
 
 def _out_of_vocabulary(refused: RefusedByEngine, fields: Mapping[str, Any]) -> InvalidRequest:
-    param = _field(refused.param) or ("prompt" if "prompt" in fields else "logit_bias")
+    param = _field(refused.param) or next(
+        (name for name in ("prompt", "input") if name in fields), "logit_bias"
+    )
     which, size = _IDS.search(refused.message), _VOCABULARY.search(refused.message)
     token = f"The token id {which.group(1)}" if which else "A token id"
     known = f", which has {int(size.group(1)):,} tokens" if size else ""

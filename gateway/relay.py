@@ -20,6 +20,7 @@ from billing.metering.records import Outcome, UsageRecord
 from core.errors import EngineFailed
 from gateway import answers
 from gateway.context import AnyContext
+from gateway.embeddings import Embeddings, embeddings_answer
 from gateway.engine import HEADERS_TIMEOUT_S, MAX_LOG_CHARS
 from gateway.interval import stream_interval
 from gateway.limits import MAX_ANSWER_BYTES, AnswerTooLarge
@@ -36,7 +37,7 @@ from scheduler.wire import Placement
 
 EXTEND_TOKENS = 1024
 """Output tokens by which a hold is extended at a time."""
-ENGINE_PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
+ENGINE_PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions", "embeddings": "/v1/embeddings"}
 """Paths on engines by endpoint."""
 ENGINE_FAILED_MESSAGE = "The engine failed while answering; nothing is charged. Please try again."
 """The message of an error for which the engine is responsible."""
@@ -127,7 +128,12 @@ class Relay:
         """
         answer, endpoint = context.answer, context.request.prepared.endpoint
         answer.reading_since = dispatched_at = self._now()
-        answer.codec = whole = self._whole.begin(context, placement, dispatched_at)
+        whole: WholeAnswer
+        if endpoint == "embeddings":
+            whole = Embeddings(context.request.prepared.choices, dispatched_at)
+        else:
+            whole = self._whole.begin(context, placement, dispatched_at)
+        answer.codec = whole
         wait_s = whole_attempt_s(context, placement, dispatched_at)
         body = bytearray()
         answer.held_bytes = 0
@@ -223,7 +229,7 @@ class Relay:
             return
         answer.writing_since = self._now()
         if not request.reply.started:
-            await request.reply.start(context.take_rate_headers())
+            await request.reply.start(context.take_rate_headers(), context.usage.input)
         await request.reply.write(events)
         answer.writing_since, answer.written_at = 0.0, self._now()
 
@@ -265,7 +271,7 @@ class Relay:
     async def _end_stream(self, context: AnyContext, codec: StreamCodec, record: UsageRecord) -> None:
         request = context.request
         if not request.reply.started:
-            await request.reply.start(context.take_rate_headers())
+            await request.reply.start(context.take_rate_headers(), context.usage.input)
         context.answer.writing_since = context.settled_at
         await request.reply.end(
             answers.final_events(
@@ -287,10 +293,13 @@ class Relay:
             document = merger.answer()
         else:
             raise RuntimeError("only an answer that is not streamed is sent in one piece")
-        reshape_answer(document, request.prepared.calls)
-        body, headers = answers.whole_answer(
-            document, record, truncated=codec.truncated, fingerprint=codec.fingerprint
-        )
+        if isinstance(codec, Embeddings):
+            body, headers = embeddings_answer(document, record)
+        else:
+            reshape_answer(document, request.prepared.calls)
+            body, headers = answers.whole_answer(
+                document, record, truncated=codec.truncated, fingerprint=codec.fingerprint
+            )
         context.answer.held_bytes = len(body)
         context.answer.writing_since = context.settled_at
         await request.reply.respond(body, context.take_rate_headers() + headers)
@@ -299,12 +308,14 @@ class Relay:
 def _engine_body(context: AnyContext, placement: Placement) -> bytes:
     """The body for the engine, with the interval of its events where the engine takes one."""
     request, prepared, model = context.request, context.request.prepared, context.request.model
-    interval = 0
-    if placement.stream_interval and not context.reserved.whole:
-        covered = 0 if prepared.max_tokens else context.reserved.output_limit // prepared.choices
-        interval = stream_interval(placement.predicted_itl_s, streamed=prepared.stream, covered=covered)
     # Engines refuse a limit that does not fit beside the prompt, of which only an upper bound is known.
     fits = longest_fits(prepared, model)
+    to_context_end = prepared.limit_yields and not fits
+    limited = prepared.max_tokens > 0 and not to_context_end
+    interval = 0
+    if placement.stream_interval and not context.reserved.whole:
+        covered = 0 if limited else context.reserved.output_limit // prepared.choices
+        interval = stream_interval(placement.predicted_itl_s, streamed=prepared.stream, covered=covered)
     return prepared.engine_body(
         placement.model,
         request.principal.cache_salt,
@@ -314,6 +325,7 @@ def _engine_body(context: AnyContext, placement: Placement) -> bytes:
         max_tokens=longest_answer(prepared, model) // prepared.choices
         if fits and not prepared.max_tokens
         else 0,
+        to_context_end=to_context_end,
     )
 
 

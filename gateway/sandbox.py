@@ -23,6 +23,7 @@ from core.errors import (
 from core.ids import uuid7_unix_ms
 from core.tokens import TokenUsage
 from gateway.answers import usage_object
+from gateway.embeddings import embeddings_document, embeddings_usage, sample_vectors
 from gateway.ports import GrantT, Headers, Models, Rates, Reply
 from gateway.schemas.common import PreparedRequest
 from gateway.service_tier import ECHOED, TIERS, tier_of
@@ -95,11 +96,10 @@ class Sandbox(Generic[GrantT]):
         """
         grant = await self._rates.acquire(str(request_id), principal, 0, 0)
         try:
-            name = prepared.model
-            if name in self._errors:
-                raise self._errors[name]()
-            if name not in (OK, SLOW, BROKEN, TOOL_CALL):
-                self._models.resolve(name)
+            self._check_name(prepared.model)
+            if prepared.endpoint == "embeddings":
+                await self._embed(request_id, prepared, reply, grant.headers)
+                return
             tier = tier_of(prepared.service_tier, principal.tier, lambda: TIERS)
             answer = _Answer(request_id, prepared, tier)
             if prepared.stream:
@@ -108,6 +108,36 @@ class Sandbox(Generic[GrantT]):
                 await self._whole(answer, reply, grant.headers)
         finally:
             self._rates.settle(grant, 0, 0)
+
+    async def count_tokens(self, request_id: UUID, principal: Principal, prepared: PreparedRequest) -> int:
+        """Return the tokens of a prompt as the answer to it would have them. Raises what `handle` raises."""
+        grant = await self._rates.acquire(str(request_id), principal, 0, 0)
+        self._rates.settle(grant, 0, 0)
+        self._check_name(prepared.model)
+        return _prompt_tokens(prepared)
+
+    def _check_name(self, name: str) -> None:
+        """Raise the error that a test's name asks for, and ModelNotFound for one that is no model's either."""
+        if name in self._errors:
+            raise self._errors[name]()
+        if name not in (OK, SLOW, BROKEN, TOOL_CALL):
+            self._models.resolve(name)
+
+    async def _embed(
+        self, request_id: UUID, prepared: PreparedRequest, reply: Reply, headers: Headers
+    ) -> None:
+        if prepared.model == SLOW:
+            await asyncio.sleep(self._first_token_s)
+        if prepared.model == BROKEN:
+            raise _broken()
+        usage = TokenUsage(max(1, prepared.prompt_bytes // BYTES_PER_TOKEN))
+        told = {"request_id": str(request_id), "outcome": "completed", "cost_usd": FREE, "test": True}
+        document = embeddings_document(sample_vectors(prepared)) | {
+            "model": prepared.model,
+            "usage": embeddings_usage(usage, FREE),
+            "penstock": told,
+        }
+        await reply.respond(msgspec.json.encode(document), [*headers, *_free_headers("completed", usage)])
 
     async def _whole(self, answer: "_Answer", reply: Reply, headers: Headers) -> None:
         if answer.model == SLOW:
@@ -118,7 +148,7 @@ class Sandbox(Generic[GrantT]):
         await reply.respond(body, [*headers, *more])
 
     async def _stream(self, answer: "_Answer", reply: Reply, headers: Headers) -> None:
-        await reply.start(headers)
+        await reply.start(headers, answer.prompt_tokens)
         parts = answer.parts()
         for number, part in enumerate(parts):
             if answer.model == SLOW:
@@ -129,8 +159,22 @@ class Sandbox(Generic[GrantT]):
         await reply.end(answer.last_events())
 
 
+def _free_headers(outcome: str, usage: TokenUsage) -> Headers:
+    return [
+        (b"x-penstock-cost-usd", FREE.encode()),
+        (b"x-penstock-outcome", outcome.encode()),
+        (b"x-penstock-input-tokens", b"%d" % usage.input),
+        (b"x-penstock-cached-input-tokens", b"0"),
+        (b"x-penstock-output-tokens", b"%d" % usage.output),
+    ]
+
+
 def _broken() -> EngineFailed:
     return EngineFailed("A test of an engine that fails in the middle of an answer; nothing is charged.")
+
+
+def _prompt_tokens(prepared: PreparedRequest) -> int:
+    return max(1, prepared.prompt_bytes // BYTES_PER_TOKEN)
 
 
 class _Answer:
@@ -149,9 +193,8 @@ class _Answer:
         cut = len(kept) < len(WORDS)
         self._finish = "tool_calls" if self._tool else "length" if cut else "stop"
         tokens = 1 if self._tool else len(self._words)
-        self._usage = TokenUsage(
-            max(1, prepared.prompt_bytes // BYTES_PER_TOKEN), output=tokens * prepared.choices
-        )
+        self.prompt_tokens = _prompt_tokens(prepared)
+        self._usage = TokenUsage(self.prompt_tokens, output=tokens * prepared.choices)
 
     def whole(self) -> tuple[bytes, Headers]:
         """Body and headers of an answer in one piece."""
@@ -159,15 +202,7 @@ class _Answer:
         document["service_tier"] = self._service_tier
         document["choices"] = [self._choice(index) for index in range(self.choices)]
         document |= self._billing()
-        usage = self._usage
-        headers: Headers = [
-            (b"x-penstock-cost-usd", FREE.encode()),
-            (b"x-penstock-outcome", self._outcome.encode()),
-            (b"x-penstock-input-tokens", b"%d" % usage.input),
-            (b"x-penstock-cached-input-tokens", b"0"),
-            (b"x-penstock-output-tokens", b"%d" % usage.output),
-        ]
-        return msgspec.json.encode(document), headers
+        return msgspec.json.encode(document), _free_headers(self._outcome, self._usage)
 
     def parts(self) -> list[dict[str, Any]]:
         """The parts of a streamed choice: deltas of a chat, members of a text completion."""

@@ -8,9 +8,12 @@ TIERS = ("priority", "standard", "batch")
 """Dearest first."""
 AUTO = "auto"
 """The organisation's own tier, as without the field."""
+STANDARD_ONLY = "standard_only"
+"""Anthropic's name for no more than standard."""
 BY_NAME = {
     "default": "standard",
     "standard": "standard",
+    STANDARD_ONLY: "standard",
     "flex": "batch",
     "batch": "batch",
     "priority": "priority",
@@ -26,7 +29,7 @@ def tier_of(asked: str, own: str, offered: Callable[[], Collection[str]]) -> str
     An organisation may ask for its own tier and for those below. `offered` returns the tiers in which the model has a
     price for it; it is called only for another tier than its own. Raises InvalidRequest.
     """
-    if asked in ("", AUTO):
+    if asked in ("", AUTO) or (asked == STANDARD_ONLY and own != "priority"):
         return own
     tier = BY_NAME.get(asked)
     if tier is None:

@@ -50,7 +50,8 @@ def unbilled_tokens(
         tail_input = max(prepared.max_input_tokens * per_prompt - usage.input - repeated_input, 0)
         if usage.input and prepared.choices == 1:
             tail_input = 0
-        room = max((prepared.max_tokens or context_len) * prepared.choices - usage.output, 0)
+        limit = 0 if prepared.endpoint == "embeddings" else prepared.max_tokens or context_len
+        room = max(limit * prepared.choices - usage.output, 0)
         seen = ceil((max(silent_s, 0.0) + ENGINE_ABORT_S) * TAIL_TOKENS_PER_S) * prepared.choices
         tail_output = min(room, seen)
     if own.total or tail_input or tail_output:

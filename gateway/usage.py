@@ -45,6 +45,7 @@ class UsageTracker:
         "_choices_per_prompt",
         "_input",
         "_output",
+        "_output_by_choice",
         "_reasoning",
         "_totals_known",
         "content_events",
@@ -56,6 +57,9 @@ class UsageTracker:
         self._choices = choices
         self._choices_per_prompt = choices_per_prompt or choices
         self._by_choice: dict[int, tuple[int, int]] = {}
+        self._output_by_choice = (
+            0  # the sum over _by_choice, so that an event costs the same with many choices
+        )
         self._input = 0
         self._output = 0
         self._cached = 0
@@ -75,7 +79,8 @@ class UsageTracker:
             return
         before_input, before_output = self._by_choice.get(choice, (0, 0))
         self._by_choice[choice] = (max(before_input, usage.prompt_tokens), max(before_output, output))
-        self._output = max(self._output, sum(part[1] for part in self._by_choice.values()))
+        self._output_by_choice += max(output - before_output, 0)
+        self._output = max(self._output, self._output_by_choice)
         if usage.prompt_tokens > before_input:
             self._input = max(self._input, self._prompts_started())
 
@@ -106,7 +111,7 @@ class UsageTracker:
         if self._choices == 1:
             return max(self._output, output)
         before = self._by_choice.get(choice, (0, 0))[1]
-        return sum(part[1] for part in self._by_choice.values()) - before + max(before, output)
+        return self._output_by_choice + max(output - before, 0)
 
     def set_prompt(self, tokens: int) -> None:
         """Take the tokens of a prompt that the engine has prefilled, before it reports any usage itself."""

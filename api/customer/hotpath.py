@@ -1,4 +1,4 @@
-"""The hot path: /v1/chat/completions and /v1/completions as one raw ASGI callable.
+"""The hot path: the routes of inference as one raw ASGI callable.
 
 It authenticates the key, reads the body, passes both to the gateway's director, and writes the answer or the error as
 HTTP. It uses no routing, request objects or middleware, since those of FastAPI cost about 0.2 ms per request.
@@ -7,22 +7,25 @@ HTTP. It uses no routing, request objects or middleware, since those of FastAPI 
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import MutableMapping
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import msgspec
 
-from api import cors, errors
+from api import cors, credentials, errors
 from api.customer.answer_headers import CLIENT_REQUEST_ID, check_client_request_id
 from api.customer.body import Receive, inflate, is_compressed, read_body
+from api.customer.dialect_reply import DialectReply
 from api.customer.protocol import EXTENSION, ClientConnection
 from api.customer.reply import HttpReply, Send
+from api.customer.response_reply import ResponseReply
 from api.key_restrictions import KeyRestrictions
 from api.request_rates import InvalidRequestRate
 from core.errors import (
-    AuthenticationFailed,
     InvalidRequest,
     NotFound,
     PenstockError,
@@ -31,19 +34,52 @@ from core.errors import (
 )
 from core.ids import uuid7
 from gateway.context import AbortReason
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.messages.dialect import MessagesDialect
+from gateway.dialects.responses.store import ResponseStore
+from gateway.dialects.responses.stored import framed
+from gateway.dialects.responses.translation import Responses
 from gateway.director import Director
 from gateway.open_requests import OpenRequests
-from gateway.parsing.budget import BodyBudget
-from gateway.parsing.parser import CHAT, TEXT, BodyParser
+from gateway.parsing.budget import INLINE_BYTES, BodyBudget
+from gateway.parsing.parser import CHAT, CONTINUED, COUNT, EMBEDDINGS, MESSAGES, RESPONSES, TEXT, BodyParser
 from gateway.ports import ClientDisconnected, Rates
 from gateway.schemas.common import PreparedRequest
 from gateway.schemas.fields import ignored_header
 from gateway.telemetry import Telemetry
+from gateway.token_counts import TokenCounts
 from tenants.principal import Principal
 
 Scope = MutableMapping[str, Any]
 
-ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
+
+class Route(NamedTuple):
+    """A route of inference."""
+
+    endpoint: bytes
+    """The parser of its bodies (gateway/parsing/worker.py)."""
+    dialect: Dialect | None = None
+    """The form of its answers; None = OpenAI's chat and completions, as the gateway writes them."""
+    count_form: bytes = b""
+    """The answer of a route that says how many tokens the prompt has, with %d for the number; empty for others."""
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+_MESSAGES, _RESPONSES = MessagesDialect(_utc_now), Responses(time.time)
+ROUTES = {
+    "/v1/chat/completions": Route(CHAT),
+    "/v1/completions": Route(TEXT),
+    "/v1/embeddings": Route(EMBEDDINGS),
+    "/v1/messages": Route(MESSAGES, _MESSAGES),
+    "/v1/messages/count_tokens": Route(COUNT, _MESSAGES, b'{"input_tokens":%d}'),
+    "/v1/responses": Route(RESPONSES, _RESPONSES),
+    "/v1/responses/input_tokens": Route(
+        RESPONSES, _RESPONSES, b'{"object":"response.input_tokens","input_tokens":%d}'
+    ),
+}
 _INVALID = (InvalidRequest, NotFound, PermissionDenied)
 """Errors of a request that is wrong in itself."""
 _NO_EXTENSIONS: dict[str, Any] = {}
@@ -60,6 +96,8 @@ class _Head(msgspec.Struct, gc=False):
     """What the hot path reads of a request's headers."""
 
     authorization: bytes = b""
+    api_key: bytes = b""
+    """The key as Anthropic's SDKs send it."""
     encoding: bytes = b""
     """The body's Content-Encoding."""
     client_id: bytes | None = None
@@ -71,13 +109,8 @@ class _Head(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> str:
-        """The bearer key. Raises AuthenticationFailed without one."""
-        scheme, _, token = self.authorization.decode("latin-1").partition(" ")
-        if scheme.lower() == "bearer" and (key := token.strip()):
-            return key
-        raise AuthenticationFailed(
-            "No API key: send it as 'Authorization: Bearer pen_live_...'.", code="missing_api_key"
-        )
+        """The API key. Raises AuthenticationFailed without one."""
+        return credentials.key_of(self.authorization, self.api_key)
 
 
 class Keys(Protocol):
@@ -107,22 +140,27 @@ class HotPath:
         invalid: InvalidRequestRate,
         budget: BodyBudget,
         restrictions: KeyRestrictions,
+        counts: TokenCounts[Any],
+        responses: ResponseStore,
     ) -> None:
         self._keys = keys
+        self._responses = responses
         self._rates = rates
         self._parser = parser
         self._invalid = invalid
         self._budget = budget
         self._restrictions = restrictions
+        self._counts = counts
         self._director = director
         self._open_requests = open_requests
         self._telemetry = telemetry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Every error is answered in OpenAI's shape."""
+        """Serve one request. Every error is answered in the shape of its route."""
         request_id = uuid7()
         connection: ClientConnection | None = scope.get("extensions", _NO_EXTENSIONS).get(EXTENSION)
-        reply = HttpReply(send, request_id, connection)
+        route = ROUTES[scope["path"]]
+        reply = self._reply(route.dialect, send, request_id, connection)
         try:
             principal, prepared = await self._authenticate_and_parse(scope, receive, reply)
         except ClientDisconnected:
@@ -134,6 +172,7 @@ class HotPath:
             self._telemetry.count_refusal(error.code)
             await reply.fail(error)
             return
+        reply.begin(prepared, principal)
         if prepared.ignored_fields:
             named = ignored_header(prepared.ignored_fields)
             reply.headers.append((b"x-penstock-ignored-fields", named))
@@ -148,7 +187,11 @@ class HotPath:
         elif not connection.watch(partial(self._on_disconnect, request_id)):
             return
         try:
-            await self._director.handle(request_id, principal, prepared, reply)
+            if route.count_form:
+                tokens = await self._counts.count(request_id, principal, prepared)
+                await reply.answer(200, route.count_form % tokens, [])
+            else:
+                await self._director.handle(request_id, principal, prepared, reply)
         except ClientDisconnected:
             pass  # the director has settled the request; there is no connection to answer on
         except PenstockError as error:
@@ -164,6 +207,16 @@ class HotPath:
         finally:
             if watch is not None:
                 watch.cancel()
+
+    def _reply(
+        self, dialect: Dialect | None, send: Send, request_id: UUID, connection: ClientConnection | None
+    ) -> HttpReply:
+        """Return the empty answer of a request, in the form of its route."""
+        if dialect is None:
+            return HttpReply(send, request_id, connection)
+        if isinstance(dialect, Responses):
+            return ResponseReply(send, request_id, connection, dialect, self._responses)
+        return DialectReply(send, request_id, connection, dialect)
 
     async def _authenticate_and_parse(
         self, scope: Scope, receive: Receive, reply: HttpReply
@@ -190,7 +243,9 @@ class HotPath:
         self._rates.check(principal)
         self._invalid.check(scope, principal.key_id)
         try:
-            prepared = await self._read_and_parse(principal, ROUTES[scope["path"]], receive, head)
+            connection = scope.get("extensions", _NO_EXTENSIONS).get(EXTENSION)
+            endpoint = ROUTES[scope["path"]].endpoint
+            prepared = await self._read_and_parse(principal, endpoint, receive, head, connection)
         except InvalidRequest:
             self._rates.charge_invalid(principal)
             self._invalid.count(scope, principal.key_id)
@@ -200,7 +255,12 @@ class HotPath:
         return self._restrictions.check(principal, scope, "inference"), prepared
 
     async def _read_and_parse(
-        self, principal: Principal, endpoint: bytes, receive: Receive, head: _Head
+        self,
+        principal: Principal,
+        endpoint: bytes,
+        receive: Receive,
+        head: _Head,
+        connection: ClientConnection | None,
     ) -> PreparedRequest:
         """Return the validated request. A body that is compressed may have as many bytes as one that is not."""
         limit = self._parser.limit(principal, endpoint)
@@ -213,9 +273,14 @@ class HotPath:
             def reserve() -> None:
                 reservation.enter_context(self._budget.reserve(principal, size))
 
-            body = await read_body(receive, limit, reserve)
+            body = connection.take_body(min(limit, INLINE_BYTES)) if connection is not None else None
+            if body is None:
+                body = await read_body(receive, limit, reserve)
             if compressed:
                 body = await inflate(body, limit, reserve)
+            if endpoint == RESPONSES and (stored := await self._responses.context_of(principal, body)):
+                endpoint, body = CONTINUED, framed(stored, body)
+                reservation.enter_context(self._budget.reserve(principal, len(body)))
             return await self._parser.parse(principal, endpoint, body, partial(self._rates.check, principal))
 
     def _on_disconnect(self, request_id: UUID) -> None:
@@ -240,6 +305,8 @@ def _read_head(headers: list[tuple[bytes, bytes]]) -> _Head:
     for name, value in headers:
         if name == b"authorization":
             head.authorization = value
+        elif name == credentials.API_KEY:
+            head.api_key = value
         elif name == b"content-length" and value.isdigit():
             head.length = int(value[:20])
         elif name == b"content-encoding":

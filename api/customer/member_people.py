@@ -178,7 +178,7 @@ def _token_routes(routes: APIRouter, deps: MemberDeps) -> None:
     async def change_password(
         member: Annotated[Member, auth], body: PasswordChange, request: Request
     ) -> None:
-        """After 5 wrong passwords within 15 minutes the route answers 429."""
+        """All sessions and tokens end, the one in use included. After 5 wrong passwords within 15 minutes: 429."""
         await admin_users.change_password(
             deps.database,
             member.actor,

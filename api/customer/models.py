@@ -4,9 +4,10 @@ from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
 
+from api import credentials
+from api.customer import anthropic
 from api.customer.model_views import ModelViews
 from api.key_restrictions import KeyRestrictions
-from core.errors import AuthenticationFailed
 from tenants.principal import Principal
 
 
@@ -22,17 +23,16 @@ def router(keys: Keys, views: ModelViews, restrictions: KeyRestrictions) -> APIR
     routes = APIRouter(prefix="/v1", tags=["models"])
 
     async def caller(request: Request) -> Principal:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            raise AuthenticationFailed(
-                "No API key: send it as 'Authorization: Bearer pen_live_...'.", code="missing_api_key"
-            )
-        return restrictions.check(await keys.authenticate(token.strip()), request.scope, "models")
+        key = credentials.sent_key(request.headers.raw)
+        return restrictions.check(await keys.authenticate(key), request.scope, "models")
 
     @routes.get("/models", summary="Models this key may use")
     async def list_models(request: Request) -> dict[str, Any]:
-        """OpenAI's list object."""
-        return {"object": "list", "data": views.all(await caller(request))}
+        """OpenAI's list object; with the header anthropic-version, Anthropic's."""
+        entries = views.all(await caller(request))
+        if anthropic.speaks(request.scope):
+            return anthropic.model_page(entries, request.query_params)
+        return {"object": "list", "data": entries}
 
     @routes.get("/openrouter/models", summary="The models as a provider lists them for OpenRouter")
     async def list_for_openrouter(request: Request) -> dict[str, Any]:
@@ -41,7 +41,8 @@ def router(keys: Keys, views: ModelViews, restrictions: KeyRestrictions) -> APIR
 
     @routes.get("/models/{model:path}", summary="One model")
     async def get_model(model: str, request: Request) -> dict[str, Any]:
-        """OpenAI's model object; 404 with similar names when there is none."""
-        return views.one(model, await caller(request))
+        """OpenAI's model object, or Anthropic's; 404 with similar names when there is none."""
+        entry = views.one(model, await caller(request))
+        return anthropic.model_object(entry) if anthropic.speaks(request.scope) else entry
 
     return routes

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from api import errors
 from core.errors import InvalidRequest, PenstockError, RequestTooLarge
 from core.ids import uuid7
-from gateway.ports import ClientDisconnected
+from gateway.ports import ClientDisconnected, Headers
 
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's head: request line and headers."""
@@ -33,6 +33,7 @@ MAX_PIPELINED_BYTES = 64 * 1024
 """Bytes of bodies that may wait on a connection while an earlier request is answered."""
 EXTENSION = "penstock.connection"
 """The ASGI extension under which a request's scope has its `ClientConnection`."""
+_CHUNKED = (b"transfer-encoding", b"chunked")
 _FRAMING = (b"content-length", b"transfer-encoding")
 """Headers that say where a body ends."""
 _HEADER_OVERHEAD_BYTES = 4
@@ -63,6 +64,12 @@ class ClientConnection:
             found = extensions[EXTENSION] = cls(cycle)
         return found
 
+    def can_write_now(self) -> bool:
+        """Whether `write_now` would write a part of the body."""
+        if self._free is None:
+            self._free = self._find_free()
+        return self._free is not None
+
     def write_now(self, data: bytes) -> bool:
         """Write a part of the body as uvicorn's `send` would; False, and nothing is written, when it has to wait.
 
@@ -76,6 +83,50 @@ class ClientConnection:
                 return False
         try:
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        except (OSError, RuntimeError) as error:
+            raise ClientDisconnected(str(error)) from error
+        return True
+
+    def take_body(self, at_most: int) -> bytes | None:
+        """Return the body if all of it has arrived and it has up to `at_most` bytes; None = ask `receive`."""
+        cycle = self._cycle
+        if (
+            cycle.more_body
+            or cycle.waiting_for_100_continue
+            or cycle.disconnected
+            or len(cycle.body) > at_most
+        ):
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return body
+
+    def start_now(self, headers: Headers, body: bytes | None = None) -> bool:
+        """Write status 200, `headers` and the whole `body`, or the head of a chunked response, as `send` would.
+
+        `headers` have neither length nor framing. False, and nothing is written, when only `send` can do it. `send`
+        has to end the response. Raises ClientDisconnected when the transport is closed, and ValueError for a header
+        with a line break.
+        """
+        cycle = self._cycle
+        if (
+            cycle.response_started
+            or cycle.flow.write_paused
+            or cycle.disconnected
+            or not cycle.keep_alive
+            or cycle.access_log
+            or cycle.scope["http_version"] != "1.1"
+        ):
+            return False
+        framing = _CHUNKED if body is None else (b"content-length", b"%d" % len(body))
+        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers, framing)]
+        head = b"".join((STATUS_LINE[200], *lines, b"\r\n"))
+        if head.count(b"\n") != len(lines) + 2:
+            raise ValueError("a header of a response contains a line break")
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        cycle.chunked_encoding, cycle.expected_content_length = body is None, 0
+        try:
+            cycle.transport.write(head if body is None else head + body)
         except (OSError, RuntimeError) as error:
             raise ClientDisconnected(str(error)) from error
         return True
@@ -128,6 +179,18 @@ class ClientConnection:
         self._on_disconnect = on_disconnect
         self._cycle.flow.resume_reading()
         return True
+
+    @classmethod
+    def release(cls, cycle: RequestResponseCycle) -> None:
+        """End what the connection of a request does for it: the response is complete.
+
+        Without the way from the scope back to the cycle, both are freed with the request. As cyclic garbage they would
+        wait for a full collection when a partial one has found them in use: some 300 bytes per request.
+        """
+        connection = cls.of(cycle)
+        connection.block()
+        connection._on_disconnect = None
+        del cast(dict[str, Any], cycle.scope["extensions"])[EXTENSION]
 
     def lost(self) -> None:
         """Take the end of the connection; called by the protocol."""
@@ -266,16 +329,14 @@ class HeadLimitProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Write no further chunk until the client has taken what is written."""
         super().pause_writing()
-        self._block()
+        if (cycle := self._in_progress) is not None:
+            ClientConnection.of(cycle).block()
 
     def on_response_complete(self) -> None:
         """Write no chunk to a response that has ended, and go on with the next request."""
-        self._block()
-        super().on_response_complete()
-
-    def _block(self) -> None:
         if self._answered is not None:
-            ClientConnection.of(self._answered).block()
+            ClientConnection.release(self._answered)
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser did not accept, in OpenAI's shape."""

@@ -12,6 +12,8 @@ from api.customer.answer_headers import OPENAI_VERSION, processing_ms
 from api.customer.protocol import ClientConnection
 from core.errors import PenstockError
 from gateway.ports import ClientDisconnected, Headers
+from gateway.schemas.common import PreparedRequest
+from tenants.principal import Principal
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -26,7 +28,7 @@ _SSE: Headers = [
 ]
 
 
-async def _no_op() -> None:
+async def no_op() -> None:
     """Do nothing: the result of a write after the end."""
 
 
@@ -40,7 +42,7 @@ class HttpReply:
 
     __slots__ = (
         "_asgi_send", "_connection", "_now", "_received_at", "finished", "headers", "limits", "page_headers",
-        "quota_status", "started", "write_now",
+        "quota_status", "request_id", "started", "write_now",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +60,7 @@ class HttpReply:
         self._connection = connection
         self._now = now
         self._received_at = now()
+        self.request_id = request_id
         self.headers: Headers = [(b"x-request-id", str(request_id).encode()), OPENAI_VERSION]
         """The headers of this response, whatever it is."""
         self.page_headers: Headers = []
@@ -84,21 +87,17 @@ class HttpReply:
         except (OSError, RuntimeError) as error:
             raise ClientDisconnected(str(error)) from error
 
-    async def start(self, headers: Headers) -> None:
-        """Send status 200 and the headers of an event stream."""
+    async def start(self, headers: Headers, prompt_tokens: int = 0) -> None:
+        """Send status 200 and the headers of an event stream. This form of answers tells `prompt_tokens` at the end."""
         self.started = True
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [*_SSE, *self._own_headers(), *headers],
-            }
-        )
+        written = [*_SSE, *self._own_headers(), *headers]
+        if self._connection is None or not self._connection.start_now(written):
+            await self._send({"type": "http.response.start", "status": 200, "headers": written})
 
     def write(self, events: bytes) -> Awaitable[None]:
         """Send whole events. Awaiting the result takes as long as the socket's buffer is full."""
         if self.finished:
-            return _no_op()
+            return no_op()
         return self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     @property
@@ -123,27 +122,24 @@ class HttpReply:
 
         When it is cancelled, the rest is not sent: such an answer counts as not received.
         """
+        self.started = self.finished = True
+        written = [_JSON, *self._own_headers(), *headers]
         with self._closing_if_cancelled():
-            await self._start_answer(200, len(body), headers)
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            if self._connection is None or not self._connection.start_now(written, body):
+                await self._start_answer(200, len(body), written)
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
             await self._taken()
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def answer(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole JSON response without waiting for the client."""
-        await self._start_answer(status, len(body), headers)
+        self.started = self.finished = True
+        await self._start_answer(status, len(body), [_JSON, *self._own_headers(), *headers])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _start_answer(self, status: int, length: int, headers: Headers) -> None:
-        self.started = self.finished = True
-        fixed = (_JSON, (b"content-length", b"%d" % length))
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*fixed, *self._own_headers(), *headers],
-            }
-        )
+        with_length = [(b"content-length", b"%d" % length), *headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": with_length})
 
     async def _taken(self) -> None:
         """Wait until the client has taken all that was written; `OpenRequests` counts it and cuts slow clients."""
@@ -163,6 +159,9 @@ class HttpReply:
         if self._connection is not None:
             self._connection.abort()
 
+    def begin(self, prepared: PreparedRequest, principal: Principal) -> None:
+        """Take the valid request that is answered, and whose it is; this form of answers needs neither."""
+
     async def fail(self, error: PenstockError) -> None:
         """Send an error: as a response before headers were sent, as an event afterwards.
 
@@ -171,11 +170,19 @@ class HttpReply:
         try:
             async with asyncio.timeout(ERROR_TIMEOUT_S):
                 if self.started:
-                    await self.end(errors.to_event(error))
+                    await self._end_with(error)
                 else:
-                    status, body, headers = errors.to_response(error, self.quota_status)
+                    status, body, headers = self._error_answer(error)
                     await self.answer(status, body, errors.with_limits(headers, self.limits()))
         except TimeoutError:
             self._close()
         except ClientDisconnected:
             pass  # there is no connection to send it on
+
+    async def _end_with(self, error: PenstockError) -> None:
+        """End a stream with an error."""
+        await self.end(errors.to_event(error))
+
+    def _error_answer(self, error: PenstockError) -> tuple[int, bytes, Headers]:
+        """Status, body and headers of an answer that is an error."""
+        return errors.to_response(error, self.quota_status)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gateway.limits import MAX_PROMPTS, body_limit
+from gateway.limits import MAX_INPUTS, MAX_PROMPTS, body_limit
 from gateway.parsing.budget import INLINE_BYTES
 from gateway.parsing.pool import ParserPool, no_check
 from gateway.parsing.worker import PARSERS
@@ -10,8 +10,10 @@ from gateway.ports import Models
 from gateway.schemas.common import PreparedRequest
 from tenants.principal import Principal
 
-CHAT, TEXT = b"c", b"t"
+CHAT, TEXT, EMBEDDINGS, MESSAGES, COUNT, RESPONSES, CONTINUED = b"c", b"t", b"e", b"m", b"n", b"r", b"s"
 """The endpoints, by which `PARSERS` knows them."""
+_PROMPTS = {TEXT: MAX_PROMPTS, EMBEDDINGS: MAX_INPUTS}
+"""Prompts in one body, where there may be several."""
 
 
 class BodyParser:
@@ -24,7 +26,7 @@ class BodyParser:
     def limit(self, principal: Principal, endpoint: bytes) -> int:
         """Return the bytes of the longest body that any model takes which the key may use."""
         context_len = self._models.largest_context(principal.allowed_models)
-        return body_limit(context_len, MAX_PROMPTS if endpoint == TEXT else 1)
+        return body_limit(context_len, _PROMPTS.get(endpoint, 1))
 
     async def parse(
         self, principal: Principal, endpoint: bytes, body: bytes, admit: Callable[[], None] = no_check

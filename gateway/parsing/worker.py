@@ -13,12 +13,24 @@ from typing import Any, BinaryIO
 import msgspec
 
 from core.errors import InvalidRequest, RequestTooLarge, UnsupportedField
+from gateway.dialects.messages.request import parse_count, parse_messages
+from gateway.dialects.responses.parser import parse_continued, parse_responses
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import Parse, PreparedRequest
 from gateway.schemas.completions import parse_completion
+from gateway.schemas.embeddings import parse_embeddings
 
-PARSERS: dict[bytes, Parse] = {b"c": parse_chat, b"t": parse_completion}
-"""By the first byte of a request: chat and text completions."""
+PARSERS: dict[bytes, Parse] = {
+    b"c": parse_chat,
+    b"t": parse_completion,
+    b"e": parse_embeddings,
+    b"m": parse_messages,
+    b"n": parse_count,
+    b"r": parse_responses,
+    b"s": parse_continued,
+}
+"""By the first byte of a request: chat and text completions, embeddings, messages and the count of their tokens,
+responses, and responses with stored items in front of them."""
 MAX_MEMORY_BYTES = 2**30
 """Address space of a worker."""
 NICENESS = 5

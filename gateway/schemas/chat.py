@@ -9,6 +9,8 @@ from gateway.limits import MAX_MESSAGES, MAX_NAME_CHARS, MAX_TEMPLATE_SWITCHES, 
 from gateway.schemas.bounds import normalised_bytes, rewritten_growth
 from gateway.schemas.common import THINKING_OFF, CallForm, PreparedRequest
 from gateway.schemas.decoding import RequestDecoder
+from gateway.schemas.fields import OPENAI
+from gateway.schemas.labels import labels_of
 from gateway.schemas.messages import Conversation, Message
 from gateway.schemas.sampling import MaxTokens, certain_tokens, sampling_fields, set_fields
 from gateway.schemas.structured import JsonSchemaFormat, Name, TextFormat, structured_fields
@@ -38,12 +40,21 @@ class ChatRequest(ToolRequest, kw_only=True):
     modalities: list[str] | None = None
 
 
-_decoder = RequestDecoder(ChatRequest, "chat")
+_decoder = RequestDecoder(ChatRequest, OPENAI["chat"])
 
 
 def parse_chat(body: bytes) -> PreparedRequest:
     """Validate the body of a chat completion. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
     request, unknown = _decoder.decode(body)
+    return prepare_chat(request, len(body), unknown)
+
+
+def prepare_chat(request: ChatRequest, body_bytes: int, unknown: tuple[str, ...] = ()) -> PreparedRequest:
+    """Return the prepared form of a request whose fields have their types; its messages may be replaced.
+
+    `body_bytes`: bytes of the body that it came in. `unknown`: names of that body's fields that are ignored.
+    Raises InvalidRequest, RequestTooLarge or UnsupportedField.
+    """
     conversation = Conversation(request.messages)
     offer = take_tools(request)
     if request.modalities and request.modalities != ["text"]:
@@ -71,7 +82,7 @@ def parse_chat(body: bytes) -> PreparedRequest:
         choices_per_prompt=request.n or 1,
         max_tokens=max_tokens,
         prompt_bytes=size,
-        body_bytes=len(body),
+        body_bytes=body_bytes,
         max_input_tokens=bound + conversation.rewritten,
         fields=fields,
         reasoning_effort=request.reasoning_effort or "",
@@ -79,6 +90,7 @@ def parse_chat(body: bytes) -> PreparedRequest:
         min_tokens=certain_tokens(request, max_tokens),
         template_switches=switches,
         needs=_needs(request, conversation, offer, constrained=bool(constraint)),
+        labels=labels_of(request),
         service_tier=request.service_tier or "",
         ignored_fields=unknown,
         calls=CallForm(offer.legacy, offer.custom),

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from billing.metering.records import Labels
+
 
 class CallForm(msgspec.Struct, frozen=True):
     """The form of an answer's tool calls that a request asked for."""
@@ -37,7 +39,7 @@ class PreparedRequest(msgspec.Struct):
     """A validated request with the allow-listed fields of its engine body."""
 
     endpoint: str
-    """chat or text: selects the engine's path and the form of the answer."""
+    """chat, text or embeddings: selects the engine's path and the form of the answer."""
     model: str
     """The model's name as the client wrote it."""
     stream: bool
@@ -68,17 +70,26 @@ class PreparedRequest(msgspec.Struct):
     needs: tuple[tuple[str, str], ...] = ()
     """Capabilities of the model that the request uses, each with the field that asks for it."""
     calls: CallForm = _AS_ENGINES_WRITE
+    labels: Labels | None = None
+    """End user and tags, of which no engine learns; None = none are named."""
     service_tier: str = ""
     """What the request names; empty = nothing (gateway/service_tier.py)."""
+    dialect_fields: dict[str, Any] = {}
+    """What the answer in another API's form needs of the request, by that dialect's parser (gateway/dialects)."""
+    limit_yields: bool = False
+    """Whether a `max_tokens` that does not fit into the context means the context's end, and is no error."""
     ignored_fields: tuple[str, ...] = ()
     """Names of fields of the body that no known API defines, and of fields without effect in this request."""
 
     @property
-    def tools_in_one_piece(self) -> bool:
-        """Whether the answer may contain tool calls and is not streamed: engines parse such answers better whole.
+    def in_one_piece(self) -> bool:
+        """Whether the engine is best asked for the answer in one piece: embeddings, and answers with tools.
 
-        The size of log-probabilities has no useful bound, so answers with them are read as they grow.
+        Engines parse tool calls better whole. The size of log-probabilities has no useful bound, so answers with them
+        are read as they grow.
         """
+        if self.endpoint == "embeddings":
+            return True
         tools = "tools" in self.fields and self.fields.get("tool_choice") != "none"
         return tools and not self.stream and not self.logprobs_per_token
 
@@ -100,7 +111,7 @@ class PreparedRequest(msgspec.Struct):
         """Return the first bytes of the prompt's text, at most `limit`, for prefix hashes."""
         limit = min(limit, self.prompt_bytes)
         text = b""
-        for name in ("tools", "messages", "prompt"):
+        for name in ("tools", "messages", "prompt", "input"):
             if name in self.fields and len(text) < limit:
                 text += memoryview(self.fields[name])[: limit - len(text)]
         return text
@@ -118,21 +129,26 @@ class PreparedRequest(msgspec.Struct):
         interval: int = 0,
         max_tokens: int = 0,
         whole: bool = False,
+        to_context_end: bool = False,
     ) -> bytes:
         """Return the body for the engine: a stream with running counts (gateway/relay.py explains why), or `whole`.
 
         `model`: the name under which the engine serves the model. `cache_salt`: the tenant's; empty = none.
         `reasoning`: whether the model's chat template has a switch for thinking. `interval`: tokens per event; 0 = the
-        engine's own. `max_tokens`: the limit when the request names none; 0 = none.
+        engine's own. `max_tokens`: the limit when the request names none; 0 = none. `to_context_end`: the engine gets
+        no limit, and the gateway ends the answer at the request's own.
         """
         body = dict(self.fields)
         body["model"] = model
-        body["stream"] = not whole
+        if self.endpoint != "embeddings":
+            body["stream"] = not whole
         if not whole:
             body["stream_options"] = _STREAM_OPTIONS
         if interval:
             body["stream_interval"] = interval
-        if max_tokens:
+        if to_context_end:
+            body.pop("max_tokens", None)
+        elif max_tokens:
             body.setdefault("max_tokens", max_tokens)
         if cache_salt:
             body["cache_salt"] = cache_salt

@@ -9,6 +9,8 @@ from gateway.limits import MAX_PROMPTS, MAX_TEXT_LOGPROBS
 from gateway.schemas.bounds import normalised_bytes
 from gateway.schemas.common import PreparedRequest
 from gateway.schemas.decoding import RequestDecoder
+from gateway.schemas.fields import OPENAI
+from gateway.schemas.labels import labels_of
 from gateway.schemas.sampling import Choices, TokenId, certain_tokens, sampling_fields
 from gateway.schemas.structured import StructuredRequest, structured_fields
 
@@ -26,7 +28,7 @@ class CompletionRequest(StructuredRequest, kw_only=True):
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TEXT_LOGPROBS)] | None = None
 
 
-_decoder = RequestDecoder(CompletionRequest, "text")
+_decoder = RequestDecoder(CompletionRequest, OPENAI["text"])
 
 
 def parse_completion(body: bytes) -> PreparedRequest:
@@ -70,6 +72,7 @@ def parse_completion(body: bytes) -> PreparedRequest:
         logprobs_per_token=0 if request.logprobs is None else 1 + request.logprobs,
         min_tokens=certain_tokens(request, max_tokens),
         needs=tuple(needs),
+        labels=labels_of(request),
         service_tier=request.service_tier or "",
         ignored_fields=unknown,
     )

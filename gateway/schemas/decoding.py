@@ -6,21 +6,25 @@ from typing import Generic, TypeVar
 import msgspec
 
 from core.errors import InvalidRequest, RequestTooLarge, UnsupportedField
-from gateway.schemas.fields import Endpoint, check_fields
+from gateway.schemas.fields import KnownFields, check_fields
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 """Finds the fields of a body in one pass that decodes none of them."""
+TEXT_ONLY = "only parts of type 'text' are accepted; this model reads no images, audio or files"
+"""What OpenAI's routes accept as content."""
 _ERROR_PATH = re.compile(r" - at `(?:key in )?\$?\.?(.*)`$")
 
 
 class RequestDecoder(Generic[T]):
     """Decodes bodies of one request type."""
 
-    def __init__(self, request_type: type[T], endpoint: Endpoint) -> None:
+    def __init__(self, request_type: type[T], known: KnownFields, content: str = TEXT_ONLY) -> None:
+        """`known`: the fields beside the accepted ones. `content`: which content is accepted, for the error."""
         self._decoder = msgspec.json.Decoder(request_type)
-        self._endpoint: Endpoint = endpoint
+        self._known = known
+        self._content = content
         self._accepted = frozenset(request_type.__struct_fields__)
 
     def decode(self, body: bytes) -> tuple[T, tuple[str, ...]]:
@@ -29,24 +33,24 @@ class RequestDecoder(Generic[T]):
         Raises InvalidRequest, RequestTooLarge or UnsupportedField.
         """
         try:
-            unknown = check_fields(self._endpoint, self._accepted, _fields_decoder.decode(body))
+            unknown = check_fields(self._known, self._accepted, _fields_decoder.decode(body))
             return self._decoder.decode(body), unknown
         except msgspec.ValidationError as error:
-            raise _to_error(str(error)) from None
+            raise _to_error(str(error), self._content) from None
         except RecursionError:
             raise RequestTooLarge("The body nests too deep; flatten it.", code="body_too_deep") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from None
 
 
-def _to_error(message: str) -> InvalidRequest:
-    """The error for a decoder's message, with the field as `param`."""
+def _to_error(message: str, content: str) -> InvalidRequest:
+    """The error for a decoder's message, with the field as `param`; `content`: which content is accepted."""
     match = _ERROR_PATH.search(message)
     param = match.group(1) if match else None
     text = message[: match.start()] if match else message
     if param and ".content" in param and param.endswith("type"):
         return UnsupportedField(
-            f"{text} at '{param}': only parts of type 'text' are accepted; this model reads no images, audio or files.",
+            f"{text} at '{param}': {content}.",
             param=param,
             code="unsupported_content",
         )

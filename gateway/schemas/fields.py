@@ -12,7 +12,7 @@ A field that is not in the table is unknown: it is ignored and named in the head
 its name is within two edits of an accepted one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from core.errors import InvalidRequest, RequestTooLarge, UnsupportedField
 from gateway.limits import MAX_BODY_FIELDS, MAX_IGNORED_FIELDS_BYTES
 
-Endpoint = Literal["chat", "text"]
+Endpoint = Literal["chat", "text", "responses", "embeddings"]
 
 OFF_VALUES = frozenset({b"null", b"false", b"0", b'""', b"[]", b"{}"})
 """Values of refused fields that mean "off" in every API."""
@@ -57,26 +57,53 @@ OTHER_ROUTE: dict[Endpoint, frozenset[str]] = {
             "function_call",
         )
     ),
+    "responses": frozenset(
+        (
+            "best_of",
+            "chat_template_kwargs",
+            "enable_thinking",
+            "function_call",
+            "functions",
+            "guided_choice",
+            "guided_grammar",
+            "guided_json",
+            "guided_regex",
+            "guided_whitespace_pattern",
+            "include_stop_str_in_output",
+            "logit_bias",
+            "logprobs",
+            "max_completion_tokens",
+            "max_tokens",
+            "messages",
+            "modalities",
+            "n",
+            "reasoning_effort",
+            "response_format",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "stop",
+            "stop_token_ids",
+            "structured_outputs",
+        )
+    ),
+    "embeddings": frozenset(("messages", "prompt")),
 }
-"""Fields that only the other endpoint accepts."""
+"""Fields that only other endpoints accept."""
 
 IGNORED: dict[str, str] = {
     "disable_fallbacks": "there are no fallbacks",
     "guided_decoding_backend": "the engine chooses",
     "keep_alive": "models stay loaded",
-    "metadata": "not used by the model",
     "moderation": "nothing is moderated",
     "prediction": "only makes answers faster",
     "prompt_cache_key": "prompts are cached without it",
     "prompt_cache_options": "prompts are cached without it",
     "prompt_cache_retention": "prompts are cached without it",
     "request_id": "the server makes its own",
-    "safety_identifier": "not used by the model",
     "session_id": "prompts are cached without it",
     "store": "prompts and answers are not stored",
     "stream_interval": "the platform chooses the size of events",
     "usage": "streams have it with `stream_options.include_usage`, other answers always",
-    "user": "not used by the model",
 }
 """Fields without effect, and why."""
 
@@ -159,12 +186,28 @@ REFUSED: dict[str, Refused] = {
 """Fields that are refused unless their value is harmless."""
 
 
+class KnownFields(msgspec.Struct, frozen=True):
+    """The fields that a route knows beside those that it accepts."""
+
+    ignored: Mapping[str, str]
+    """Why each has no effect."""
+    refused: Mapping[str, Refused]
+    other_route: frozenset[str] = frozenset()
+    """Fields of other routes."""
+
+
+OPENAI: dict[Endpoint, KnownFields] = {
+    endpoint: KnownFields(IGNORED, REFUSED, others) for endpoint, others in OTHER_ROUTE.items()
+}
+"""The fields of OpenAI's routes."""
+
+
 def check_fields(
-    endpoint: Endpoint, accepted: frozenset[str], body: dict[str, msgspec.Raw]
+    known: KnownFields, accepted: frozenset[str], body: dict[str, msgspec.Raw]
 ) -> tuple[str, ...]:
     """Return the names of the unknown fields of a body, which are ignored, in their order.
 
-    `accepted`: the fields of the endpoint's request type. Raises UnsupportedField for a refused field that is set,
+    `accepted`: the fields of the route's request type. Raises UnsupportedField for a refused field that is set,
     InvalidRequest for a misspelt one, and RequestTooLarge for more than MAX_BODY_FIELDS fields.
     """
     others = body.keys() - accepted
@@ -174,15 +217,15 @@ def check_fields(
         raise RequestTooLarge(f"The body has {len(body):,} fields; at most {MAX_BODY_FIELDS} are accepted.")
     unknown = []
     for name, value in body.items():
-        if name not in others or name in IGNORED:
+        if name not in others or name in known.ignored:
             continue
-        refused = REFUSED.get(name)
+        refused = known.refused.get(name)
         if refused is not None:
             if bytes(value).strip() not in refused.harmless:
                 _refuse(name, refused.reason)
-        elif name in OTHER_ROUTE[endpoint]:
+        elif name in known.other_route:
             if bytes(value).strip() not in OFF_VALUES:
-                _refuse(name, "it belongs to the other completion route")
+                _refuse(name, "it belongs to another route")
         else:
             _check_spelling(name, accepted)
             unknown.append(name)

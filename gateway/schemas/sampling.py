@@ -8,7 +8,9 @@ import msgspec
 from core.errors import InvalidRequest
 from gateway.limits import (
     MAX_CHOICES,
+    MAX_LABEL_CHARS,
     MAX_LOGIT_BIAS,
+    MAX_METADATA,
     MAX_MODEL_CHARS,
     MAX_SEED,
     MAX_STOP_CHARS,
@@ -37,6 +39,8 @@ LogitBias = Annotated[
     dict[Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}$")], Annotated[float, msgspec.Meta(ge=-100, le=100)]],
     msgspec.Meta(max_length=MAX_LOGIT_BIAS),
 ]
+EndUser = Annotated[str, msgspec.Meta(max_length=MAX_LABEL_CHARS)]
+Metadata = Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=MAX_METADATA)]
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below it mean that the likeliest token is taken, as in vLLM (sampling_params.py, _SAMPLING_EPS)."""
@@ -96,6 +100,9 @@ class SamplingRequest(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
+    user: EndUser | None = None
+    safety_identifier: EndUser | None = None
+    metadata: Metadata | None = None
 
 
 def sampling_fields(request: SamplingRequest, max_tokens: int) -> dict[str, Any]:

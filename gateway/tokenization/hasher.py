@@ -5,6 +5,7 @@ it fails or takes too long, the request is placed by blocks of its text: the pre
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -151,24 +152,43 @@ class TokenBlockHasher:
         There is no time budget: nothing waits for the result.
         """
         try:
-            tokenizer = self._simulated if simulated else self._tokenizer_of(model)
-            size = prepared.prompt_bytes
-            large = size > LARGE_PROMPT_BYTES
-            if tokenizer is None or self._threads is None or size > MAX_PROMPT_BYTES:
-                return 0
-            if self._waiting[large] >= MAX_WAITING:
-                return 0
-            self._waiting[large] += 1
-            future = asyncio.get_running_loop().run_in_executor(
-                self._threads[large], lambda: tokenizer.tokenize(prepared, salt, reasoning=reasoning)
-            )
-            future.add_done_callback(lambda done: self._on_done(done, large))
-            return len(await future) // TOKEN_BYTES
+            return len(await self.tokens(model, prepared, salt, reasoning, simulated)) // TOKEN_BYTES
         except TokenizationError:
             return 0
         except Exception:
             log.exception("the tokens of a prompt for %s could not be counted", model)
             return 0
+
+    async def tokens(
+        self, model: str, prepared: PreparedRequest, salt: str, reasoning: bool, simulated: bool
+    ) -> bytes:
+        """Return the packed token ids of a prompt as its engine computes them, without a time budget.
+
+        Raises TokenizationError, whose text is the reason: too_long, busy, loading, no_tokenizer, no_template,
+        template_failed or several_prompts.
+        """
+        size = prepared.prompt_bytes
+        if size > MAX_PROMPT_BYTES:
+            raise TokenizationError("too_long")
+        tokenizer = self._simulated if simulated else self._tokenizer_of(model)
+        if tokenizer is None or self._threads is None:
+            raise TokenizationError("no_tokenizer")
+        large = size > LARGE_PROMPT_BYTES
+        if self._waiting[large] >= MAX_WAITING:
+            raise TokenizationError("busy")
+        self._waiting[large] += 1
+        future = asyncio.get_running_loop().run_in_executor(
+            self._threads[large], lambda: tokenizer.tokenize(prepared, salt, reasoning=reasoning)
+        )
+        future.add_done_callback(lambda done: self._on_done(done, large))
+        return await future
+
+    async def loaded(self, model: str, wait_s: float) -> None:
+        """Wait until the tokenizer of a model that is being loaded is there, at most `wait_s` seconds."""
+        with contextlib.suppress(TokenizationError):
+            self._tokenizer_of(model)
+        if (loading := self._loading.get(model)) is not None:
+            await asyncio.wait({loading}, timeout=wait_s)
 
     async def _token_blocks(
         self, model: str, exact: _ExactMatching, prepared: PreparedRequest, salt: str, reasoning: bool

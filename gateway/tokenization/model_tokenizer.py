@@ -48,7 +48,8 @@ class ModelTokenizer:
         """Return the prompt's packed token ids. Raises TokenizationError."""
         if prepared.endpoint == "chat":
             return self._encoder.chat(self._chat_text(prepared, reasoning), salt)
-        prompt = msgspec.json.decode(prepared.fields["prompt"])
+        name = "input" if prepared.endpoint == "embeddings" else "prompt"
+        prompt = msgspec.json.decode(prepared.fields[name])
         if isinstance(prompt, str):
             return self._encoder.plain(prompt, salt)
         if len(prompt) == 1 and isinstance(prompt[0], str):

@@ -423,7 +423,7 @@ async def test_failed_engine_is_retried_on_another(pg_url: str, redis_url: str, 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_prompt_beyond_the_context_is_the_clients_fault(api: Api, stream: bool) -> None:
-    words = [{"role": "user", "content": "word " * 20_000}]
+    words = [{"role": "user", "content": "word " * 70_000}]
     status, body, _ = await api.post({"model": MODEL, "messages": words, "stream": stream})
     assert status == 400
     assert body["error"]["type"] == "invalid_request_error"

@@ -39,7 +39,7 @@ class BreakingReply(FakeReply):
         if self._left < 0:
             raise self._error
 
-    async def start(self, headers: Headers) -> None:
+    async def start(self, headers: Headers, prompt_tokens: int = 0) -> None:
         self.started = True
         self._call(b"")
 
@@ -94,6 +94,9 @@ class FakeConnection:
     """A client's connection that notes its end."""
 
     aborted = False
+
+    def start_now(self, headers: Any, body: bytes) -> bool:
+        return False
 
     def write_now(self, data: bytes) -> bool:
         return False

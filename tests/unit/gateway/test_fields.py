@@ -16,6 +16,7 @@ from gateway.schemas.completions import CompletionRequest, parse_completion
 from gateway.schemas.fields import (
     IGNORED,
     MIN_MISSPELT_CHARS,
+    OPENAI,
     OTHER_ROUTE,
     REFUSED,
     check_fields,
@@ -89,7 +90,7 @@ def test_two_edits_of_an_accepted_name_are_refused(name: str, changes: list[tupl
     if text in KNOWN or len(name) < MIN_MISSPELT_CHARS:
         return
     with pytest.raises(InvalidRequest, match="Did you mean"):
-        check_fields("chat", CHAT_FIELDS, {text: b"1"})
+        check_fields(OPENAI["chat"], CHAT_FIELDS, {text: b"1"})
 
 
 @given(st.dictionaries(st.text(max_size=40), st.integers(), max_size=20))
@@ -127,7 +128,7 @@ def test_the_header_is_short_printable_ascii(names: list[str]) -> None:
 
 def test_fields_of_the_other_route_are_refused() -> None:
     for parse, body in ((parse_chat, {**CHAT, "best_of": 2}), (parse_completion, {**TEXT, "tools": [1]})):
-        with pytest.raises(UnsupportedField, match="other completion route"):
+        with pytest.raises(UnsupportedField, match="another route"):
             parse(json.dumps(body).encode())
     parse_completion(json.dumps({**TEXT, "tools": [], "top_logprobs": None}).encode())
 

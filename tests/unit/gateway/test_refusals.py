@@ -75,7 +75,7 @@ def test_which_errors_refuse_the_request(status: int, message: str, refuses: boo
         ("stop cannot contain an empty string.", "", {"stop": 1}, "stop", "invalid_request", "not be empty"),
         ("n must be 1 when using greedy sampling, got 2.", "", {"n": 2}, "n", "invalid_request", "temperature"),
         ("This model's maximum context length is 2048 tokens. However, you", "input_tokens", {"messages": 1},
-         "messages", "context_length_exceeded", "2,048 tokens"),
+         "messages", "context_length_exceeded", "This model's maximum context length is 2048 tokens"),
         (FLAGS, "", {"tools": 1}, "tools", "unsupported_by_model", "does not call tools"),
         ("1 validation error: {'loc': 'body.cache_salt'}", "body.cache_salt", {}, None, "invalid_request", "outside"),
         ("TypeError: 'NoneType' object is not iterable at /x/y.py", "", {}, None, "invalid_request", "outside"),

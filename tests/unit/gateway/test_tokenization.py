@@ -180,6 +180,24 @@ def test_the_tiny_models_template() -> None:
     messages: list[Json] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": PARTS}]
     expected = f"{START}system\nbe brief{END}\n{START}user\nab{END}\n{START}assistant\n"
     assert render(TINY, *messages) == expected
+    assert render(TINY, *messages, thinking=True) == expected + "<think>\n"
+
+
+def test_the_tiny_models_tools() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": "<é>"}'}}
+    messages: list[Json] = [
+        {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "seen"},
+    ]
+    text = render(TINY, *messages, tools=[{"type": "function", "function": {"name": "f"}}])
+    system, *turns = text.split(START)[1:]
+    assert '{"type": "function", "function": {"name": "f"}}\n</tools>' in system
+    assert turns == [
+        "assistant\n<think>\nhm\n</think>\n\n<tool_call>\n"
+        f'{{"name": "f", "arguments": {{"x": "<é>"}}}}\n</tool_call>{END}\n',
+        f"user\n<tool_response>\nseen\n</tool_response>{END}\n",
+        "assistant\n",
+    ]
 
 
 def test_parts_become_text_where_the_template_reads_text() -> None:

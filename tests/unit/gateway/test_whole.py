@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from billing.metering.records import Outcome
-from core.errors import EngineFailed, PenstockError
+from core.errors import EngineFailed, InvalidRequest, PenstockError
 from core.ids import uuid7
 from core.tokens import TokenUsage
 from gateway.context import AbortReason
 from gateway.merge_chunks import AnswerMerger
+from gateway.refusals import RefusedByEngine
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import Extras, PreparedRequest
 from gateway.whole import SNAPSHOT_AGE_S, WholeAnswer
@@ -195,6 +196,18 @@ async def test_no_more_is_billed_than_the_limit_that_an_engine_ignores() -> None
     await gateway.director.handle(uuid7(), principal(), tools(max_tokens=50), FakeReply())
     [record] = gateway.meter.settled
     assert record.usage.output == 50
+
+
+async def test_what_is_generated_before_a_refusal_of_the_whole_answer_is_noted() -> None:
+    gateway = Gateway(FakeEngines(RefusedByEngine("tool-call-parser cannot read the answer")))
+    with pytest.raises(InvalidRequest):
+        await gateway.director.handle(uuid7(), principal(), tools(max_tokens=50), FakeReply())
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.cost) == (Outcome.ZERO_OUTPUT, 0)
+    [tail] = record.unbilled
+    assert (tail.cause, tail.tail_output) == ("engine_failed", 50)
+    assert tail.tail_input > 0
+    gateway.assert_resolved()
 
 
 async def left_after(
