@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from api import cors, errors, health, openapi
 from api.client_address import ClientAddresses
-from api.customer import hotpath, llms_txt, models
+from api.customer import anthropic, hotpath, llms_txt, models, not_available, responses
 from api.customer.model_views import ModelViews
 from api.deps import Deps
 from api.edges import AnswerHeaders
@@ -29,7 +29,7 @@ _ERROR_BY_STATUS: dict[int, type[PenstockError]] = {404: NotFound, 403: Permissi
 
 
 class PenstockApp(FastAPI):
-    """A FastAPI application whose two inference routes bypass its router. A slash at a path's end means nothing."""
+    """A FastAPI application whose inference routes bypass its router. A slash at a path's end means nothing."""
 
     hot: hotpath.HotPath
     others: AnswerHeaders
@@ -84,6 +84,8 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         InvalidRequestRate(settings.invalid_per_address_per_min, addresses, time.monotonic),
         BodyBudget(settings.request_memory_mb * 2**19),
         restrictions,
+        deps.counts,
+        deps.responses,
     )
     app.add_middleware(BodyDeadline)
     app.add_middleware(
@@ -93,7 +95,9 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
     app.include_router(health.router(deps.checks))
     view = ModelViews(deps.models, deps.prices, deps.availability, deps.scheduler)
     app.include_router(models.router(deps.keys, view, restrictions))
+    app.include_router(responses.router(deps.keys, deps.responses, restrictions))
     app.include_router(llms_txt.router(app))
+    app.include_router(not_available.router(hotpath.ROUTES))
     for router in extra:
         app.include_router(router)
     _install_error_handlers(app)
@@ -102,37 +106,37 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
 
 
 def _install_error_handlers(app: FastAPI) -> None:
-    """Answer every error in OpenAI's shape, FastAPI's own errors included."""
+    """Answer every error in OpenAI's shape or Anthropic's, FastAPI's own errors included."""
 
     @app.exception_handler(PenstockError)
-    async def on_domain_error(_: Request, error: PenstockError) -> Response:
-        return _error_response(error)
+    async def on_domain_error(request: Request, error: PenstockError) -> Response:
+        return _error_response(request, error)
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid(_: Request, error: RequestValidationError) -> Response:
+    async def on_invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0] if error.errors() else {"loc": (), "msg": "invalid request"}
         param = ".".join(str(part) for part in first["loc"][1:]) or None
-        return _error_response(
-            InvalidRequest(f"{first['msg']}{f' at {param!r}' if param else ''}.", param=param)
-        )
+        found = InvalidRequest(f"{first['msg']}{f' at {param!r}' if param else ''}.", param=param)
+        return _error_response(request, found)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
         kind = _ERROR_BY_STATUS.get(error.status_code, InvalidRequest)
         code = "method_not_allowed" if error.status_code == 405 else None
         message = f"{request.method} {request.url.path}: {error.detail}"
-        answer = _error_response(kind(message, code=code), error.headers)
-        answer.status_code = error.status_code
-        return answer
+        return _error_response(request, kind(message, code=code), error.headers, error.status_code)
 
     @app.exception_handler(Exception)
-    async def on_unforeseen(_: Request, __: Exception) -> Response:
-        return _error_response(errors.INTERNAL)  # uvicorn logs the exception
+    async def on_unforeseen(request: Request, _: Exception) -> Response:
+        return _error_response(request, errors.INTERNAL)  # uvicorn logs the exception
 
 
-def _error_response(error: PenstockError, headers: Any = None) -> Response:
-    """Return the response to a PenstockError, with `headers` added."""
-    status, _, extra = errors.to_response(error)
+def _error_response(request: Request, error: PenstockError, headers: Any = None, status: int = 0) -> Response:
+    """Return the response to a PenstockError, with `headers` added. `status`: 0 = that of the error."""
+    usual, _, extra = errors.to_response(error)
+    status, document = status or usual, errors.to_document(error)
+    if anthropic.speaks(request.scope):
+        status, document = anthropic.error_answer(request.scope, status, error)
     found = {name.decode(): value.decode() for name, value in extra}
     given = {name.lower(): value for name, value in dict(headers or {}).items()}
-    return JSONResponse(errors.to_document(error), status_code=status, headers={**found, **given})
+    return JSONResponse(document, status_code=status, headers={**found, **given})

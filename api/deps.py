@@ -19,6 +19,7 @@ from core.redis import connect
 from core.settings import Settings
 from core.supervise import FAILING
 from gateway.admission import Admission
+from gateway.dialects.responses.store import ResponseStore
 from gateway.director import Director
 from gateway.engine import HttpEngines
 from gateway.estimate import Estimator
@@ -29,6 +30,7 @@ from gateway.sandbox import Sandbox
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
 from gateway.time_budget import EngineActivity
+from gateway.token_counts import TokenCounts
 from gateway.tokenization.hasher import BlockMetrics, TokenBlockHasher
 from gateway.tokenization.model_tokenizer import PromptTokenizer
 from gateway.whole import WholeAnswers
@@ -100,6 +102,7 @@ class Deps:
         self.engines = HttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)
         self.parser = BodyParser(self.models)
+        self.responses = ResponseStore(self.pools.responses, settings.responses_kept_days)
         self.whole = WholeAnswers(self.scheduler, self.scheduler.snapshot, self.prompts)
         self.open_requests = OpenRequests(
             self.meter,
@@ -108,6 +111,10 @@ class Deps:
             time.monotonic,
             activity=EngineActivity(self.scheduler.snapshot),
             max_answer_bytes=settings.request_memory_mb * 2**19,
+        )
+        self.sandbox = Sandbox(self.models, self.rates)
+        self.counts = TokenCounts(
+            self.models, self.rates, self.prompts, self.sandbox, self.scheduler.snapshot
         )
         self.telemetry.track_open_requests(lambda: len(self.open_requests))
         self.director = self._director(settings)
@@ -152,8 +159,7 @@ class Deps:
             now=now,
         )
         relay = Relay(self.engines, self.scheduler, self.holds, self.whole, now)
-        sandbox = Sandbox(self.models, self.rates)
-        return Director(admission, relay, sandbox, settlement, self.open_requests, self.telemetry, now)
+        return Director(admission, relay, self.sandbox, settlement, self.open_requests, self.telemetry, now)
 
     def _revoked(self, key_ids: frozenset[UUID]) -> None:
         self.open_requests.abort_keys(key_ids)
@@ -167,6 +173,7 @@ class Deps:
         """Close all services: the meter sends what was settled, and the remaining holds are voided."""
         for part in reversed(self._services):
             await part.close()
+        await self.responses.close()
         await self.redis.aclose()
         await self.pools.close()
 

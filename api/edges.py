@@ -5,14 +5,15 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import cors, errors
+from api import cors, credentials, errors
+from api.customer import anthropic
 from api.customer.answer_headers import (
     CLIENT_REQUEST_ID,
     OPENAI_VERSION,
     check_client_request_id,
     processing_ms,
 )
-from core.errors import PenstockError
+from core.errors import AuthenticationFailed, PenstockError
 from core.ids import uuid7
 from tenants.principal import Principal
 
@@ -45,7 +46,11 @@ class AnswerHeaders:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        own = [(_REQUEST_ID, str(uuid7()).encode()), OPENAI_VERSION]
+        request_id = str(uuid7())
+        scope.setdefault("state", {})["request_id"] = request_id
+        own = [(_REQUEST_ID, request_id.encode()), OPENAI_VERSION]
+        if anthropic.speaks(scope):
+            own.append((b"request-id", request_id.encode()))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -68,8 +73,10 @@ class AnswerHeaders:
         origin = cors.origin_of(scope["headers"])
         if not origin or origin not in self._keys.origins or not scope["path"].startswith(cors.PREFIX):
             return []
-        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        principal = self._keys.authenticate_cached(header.decode("latin-1").partition(" ")[2].strip())
+        try:
+            principal = self._keys.authenticate_cached(credentials.sent_key(scope["headers"]))
+        except AuthenticationFailed:
+            principal = None
         return cors.allow(origin) if principal is None or origin in principal.cors_origins else []
 
 

@@ -4,6 +4,7 @@ The schemas of inference requests are those that the requests are decoded by (ga
 from what is accepted.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -12,8 +13,12 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
+from api import openapi_messages
+from gateway.dialects.messages.request import CountRequest, MessagesRequest
+from gateway.dialects.responses.request import ResponsesRequest
 from gateway.schemas.chat import ChatRequest
 from gateway.schemas.completions import CompletionRequest
+from gateway.schemas.embeddings import EmbeddingsRequest
 
 _ADMIN = "/admin/"
 _NOT_CUSTOMERS = (_ADMIN, "/webhooks/")
@@ -22,6 +27,7 @@ _INFERENCE = (
     ("/v1/chat/completions", "Chat completion", ChatRequest, "chat.completion", "message"),
     ("/v1/completions", "Text completion", CompletionRequest, "text_completion", "text"),
 )
+_EMBEDDINGS = ("/v1/embeddings", "Embeddings of texts", EmbeddingsRequest)
 _INTEGER, _STRING = {"type": "integer"}, {"type": "string"}
 _REFUSALS = {
     "400": "The request is wrong; `param` names the field.",
@@ -72,6 +78,63 @@ _MESSAGE = {
         "reasoning_content": _STRING,
         "refusal": {"type": ["string", "null"]},
         "tool_calls": {"type": "array", "items": {"type": "object"}},
+    },
+}
+_EMBEDDINGS_ANSWER = {
+    "type": "object",
+    "required": ["object", "data", "model", "usage"],
+    "properties": {
+        "object": {"const": "list"},
+        "data": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["object", "index", "embedding"],
+                "properties": {
+                    "object": {"const": "embedding"},
+                    "index": _INTEGER,
+                    "embedding": {"anyOf": [{"type": "array", "items": {"type": "number"}}, _STRING]},
+                },
+            },
+        },
+        "model": _STRING,
+        "usage": {
+            "type": "object",
+            "required": ["prompt_tokens", "total_tokens"],
+            "properties": {"prompt_tokens": _INTEGER, "total_tokens": _INTEGER},
+        },
+    },
+}
+
+
+_INPUT_TOKENS: dict[str, Any] = {
+    "type": "object",
+    "required": ["object", "input_tokens"],
+    "properties": {"object": {"const": "response.input_tokens"}, "input_tokens": _INTEGER},
+}
+_RESPONSE = {
+    "type": "object",
+    "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
+    "properties": {
+        "id": _STRING,
+        "object": {"const": "response"},
+        "created_at": _INTEGER,
+        "completed_at": {"type": ["integer", "null"]},
+        "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
+        "incomplete_details": {"type": ["object", "null"]},
+        "error": {"type": ["object", "null"]},
+        "model": _STRING,
+        "output": {"type": "array", "items": {"type": "object"}},
+        "usage": {
+            "type": ["object", "null"],
+            "properties": {
+                "input_tokens": _INTEGER,
+                "input_tokens_details": {"type": "object", "properties": {"cached_tokens": _INTEGER}},
+                "output_tokens": _INTEGER,
+                "output_tokens_details": {"type": "object", "properties": {"reasoning_tokens": _INTEGER}},
+                "total_tokens": _INTEGER,
+            },
+        },
     },
 }
 
@@ -134,15 +197,54 @@ def _used(document: object, schemas: dict[str, Any]) -> set[str]:
 
 def _add_inference(document: dict[str, Any]) -> None:
     """Add the inference routes, which bypass FastAPI."""
-    _, components = msgspec.json.schema_components([row[2] for row in _INFERENCE], ref_template=_REF)
+    requests = [*(row[2] for row in _INFERENCE), EmbeddingsRequest, MessagesRequest, CountRequest]
+    _, components = msgspec.json.schema_components(requests, ref_template=_REF)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(components)
     document["components"].setdefault("securitySchemes", {})["ApiKey"] = {"type": "http", "scheme": "bearer"}
     schemas |= {"InferenceError": _ERROR, "InferenceUsage": _USAGE}
+    _add_responses(document, schemas)
     for path, title, request, kind, content in _INFERENCE:
         answer = f"{request.__name__.removesuffix('Request')}Answer"
         schemas[answer] = _answer(kind, content)
         document["paths"][path] = {"post": _operation(title, request.__name__, answer)}
+    path, title, asked = _EMBEDDINGS
+    schemas["EmbeddingsAnswer"] = _EMBEDDINGS_ANSWER
+    document["paths"][path] = {"post": _operation(title, asked.__name__, "EmbeddingsAnswer", streams=False)}
+    schemas |= {
+        "MessagesAnswer": openapi_messages.MESSAGE,
+        "CountAnswer": openapi_messages.COUNT,
+        "MessagesError": openapi_messages.ERROR,
+    }
+    for path, operation in openapi_messages.operations(_REFUSALS, _REF).items():
+        document["paths"][path] = {"post": operation}
+
+
+def _add_responses(document: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Add POST /v1/responses and its count of tokens. What is taken undecoded may be anything in the schema."""
+    _, components = msgspec.json.schema_components([ResponsesRequest], ref_template=_REF)
+    name = ResponsesRequest.__name__
+    fields = components.pop(name)
+    schemas.update({f"Responses{key}": value for key, value in components.items()})
+    schemas[name] = _with_prefix(fields, components.keys())
+    for key in components:
+        schemas[f"Responses{key}"] = _with_prefix(schemas[f"Responses{key}"], components.keys())
+    schemas["Response"] = _RESPONSE
+    schemas["InputTokens"] = _INPUT_TOKENS
+    document["paths"]["/v1/responses"] = {"post": _operation("Response", name, "Response")}
+    document["paths"]["/v1/responses/input_tokens"] = {
+        "post": _operation("Tokens of a response's prompt, which are not billed", name, "InputTokens")
+    }
+
+
+def _with_prefix(schema: Any, names: Collection[str]) -> Any:
+    """A schema whose references to `names` have the prefix of this API: chat has schemas of the same names."""
+    if isinstance(schema, str):
+        name = schema.removeprefix(_REF.format(name=""))
+        return _REF.format(name=f"Responses{name}") if name != schema and name in names else schema
+    if isinstance(schema, dict):
+        return {key: _with_prefix(value, names) for key, value in schema.items()}
+    return [_with_prefix(each, names) for each in schema] if isinstance(schema, list) else schema
 
 
 def _answer(kind: str, content: str) -> dict[str, Any]:
@@ -170,7 +272,7 @@ def _answer(kind: str, content: str) -> dict[str, Any]:
     }
 
 
-def _operation(title: str, request: str, answer: str) -> dict[str, Any]:
+def _operation(title: str, request: str, answer: str, *, streams: bool = True) -> dict[str, Any]:
     def content(name: str) -> dict[str, Any]:
         return {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}
 
@@ -178,15 +280,19 @@ def _operation(title: str, request: str, answer: str) -> dict[str, Any]:
         status: {"description": text, "content": content("InferenceError")}
         for status, text in _REFUSALS.items()
     }
-    whole = {**content(answer), "text/event-stream": {"schema": _STRING}}
+    events = {"text/event-stream": {"schema": _STRING}} if streams else {}
+    stream = "; server-sent events with `stream: true`" if streams else ""
     return {
         "tags": ["inference"],
         "summary": title,
-        "description": "OpenAI's request and response; server-sent events with `stream: true`.",
+        "description": f"OpenAI's request and response{stream}.",
         "security": [{"ApiKey": []}],
         "requestBody": {"required": True, "content": content(request)},
         "responses": {
-            "200": {"description": "The answer, or a stream of its events.", "content": whole},
+            "200": {
+                "description": f"The answer{', or a stream of its events' * streams}.",
+                "content": content(answer) | events,
+            },
             **refusals,
         },
     }

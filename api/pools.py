@@ -21,6 +21,8 @@ class Pools:
         """What is read into memory: models, prices, the day's tokens."""
         self.customers = Database(url, pool_size=4, max_overflow=0)
         """Usage, receipts and statements that customers read, and what members change in their organisation."""
+        self.responses = Database(url, pool_size=4, max_overflow=0)
+        """Stored responses, which inference reads and writes."""
         self.exports = Database(url, pool_size=2, max_overflow=0)
         """Reports and downloads, which take long."""
         self.admin = Database(url)

@@ -26,11 +26,19 @@ HELLO = {"role": "user", "content": "Hello"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "penstock/tiny", "max_tokens": 32, "messages": [HELLO]},
     "/v1/completions": {"model": "penstock/tiny", "max_tokens": 32, "prompt": "Hello"},
+    "/v1/embeddings": {"model": "penstock/tiny-embed", "input": ["Hello"]},
+    "/v1/messages": {"model": "penstock/tiny", "max_tokens": 32, "messages": [HELLO]},
+    "/v1/messages/count_tokens": {"model": "penstock/tiny", "messages": [HELLO]},
+    "/v1/responses": {"model": "penstock/tiny", "max_output_tokens": 32, "input": "Hello"},
+    "/v1/responses/input_tokens": {"model": "penstock/tiny", "input": "Hello"},
 }
 """Bodies of the routes whose schemas carry no examples."""
 SDK = {
     "post /v1/chat/completions": "chat.completions.create",
     "post /v1/completions": "completions.create",
+    "post /v1/embeddings": "embeddings.create",
+    "post /v1/responses": "responses.create",
+    "post /v1/responses/input_tokens": "responses.input_tokens.count",
     "get /v1/models": "models.list",
     "get /v1/models/{model}": "models.retrieve",
 }

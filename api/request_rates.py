@@ -9,6 +9,7 @@ from uuid import UUID
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api import credentials
 from api.client_address import ClientAddresses
 from api.edges import send_error
 from core.errors import RateLimited
@@ -81,10 +82,12 @@ class ListingRate:
 
     def _subject(self, scope: Scope) -> object:
         for name, value in scope["headers"]:
+            # However the scheme is written. A forged credential has a bucket, too: the address alone would not tell its
+            # users apart.
             if name == b"authorization":
-                # However the scheme is written. A forged credential has a bucket, too: the address alone would not
-                # tell its users apart.
                 return hash(value.partition(b" ")[2].strip())
+            if name == credentials.API_KEY:
+                return hash(value.strip())
         return self._addresses.of(scope)
 
 

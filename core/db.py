@@ -54,6 +54,8 @@ class Database:
             pool_size=pool_size,
             max_overflow=max_overflow,
             pool_pre_ping=True,
+            # The connection used last, and not each in turn: a backend keeps what it has learnt of every statement.
+            pool_use_lifo=True,
             connect_args={"server_settings": {"timezone": "UTC", "application_name": "penstock"}},
         )
 

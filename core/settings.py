@@ -45,6 +45,8 @@ class Settings(BaseSettings):
     """Port of the console."""
     public_url: str = ""
     """Base URL of the customer API as customers see it, without /v1; empty = http://host:port."""
+    responses_kept_days: int = Field(default=30, ge=0, le=3650)
+    """Days that responses are stored; 0 = none is stored, whatever requests say."""
     drain_s: int = Field(default=600, ge=0)
     """Seconds that an API process that is stopped leaves to open answers; what is left then is cut with an error."""
     api_workers: int = 1

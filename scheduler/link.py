@@ -9,6 +9,7 @@ from typing import cast
 
 import msgspec
 
+from core.flush_timer import FlushTimer
 from core.framing import MAX_FRAME_BYTES, FrameSplitter, FrameTooLarge, pack
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
@@ -38,10 +39,7 @@ class Link(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.lost = asyncio.Event()
         self._out: list[bytes] = []
-        self._flush_handle: asyncio.Handle | None = None
-        self._flush_delayed = False
-        """Whether the flush that is due is later than this tick."""
-        self._loop = asyncio.get_running_loop()
+        self._timer = FlushTimer(self.flush)
 
     @property
     def closed(self) -> bool:
@@ -73,7 +71,7 @@ class Link(asyncio.Protocol):
         """Drop what is queued and report the end of the connection."""
         self.transport = None
         self._out.clear()
-        self._cancel_flush()
+        self._timer.cancel()
         self.lost.set()
         self.on_lost()
 
@@ -90,20 +88,12 @@ class Link(asyncio.Protocol):
 
     def flush_soon(self, delay_s: float = 0.0) -> None:
         """Flush at the end of this event loop tick, or after `delay_s` seconds unless a flush is due before."""
-        due = self._flush_handle
-        if due is not None and (delay_s or not self._flush_delayed):
-            return
-        self._cancel_flush()
-        self._flush_delayed = delay_s > 0.0
-        if delay_s:
-            self._flush_handle = self._loop.call_later(delay_s, self.flush)
-        else:
-            self._flush_handle = self._loop.call_soon(self.flush)
+        self._timer.due(delay_s)
 
     def flush(self) -> None:
         """Write all queued frames and the batch at once; disconnect a peer with more than `max_unsent_bytes`
         unsent."""
-        self._cancel_flush()
+        self._timer.cancel()
         if self.transport is None or self.transport.is_closing():
             return
         try:
@@ -118,11 +108,6 @@ class Link(asyncio.Protocol):
         self.transport.write(b"".join(out))
         if self.unsent_bytes > self.max_unsent_bytes:
             self.abort()
-
-    def _cancel_flush(self) -> None:
-        if self._flush_handle is not None:
-            self._flush_handle.cancel()
-            self._flush_handle = None
 
     def close(self) -> None:
         """Send what is queued and close."""

@@ -110,7 +110,9 @@ class Session(Link):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout for the hello frame."""
         super().connection_made(transport)
-        self._hello_timer = self._loop.call_later(HELLO_TIMEOUT_S, self._reject, "no greeting in time")
+        self._hello_timer = asyncio.get_running_loop().call_later(
+            HELLO_TIMEOUT_S, self._reject, "no greeting in time"
+        )
 
     def on_frame(self, frame: bytes) -> None:
         """Handle a frame according to the kind of the peer."""

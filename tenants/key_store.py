@@ -84,6 +84,28 @@ async def insert_key(
     )
 
 
+async def count_active(connection: AsyncConnection, tenant_id: UUID, kind: str) -> int:
+    """The active keys of the organisation of the kind live or test.
+
+    No other transaction that counts them goes on until this one ends: two cannot both take the last place.
+    """
+    await connection.execute(
+        text("SELECT pg_advisory_xact_lock(hashtext('penstock_keys'), hashtext(:tenant))"),
+        {"tenant": str(tenant_id)},
+    )
+    statement = (
+        select(func.count())
+        .select_from(api_keys)
+        .where(
+            api_keys.c.tenant_id == tenant_id,
+            api_keys.c.kind == kind,
+            _EFFECTIVE_STATUS == "active",
+        )
+    )
+    count: int = (await connection.execute(statement)).scalar_one()
+    return count
+
+
 async def update_key(
     connection: AsyncConnection, tenant_id: UUID, key_id: UUID, values: Mapping[str, Any]
 ) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from redis.asyncio import Redis
 
 from core.clock import Clock
+from core.flush_timer import FlushTimer
 from core.redis_protocol import RedisProtocol, ReplyError, open_connection, pack
 from tenants.rate_scopes import SOURCE
 
@@ -25,6 +26,8 @@ RETRY_INTERVAL_S = 1.0
 """Seconds without any command after Redis has failed."""
 CLOSE_TIMEOUT_S = 2.0
 """Seconds that `close` waits for replies to queued calls."""
+SEND_DELAY_S = 0.005
+"""Seconds for which calls that have no waiting caller gather, unless one with a caller leaves before."""
 MAX_QUEUED = 10_000
 """Calls kept while Redis is unavailable. Later ones are dropped, and their leases expire."""
 NOT_SERVING = ("LOADING", "READONLY", "MASTERDOWN")
@@ -95,7 +98,6 @@ class RatePipeline:
         """Calls without a reply yet, in the order of their replies."""
         self._protocol: RedisProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
         """Set once nothing is queued or sent; exists while the pipeline closes."""
@@ -117,6 +119,7 @@ class RatePipeline:
     async def start(self) -> None:
         """Begin to run calls. The connection is opened by the first one."""
         self._loop = asyncio.get_running_loop()
+        self._flush_timer = FlushTimer(self._flush)
 
     async def close(self) -> None:
         """Send the queued calls, then stop. Calls without a reply within CLOSE_TIMEOUT_S are lost."""
@@ -179,13 +182,11 @@ class RatePipeline:
 
     def _enqueue(self, call: Call) -> None:
         self._queue.append(call)
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
+        self._flush_timer.due(SEND_DELAY_S if call.future is None else 0.0)
 
     def _flush(self) -> None:
         """Send what is queued; connect first if needed, unless Redis has just failed."""
-        self._flush_due = False
+        self._flush_timer.cancel()
         if not self._queue or self._stalled or self._connecting is not None:
             return
         if self._down and not self._closing and self._clock.monotonic() < self._paused_until:

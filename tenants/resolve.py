@@ -24,33 +24,34 @@ _REFUSALS: dict[str, tuple[type[PenstockError], str, str]] = {
     "unknown": (
         AuthenticationFailed,
         "invalid_api_key",
-        "The API key is not known. Check that it was copied whole, or make a new one in the console.",
+        "Incorrect API key provided: it is not known. Check that it was copied whole, "
+        "or make a new one in the console.",
     ),
     "malformed": (
         AuthenticationFailed,
         "invalid_api_key",
-        "The API key is malformed: keys look like pen_live_ and 38 letters and digits. "
+        "Incorrect API key provided: keys look like pen_live_ and 38 letters and digits. "
         "Check that it was copied whole.",
     ),
     "revoked": (
         AuthenticationFailed,
         "api_key_revoked",
-        "The API key has been revoked. Make a new one in the console.",
+        "Incorrect API key provided: it has been revoked. Make a new one in the console.",
     ),
     "rotated": (
         AuthenticationFailed,
         "api_key_rotated",
-        "The API key was replaced, and the time in which both worked is over. Use the new one.",
+        "Incorrect API key provided: it was replaced, and the time in which both worked is over. Use the new one.",
     ),
     "expired": (
         AuthenticationFailed,
         "api_key_expired",
-        "The API key has expired. Make a new one in the console.",
+        "Incorrect API key provided: it has expired. Make a new one in the console.",
     ),
     "archived": (
         AuthenticationFailed,
         "project_archived",
-        "The API key's project is archived. Use a key of another project.",
+        "Incorrect API key provided: its project is archived. Use a key of another project.",
     ),
     "suspended": (
         TenantSuspended,
@@ -58,6 +59,7 @@ _REFUSALS: dict[str, tuple[type[PenstockError], str, str]] = {
         "The organisation is suspended. Its owner can ask support to resume it.",
     ),
 }
+"""Refusals by what was found. The first words of those of keys are OpenAI's: clients tell a wrong key by them."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ class Server:
         self.slow_s = 0.0
         """Added to the time of each command."""
         self.on_commit: Callable[[], None] = lambda: None
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # in the order of their making, so that a seed replays
         self._commits: list[tuple[float, int]] = []
         """Commits that are not durable: when, and where their changes begin in the model's undo list."""
 
@@ -66,7 +66,7 @@ class Server:
         if not self.available:
             raise ConnectionRefusedError("the server is down")
         connection = Connection(self, thread.process)
-        self._connections.add(connection)
+        self._connections[connection] = None
         return connection
 
     def crash(self, down_s: float) -> None:
@@ -238,7 +238,11 @@ class Connection:
         self.gone = False
         """By the server, which runs nothing that was sent on it."""
         self._pending: set[asyncio.Future[Any]] = set()
+        self._listeners: list[Callable[[Any], None]] = []
         self._loop = asyncio.get_running_loop()
+
+    def add_termination_listener(self, listener: Callable[[Any], None]) -> None:
+        self._listeners.append(listener)
 
     def is_closed(self) -> bool:
         return self.closed or self.gone
@@ -297,10 +301,17 @@ class Connection:
         self.terminate()
 
     def _drop(self, error: Exception) -> None:
-        self.server._connections.discard(self)
+        self.server._connections.pop(self, None)
         for future in self._pending:
             self._loop.call_soon(_fail, future, error)
         self._pending.clear()
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            self._loop.call_soon(self._tell, listener)
+
+    def _tell(self, listener: Callable[[Any], None]) -> None:
+        if not self.process.dead:
+            listener(self)
 
 
 def _resolve(future: "asyncio.Future[Any]", value: Any) -> None:

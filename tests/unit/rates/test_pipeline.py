@@ -85,6 +85,30 @@ async def test_calls_of_a_tick_are_one_write_and_replies_match_in_order(server, 
     assert await settled(*tasks, *more) == [[1], [2], [3], [4]]
 
 
+async def test_what_no_caller_waits_for_leaves_with_the_next_call(server, pipeline, monkeypatch) -> None:
+    monkeypatch.setattr(rate_pipeline, "SEND_DELAY_S", 3600.0)
+    first = await ask(pipeline, b"a")
+    await until(lambda: server.received)
+    pipeline.send(b"b")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert server.received == [b"a"]
+    second = await ask(pipeline, b"c")
+    await until(lambda: len(server.received) == 2)
+    server.reply([1], [2], [3])
+    assert await settled(*first, *second) == [[1], [3]]
+    assert server.received == [b"a", b"bc"]
+
+
+async def test_what_no_caller_waits_for_leaves_by_itself(server, pipeline) -> None:
+    first = await ask(pipeline, b"a")
+    await until(lambda: server.received)
+    pipeline.send(b"b")
+    await until(lambda: len(server.received) == 2)
+    server.reply([1], [2])
+    assert await settled(*first) == [[1]]
+
+
 async def test_an_error_fails_its_own_call_only(server, pipeline) -> None:
     tasks = await ask(pipeline, b"a", b"b")
     await until(lambda: server.received)
