@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser test simulate-money model-sql bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine chaos load lock lock-engine clean
+.PHONY: help env up check unit docs engine browser test simulate-money model-sql bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine chaos load lock lock-engine compat clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -118,6 +118,9 @@ lock-engine: env ## compile requirements/engine-*.txt, the packages of the engin
 	$(call EXTRA,engine) | $(COMPILE) --no-annotate - -o requirements/engine-gpu.txt
 	$(call EXTRA,engine-cpu) | $(COMPILE) --no-annotate - -o requirements/engine-cpu.txt \
 	  $(foreach name,torch torchaudio torchcodec torchvision triton,--no-emit-package $(name))
+
+compat: env engine ## official SDKs, agents and load tools against the real vLLM; some minutes: ARGS="--only codex", --publish
+	@$(BIN)/python -m tests.compat $(ARGS)
 
 clean: ## remove the environment and caches (never data)
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

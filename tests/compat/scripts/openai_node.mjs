@@ -1,0 +1,91 @@
+// The official client of OpenAI for Node.
+
+import OpenAI from 'openai';
+import { zodResponseFormat } from 'openai/helpers/zod';
+import { z } from 'zod';
+import { BASE_URL, KEY, MODEL, check, checkColours, feature, run } from './features.mjs';
+
+const client = new OpenAI({ baseURL: BASE_URL, apiKey: KEY, maxRetries: 0 });
+const model = MODEL;
+const messages = [{ role: 'user', content: 'Hello' }];
+const Paint = z.object({ colour: z.enum(['red', 'green']), count: z.number().int().max(9) });
+const parameters = { ...z.toJSONSchema(Paint), additionalProperties: false };
+const tools = [{ type: 'function', function: { name: 'paint', parameters, strict: true } }];
+
+feature('models', async () => {
+  const ids = [];
+  for await (const each of client.models.list()) ids.push(each.id);
+  check(ids.includes(model), model);
+});
+
+feature('chat', async () => {
+  const answer = await client.chat.completions.create({ model, messages, max_tokens: 16 });
+  check(answer.usage.completion_tokens > 0, 'usage');
+});
+
+feature('chat, streamed, with usage', async () => {
+  const stream = await client.chat.completions.create({
+    model, messages, max_tokens: 16, stream: true, stream_options: { include_usage: true },
+  });
+  let [text, usage] = ['', null];
+  for await (const event of stream) {
+    text += event.choices[0]?.delta?.content ?? '';
+    usage = event.usage ?? usage;
+  }
+  check(text && usage.completion_tokens > 0, 'text and usage');
+});
+
+feature('chat, stream aborted', async () => {
+  const stream = await client.chat.completions.create({ model, messages, max_tokens: 500, stream: true });
+  for await (const _ of stream) break;
+  check(stream.controller.signal.aborted, 'an aborted stream');
+});
+
+feature('tools, forced', async () => {
+  const answer = await client.chat.completions.create({
+    model, messages, tools, max_tokens: 200, tool_choice: { type: 'function', function: { name: 'paint' } },
+  });
+  checkColours(JSON.parse(answer.choices[0].message.tool_calls[0].function.arguments));
+});
+
+feature('structured output', async () => {
+  const answer = await client.chat.completions.parse({
+    model, messages, max_tokens: 200, response_format: zodResponseFormat(Paint, 'paint'),
+  });
+  checkColours(answer.choices[0].message.parsed);
+});
+
+feature('text completion', async () => {
+  const answer = await client.completions.create({ model, prompt: 'one', max_tokens: 8 });
+  check(answer.choices.length === 1, 'one choice');
+});
+
+feature('errors', async () => {
+  const stranger = new OpenAI({ baseURL: BASE_URL, apiKey: 'pen_live_wrong', maxRetries: 0 });
+  const raised = await stranger.chat.completions.create({ model, messages }).catch((error) => error);
+  check(raised instanceof OpenAI.AuthenticationError, 'AuthenticationError');
+  const other = await client.chat.completions.create({ model: 'no/such-model', messages }).catch((error) => error);
+  check(other instanceof OpenAI.NotFoundError, 'NotFoundError');
+});
+
+feature('responses', async () => {
+  const answer = await client.responses.create({ model, input: 'Hello', max_output_tokens: 16 });
+  check(answer.usage.output_tokens > 0, 'usage');
+});
+
+feature('responses, streamed', async () => {
+  const kinds = [];
+  const stream = await client.responses.create({ model, input: 'Hello', max_output_tokens: 16, stream: true });
+  for await (const event of stream) kinds.push(event.type);
+  check(kinds[0] === 'response.created' && kinds.includes('response.output_text.delta'), `the events, not ${kinds}`);
+});
+
+feature('responses, tools', async () => {
+  const answer = await client.responses.create({
+    model, input: 'Hello', max_output_tokens: 200, tool_choice: { type: 'function', name: 'paint' },
+    tools: [{ type: 'function', name: 'paint', parameters, strict: true }],
+  });
+  checkColours(JSON.parse(answer.output.find((item) => item.type === 'function_call').arguments));
+});
+
+await run();
