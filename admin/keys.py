@@ -23,6 +23,8 @@ from tenants.views import KeyView
 
 MAX_OVERLAP = timedelta(days=30)
 """Longest time in which both secrets of a rotated key work."""
+MAX_ACTIVE_KEYS = {"live": 10_000, "test": 100}
+"""Keys of each kind that an organisation may have at a time; revoked and expired ones do not count."""
 _CLEANERS: dict[str, Callable[[Any], Any]] = {
     "name": clean_name,
     "allowed_models": clean_models,
@@ -61,7 +63,7 @@ async def create_key(
     """Make a key of a project. `pepper` is `settings.key_pepper`; `allowed_models` None allows every model,
     `networks` (CIDR) None every address, `scopes` (of tenants.names.KEY_SCOPES) None everything.
 
-    Raises NotFound (no such project), Conflict (project archived), InvalidRequest.
+    Raises NotFound (no such project), Conflict (project archived, MAX_ACTIVE_KEYS reached), InvalidRequest.
     """
     require(actor, *KEY_MANAGERS, tenant_id=tenant_id)
     name = clean_name(name)
@@ -79,6 +81,12 @@ async def create_key(
             raise NotFound(f"the organisation has no project with the id {project_id}", param="project_id")
         if project.status != "active":
             raise Conflict(f"the project {project.name!r} is archived; restore it or use another")
+        if await key_store.count_active(connection, tenant_id, kind) >= MAX_ACTIVE_KEYS[kind]:
+            raise Conflict(
+                f"the organisation has {MAX_ACTIVE_KEYS[kind]:,} active {kind} keys, the most it may have; revoke one "
+                "that is not used",
+                code="too_many_keys",
+            )
         await key_store.insert_key(
             connection,
             tenant_id,

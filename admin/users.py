@@ -25,7 +25,7 @@ from billing.ledger import approvals
 from core.db import Database
 from core.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound, PermissionDenied
 from core.ids import uuid7
-from tenants import admin_tokens, logins, members, organisations
+from tenants import logins, members, organisations
 from tenants.names import check_password, clean_email
 from tenants.passwords import hash_password, verify_password
 from tenants.roles import (
@@ -179,8 +179,8 @@ async def reset_password(database: Database, actor: Actor, *, user_id: UUID, pas
 async def change_password(
     database: Database, actor: Actor, *, current: str, new: str, address: str = ""
 ) -> None:
-    """Change the actor's own password, and end the REST sessions and the recovery code: who knew the old password may
-    have made them. Wrong ones count as failed sign-ins from the network address `address`.
+    """Change the actor's own password, and end all sessions, tokens and the recovery code: who knew the old password
+    may have made them. Wrong ones count as failed sign-ins from the network address `address`.
 
     Raises AuthenticationFailed when `current` is wrong, InvalidRequest, RateLimited.
     """
@@ -196,7 +196,7 @@ async def change_password(
     async with write_system(database) as connection:
         await logins.clear_failures(connection, actor.label, address[:64])
         await members.set_password_hash(connection, user_id, password_hash)
-        await admin_tokens.revoke_expiring(connection, user_id)
+        await members.end_access(connection, user_id)
         await members.set_recovery_hash(connection, user_id, None)
         await _read_and_record(connection, actor, "user.change_password", user_id, user)
 

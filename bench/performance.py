@@ -20,7 +20,8 @@ from bench.targets import OURS, targets
 from bench.through import tables as through_tables
 
 DOCS = ROOT / "docs"
-FLAME = "performance-flame.svg"
+FLAME, FLAME_WHOLE = "performance-flame.svg", "performance-flame-whole.svg"
+"""Pictures of the API process's time: 64 streams, and whole answers of 1 token at 500 requests a second."""
 """File of the flame graph among the images."""
 COLOURS = {
     "api": "#0b6e4f", "scheduler": "#6699cc", "postgres": "#336699", "redis": "#d1495b", "jobs": "#edae49",
@@ -82,6 +83,11 @@ def page_text(
         ]  # fmt: skip
         if (docs / "images" / FLAME).exists():
             parts += [f"![CPU time of the API process by call, 64 streams](images/{FLAME})", _FLAME]
+        if (docs / "images" / FLAME_WHOLE).exists():
+            parts += [
+                f"![CPU time of the API process by call, whole answers](images/{FLAME_WHOLE})",
+                _FLAME_WHOLE,
+            ]
     if through is not None:
         parts += [
             "## The real vLLM",
@@ -110,7 +116,9 @@ as vLLM does. The gateways share a processor, engine and load generator have ano
 While one is measured, the background work of all others runs on the same processor: latencies contain it.
 `bare` is an ASGI application that only forwards bytes. `splice` reads and writes without a look at them, which is the
 least that a process in Python can do. `splice-metered` also parses HTTP, and reads and removes the count of every
-event, without limits, errors or deadlines: the floor of a metering gateway in Python. CPU is the time of a process
+event, without limits, errors or deadlines: the floor of a metering gateway in Python. `splice-asking` does that after
+one exchange with Redis, then one with PostgreSQL and one with another process at the same time: what a metered request
+waits for at least (`bench/gateway/asking.py`). CPU is the time of a process
 with its children; what it uses without load is in the first table, measured for all in the same seconds, and is
 subtracted for all in the others, except where the head or the line says so. `~0` is less than the subtraction can
 resolve."""
@@ -123,6 +131,8 @@ has {engine}, the platform {platform}, the load generator {load}. What is lost a
 engine shares."""
 _FLAME = """The flame graph (py-spy, native frames included) shows where a chunk's time in the API process goes:
 `read` and `write` are the kernel, `take` is what counts and relays. Draw it again with `--flame PY_SPY`."""
+_FLAME_WHOLE = """The same for whole answers of 1 token at 500 requests a second: what a request costs before, around
+and after its tokens, which is also what delays its first token while others arrive."""
 _INSTALL = """## Measure it yourself
 
 ```sh

@@ -23,9 +23,9 @@ _COMMANDS = (
     ("stripe-sim", "sim.stripe"),
 )
 _GROUPS = (
-    "tenants", "projects", "keys", "limits", "users", "prices", "credits", "usage", "models", "pools", "engine",
-    "audit", "contracts", "adjustments", "approvals", "ledger", "alerts", "statements", "sla", "exports", "invoices",
-    "periods", "corrections", "economics", "reconcile", "payments", "sim",
+    "tenants", "projects", "keys", "limits", "users", "prices", "credits", "budgets", "starter-credit", "usage",
+    "models", "pools", "engine", "audit", "contracts", "adjustments", "approvals", "ledger", "alerts", "statements",
+    "sla", "exports", "invoices", "periods", "corrections", "economics", "reconcile", "payments", "sim",
 )  # fmt: skip
 
 
@@ -52,7 +52,7 @@ class _LazyGroup(TyperGroup):
 
 
 def _module(group: str) -> str:
-    return "cli.commands.sim.group" if group == "sim" else f"cli.commands.{group}"
+    return "cli.commands.sim.group" if group == "sim" else f"cli.commands.{group.replace('-', '_')}"
 
 
 app = typer.Typer(

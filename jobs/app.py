@@ -1,7 +1,7 @@
 """The Celery application: its broker, the schedule, and one task for each job of jobs/work.py.
 
-A task runs the job's coroutine on the event loop of its worker thread. Results are not stored; what a job did is in
-PostgreSQL. A message that waited longer than its job's interval expires, because the next one does the same work.
+A task runs the job's coroutine on the event loop and the connections of its job. Results are not stored; what a job did
+is in PostgreSQL. A message that waited longer than its job's interval expires, because the next one does the same work.
 """
 
 import asyncio
@@ -30,8 +30,16 @@ NEVER_RUN = datetime.fromtimestamp(0, UTC)
 """Last run of each job at a start of beat, so that all are due at once. A new database needs partitions."""
 
 
-class _ThreadContext:
-    """The event loop and the connection pool of one worker thread."""
+SELDOM_S = 60.0
+"""Interval in seconds from which a job closes its connections after each run."""
+
+
+class _JobContext:
+    """The event loop and the connection pool of one job.
+
+    A backend of PostgreSQL keeps plans and catalogue entries of each statement that it has run, some MiB for all jobs.
+    With connections by worker thread, every backend would in time run every job.
+    """
 
     def __init__(self, database_url: str) -> None:
         self.loop = asyncio.Runner()
@@ -44,13 +52,12 @@ class _ThreadContext:
 
 
 class Runner:
-    """Runs the coroutines of tasks, on one event loop per worker thread; no job runs twice at once in this process."""
+    """Runs the coroutines of tasks, on one event loop per job; no job runs twice at once in this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._local = threading.local()
         self._lock = threading.Lock()
-        self._contexts: list[_ThreadContext] = []
+        self._contexts: dict[str, _JobContext] = {}
         self._running: set[str] = set()
         self.last_success = time.monotonic()
         """Monotonic instant of the last success of any job, or of the start."""
@@ -63,7 +70,7 @@ class Runner:
                 return 0
             self._running.add(job.name)
         try:
-            context = self._context()
+            context = self._context(job)
             count = context.loop.run(_run_job(job, context.database, self._settings))
         except BaseException:
             RUNS.labels(job.name, "failed").inc()
@@ -76,24 +83,27 @@ class Runner:
         self.last_success = time.monotonic()
         return count
 
-    def _context(self) -> _ThreadContext:
-        context: _ThreadContext | None = getattr(self._local, "context", None)
-        if context is None:
-            context = self._local.context = _ThreadContext(self._settings.database_url)
-            with self._lock:
-                self._contexts.append(context)
-        return context
+    def _context(self, job: Job) -> _JobContext:
+        with self._lock:
+            context = self._contexts.get(job.name)
+            if context is None:
+                context = self._contexts[job.name] = _JobContext(self._settings.database_url)
+            return context
 
     def close(self) -> None:
         """Close all pools and loops. Call it after the worker's threads have ended."""
         with self._lock:
-            contexts, self._contexts = self._contexts, []
-        for context in contexts:
+            contexts, self._contexts = self._contexts, {}
+        for context in contexts.values():
             context.close()
 
 
 async def _run_job(job: Job, database: Database, settings: Settings) -> int:
-    return await job.work(database, settings)
+    try:
+        return await job.work(database, settings)
+    finally:
+        if job.every_s >= SELDOM_S:
+            await database.close()
 
 
 def make_app(settings: Settings, runner: Runner) -> Celery:

@@ -1,4 +1,4 @@
-"""Deletes old records of completed work. The ledger, usage, notices and the audit log are never pruned."""
+"""Deletes old records of completed work and expired responses. The ledger, usage, notices and the audit log stay."""
 
 from datetime import timedelta
 
@@ -11,6 +11,8 @@ HOLDS_KEPT = timedelta(days=35)
 """How long the holds of a month are kept after its end. The close looks at holds of the last 48 h, the reconciliation
 of engines at those of a week."""
 _STATEMENTS = (
+    "DELETE FROM stored_responses WHERE id IN (SELECT id FROM stored_responses "
+    "WHERE expires_at < now() LIMIT :batch)",
     "DELETE FROM outbox WHERE id IN (SELECT id FROM outbox WHERE done_at < now() - interval '30 days' LIMIT :batch)",
     # Stripe lists 30 days of events. One that is delivered later is applied again, which changes nothing.
     "DELETE FROM stripe_events WHERE id IN (SELECT id FROM stripe_events "

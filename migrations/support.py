@@ -11,6 +11,7 @@ _TABLE_MODULES = (
     "tenants.tables",
     "workers.tables",
     "scheduler.tables",
+    "gateway.dialects.responses.tables",
     "billing.metering.tables",
     "billing.ledger.tables",
     "billing.pricing.tables",

@@ -14,6 +14,8 @@ import msgspec
 from bench.chaos.journal import Entry, Journal
 from sim.engine.schemas import ChatBody, CompletionBody
 from sim.engine.text import BYTES_PER_TOKEN, HashSampler, count
+from workers.catalog import load_catalog
+from workers.plan import TINY
 
 KINDS = {
     "stream": 36, "whole": 18, "tools whole": 10, "tools stream": 5, "two choices": 6, "text": 4, "unlimited": 4,
@@ -22,7 +24,7 @@ KINDS = {
 """Kinds of requests, and how many of a hundred are of each."""
 TENANTS = {"Alder": "50", "Birch": "50", "Cedar": "50", "Dry": "0.004"}
 """Organisations and their prepaid credit in dollars; Dry runs out of it."""
-LONGEST = 512
+LONGEST = load_catalog().model(TINY).max_output_tokens
 """Output tokens of an answer without max_tokens: the model's limit."""
 ANSWER_TIMEOUT_S = 90.0
 PAUSE_S = 0.4

@@ -18,6 +18,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -32,8 +33,8 @@ from bench.gateway.load import Target
 from bench.gateway.load_process import LoadProcess
 from bench.gateway.peers import PEERS
 from bench.gateway.tables import tables
-from bench.gateway.targets import FLOORS, MAX_NUM_SEQS, Cores, Rig
-from bench.performance import DOCS, FLAME, plot, publish, unpublishable
+from bench.gateway.targets import ASKING, FLOORS, MAX_NUM_SEQS, Cores, Rig
+from bench.performance import DOCS, FLAME, FLAME_WHOLE, plot, publish, unpublishable
 from bench.provenance import provenance
 from bench.report import Record, Report
 from bench.stack import ROOT, commit_of, up_knows
@@ -108,12 +109,9 @@ def measured(given: argparse.Namespace) -> Report:
             os.sched_setaffinity(0, rig.cores.others)
         records = run(chosen, rig.targets, load, narrow)
         if given.flame:
-            drawn = DOCS / "images" / FLAME if given.publish else OUT / FLAME
-            drawn.parent.mkdir(parents=True, exist_ok=True)
-            draw_flame(
-                given.flame, next(each for each in rig.targets if each.name == "penstock"), load, drawn
-            )
-            console.print(f"written: {drawn}")
+            ours = next(each for each in rig.targets if each.name == "penstock")
+            for drawn in draw_flames(given.flame, ours, load, DOCS / "images" if given.publish else OUT):
+                console.print(f"written: {drawn}")
         conditions = {
             **provenance(), "commit": commit_of(ROOT), "quick": given.quick, "rounds": given.rounds,
             "cores_of_gateways": ",".join(map(str, rig.cores.gateways)) or "all",
@@ -135,7 +133,9 @@ def start(rig: Rig, given: argparse.Namespace) -> dict[str, int]:
             rig.start_bare(engine)
         for name, repo in repos.items():
             status.update(f"starting {name}: penstock up")
-            rig.start_platform(name, repo, engine)
+            platform = rig.start_platform(name, repo, engine)
+            if name == "penstock" and not given.no_bare:
+                rig.start_asking(engine, platform)
         if given.peers_bin:
             rig.start_peers(given.peers_bin, engine, given.peer)
         status.update("waiting until all answer")
@@ -187,14 +187,27 @@ def run(chosen: list[Cell], targets: list[Target], load: LoadProcess, narrow: di
     return records
 
 
-def draw_flame(program: Path, target: Target, load: LoadProcess, path: Path) -> None:
-    """Draw the CPU time of the API process by call, native code included, while it relays 64 streams.
+def draw_flames(program: Path, target: Target, load: LoadProcess, folder: Path) -> list[Path]:
+    """Draw the time of the API process by call: while it relays 64 streams, and while it gives whole answers.
 
-    Raises RuntimeError when py-spy fails.
+    Returns the pictures. Raises RuntimeError when py-spy fails.
     """
-    options = next(
+    folder.mkdir(parents=True, exist_ok=True)
+    streams = next(
         each for each in cells(quick=True, rounds=1, rate=1.0, only=("chunks",)) if each.key == "64"
     )
+    lasting = {"seconds": FLAME_S + 3}
+    whole = {"rate": 500.0, "max_tokens": 1}
+    return [
+        draw_flame(program, target, folder / FLAME, "64 streams",
+                   lambda: load.run(streams.job, target, **(streams.options | lasting))),
+        draw_flame(program, target, folder / FLAME_WHOLE, "500 whole answers a second",
+                   lambda: load.run("open_loop", target, **(whole | lasting))),
+    ]  # fmt: skip
+
+
+def draw_flame(program: Path, target: Target, path: Path, what: str, work: Callable[[], object]) -> Path:
+    """Draw the time of the API process by call, native code included, while `work` runs. Raises RuntimeError."""
     argv = [
         str(program), "record", "--native", "--rate", "400", "--duration", str(FLAME_S), "--format", "flamegraph",
         "--output", str(path), "--pid", str(target.groups["api"][0]),
@@ -206,14 +219,13 @@ def draw_flame(program: Path, target: Target, load: LoadProcess, path: Path) -> 
             return subprocess.run(argv, capture_output=True, text=True, check=False)
 
         profiled = pool.submit(profile)
-        load.run(options.job, target, **(options.options | {"seconds": FLAME_S + 3}))
+        work()
         done = profiled.result()
     if done.returncode or not path.exists():
         raise RuntimeError(f"py-spy drew no flame graph: {done.stderr.strip()}")
-    title = (
-        f"Time of the API process by call, {FLAME_S} s of 64 streams; threads that only wait are at the right"
-    )
+    title = f"Time of the API process by call, {FLAME_S} s of {what}; threads that only wait are at the right"
     path.write_text(re.sub(r'(<text id="title"[^>]*>)[^<]*', rf"\1{title}", path.read_text()))
+    return path
 
 
 def turn(cell: Cell, targets: list[Target], round_: int) -> list[Target]:
@@ -246,6 +258,8 @@ def wanted(cell: Cell, target: Target, narrow: dict[str, int]) -> bool:
         return cell.direct_too
     if target.name in FLOORS:
         return cell.section in ("idle", "chunks")
+    if target.name == ASKING:
+        return cell.section in ("idle", "ttft")
     return cell.needs_streams <= narrow.get(target.name, cell.needs_streams)
 
 

@@ -3,6 +3,8 @@
 It parses nothing, counts nothing and knows no HTTP. What a gateway costs more than this is its own work; what it costs
 less than another gateway cannot be below this.
 
+With --ask it waits, before a request goes on, for what a metered platform has to ask (bench/gateway/asking.py).
+
 With --meter it also does what a metered stream cannot do without: it asks the engine for running usage, parses HTTP
 with httptools, reads the count of every event, removes it, and writes the event on as a chunk. It has no limits, no
 errors, no deadlines and no slow clients. This is the floor of a metering gateway in Python.
@@ -18,6 +20,7 @@ import httptools
 import uvloop
 
 from api.serve import bind
+from bench.gateway.asking import Asking
 
 _USAGE = b',"usage":{"prompt_tokens":'
 _COUNT = b'"completion_tokens":'
@@ -94,14 +97,17 @@ class Downstream(asyncio.Protocol):
         port: int,
         upstream: Callable[[asyncio.Transport], asyncio.Protocol],
         change: Callable[[bytes], bytes],
+        asking: Asking | None,
     ) -> None:
-        """`port`: of the engine. `change`: what is done to a read of the client."""
+        """`port`: of the engine. `change`: what is done to a read of the client. `asking`: what it waits for."""
+        self._asking = asking
         self._port = port
         self._upstream = upstream
         self._change = change
         self._engine: asyncio.Transport | None = None
         self._early: list[bytes] = []
         self._opening: asyncio.Task[None] | None = None
+        self._asked: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connect to the engine."""
@@ -109,7 +115,16 @@ class Downstream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Write on, or keep what arrives before the engine's connection is open."""
-        data = self._change(data)
+        if self._asking is None:
+            self._pass_on(self._change(data))
+        else:
+            self._asked = asyncio.get_running_loop().create_task(self._ask(self._asking, data))
+
+    async def _ask(self, asking: Asking, data: bytes) -> None:
+        await asking.ask()
+        self._pass_on(self._change(data))
+
+    def _pass_on(self, data: bytes) -> None:
         if self._engine is None:
             self._early.append(data)
         else:
@@ -130,11 +145,12 @@ class Downstream(asyncio.Protocol):
         self._early.clear()
 
 
-async def serve(port: int, engine: int, *, meter: bool) -> None:
-    """Serve until the process ends."""
+async def serve(port: int, engine: int, *, meter: bool, ask: tuple[str, str] | None) -> None:
+    """Serve until the process ends. `ask`: URLs of Redis and PostgreSQL."""
+    asking = await Asking.connect(*ask) if ask is not None else None
     upstream, change = (MeteredUpstream, ask_for_usage) if meter else (Upstream, unchanged)
     server = await asyncio.get_running_loop().create_server(
-        lambda: Downstream(engine, upstream, change), sock=bind("127.0.0.1", port)
+        lambda: Downstream(engine, upstream, change, asking), sock=bind("127.0.0.1", port)
     )
     await server.serve_forever()
 
@@ -144,8 +160,11 @@ def main() -> None:
     arguments.add_argument("--port", type=int, required=True)
     arguments.add_argument("--engine", type=int, required=True, help="port of the engine")
     arguments.add_argument("--meter", action="store_true", help="count the tokens of streams")
+    arguments.add_argument(
+        "--ask", nargs=2, metavar=("REDIS", "POSTGRESQL"), help="URLs of servers to ask first"
+    )
     given = arguments.parse_args()
-    uvloop.run(serve(given.port, given.engine, meter=given.meter))
+    uvloop.run(serve(given.port, given.engine, meter=given.meter, ask=given.ask))
 
 
 if __name__ == "__main__":

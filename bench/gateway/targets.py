@@ -22,6 +22,8 @@ MAX_NUM_SEQS = 4096
 """Sequences that the platform may send to the mock engine at the same time."""
 FLOORS: dict[str, tuple[str, ...]] = {"splice": (), "splice-metered": ("--meter",)}
 """Targets that show the least a process in Python can do, and their flags."""
+ASKING = "splice-asking"
+"""The target that shows the least that a metered request waits for."""
 _ANSWER_TIMEOUT_S = 120.0
 
 
@@ -97,13 +99,21 @@ class Rig:
     def start_floors(self, engine: Target) -> None:
         """Start the process that only reads and writes, and the one that also counts: FLOORS."""
         for name, flags in FLOORS.items():
-            port = free_port()
-            argv = [sys.executable, "-m", "bench.gateway.splice", "--port", str(port)]
-            argv += ["--engine", str(engine.port), *flags]
-            pid = self.spawn(argv, cores=self.cores.gateways, log=f"{name}.log")
-            self._add(Target(name, port, MODEL, groups={name: (pid, True)}))
+            self._start_splice(name, engine, *flags)
 
-    def start_platform(self, name: str, repo: Path, engine: Target) -> None:
+    def start_asking(self, engine: Target, platform: Stack) -> None:
+        """Start the process that asks the servers of a platform before it passes a request on: ASKING."""
+        ready = platform.ready
+        self._start_splice(ASKING, engine, "--meter", "--ask", ready["redis_url"], ready["database_url"])
+
+    def _start_splice(self, name: str, engine: Target, *flags: str) -> None:
+        port = free_port()
+        argv = [sys.executable, "-m", "bench.gateway.splice", "--port", str(port)]
+        argv += ["--engine", str(engine.port), *flags]
+        pid = self.spawn(argv, cores=self.cores.gateways, log=f"{name}.log")
+        self._add(Target(name, port, MODEL, groups={name: (pid, True)}))
+
+    def start_platform(self, name: str, repo: Path, engine: Target) -> Stack:
         """Start `penstock up` of a checkout with a tenant. Raises RuntimeError when it does not start."""
         flags = ["--engine", "external", "--engine-url", url(engine)]
         if up_knows(repo, "--max-num-seqs"):
@@ -117,6 +127,7 @@ class Rig:
         stack.start()
         self._add(Target(name, stack.port, MODEL, key=stack.make_tenant(), groups=dict(stack.groups)))
         self.notes.append(f"{name}: commit {commit_of(repo)}")
+        return stack
 
     def start_peer(self, peer: Peer, program: Path, engine: Target) -> None:
         """Start another gateway."""
@@ -143,7 +154,7 @@ class Rig:
             try:
                 await _answers(target, self.processes.get(f"{target.name}.log"))
             except RuntimeError as error:
-                if "api" in target.groups or target.name in ("direct", "bare", *FLOORS):
+                if "api" in target.groups or target.name in ("direct", "bare", ASKING, *FLOORS):
                     raise
                 self.targets.remove(target)
                 log = (self.scratch / f"{target.name}.log").read_text(errors="replace")[-300:]

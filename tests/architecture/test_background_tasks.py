@@ -29,6 +29,7 @@ AWAITED = {
     "cli/stack.py": 3,  # start and stop of the stack, awaited; one installation, awaited
     "core/supervise.py": 1,
     "gateway/acquire_both.py": 1,  # one placement, awaited
+    "gateway/dialects/responses/store.py": 1,  # one read or write, awaited for a bounded time
     "gateway/open_requests.py": 1,  # one comment of one request
     "gateway/parsing/pool.py": 1,  # one body; its end starts the next
     "gateway/tokenization/hasher.py": 1,  # loads one tokenizer; tried again when it is next asked for

@@ -27,7 +27,7 @@ async def test_the_real_engine_is_what_the_agent_says_it_is(stacks: dict[str, St
         await until(lambda: len(pool.in_state(ReplicaState.READY)) == 2, 60.0, "both engines are ready")
         replica = pool.now.replicas[0]
         assert not replica.simulated
-        assert (replica.block_size, replica.kv_blocks) == (32, 800)
+        assert (replica.block_size, replica.kv_blocks) == (32, 2304)
         assert replica.warmup_counters.generation_tokens > 0
         headers = {"authorization": f"Bearer {stack.ready['engine_key']}"}
         async with aiohttp.ClientSession(replica.url, headers=headers) as client:

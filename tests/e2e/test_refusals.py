@@ -35,7 +35,7 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"999999": 5}}, "invalid_request", "logit_bias"),
     ({"stop": list("abcdefgh")}, "invalid_request", "stop"),
     (
-        {"messages": [{"role": "user", "content": "hello there " * 3000}]},
+        {"messages": [{"role": "user", "content": "hello there " * 40_000}]},
         "context_length_exceeded",
         "messages",
     ),

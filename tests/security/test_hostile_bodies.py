@@ -29,7 +29,7 @@ from tests.support.tenancy import ADMIN
 from tests.support.waiting import until
 
 LARGEST = "qwen3.5-397b"
-LARGER = "llama-3.3-70b"
+SMALLER = "qwen2.5-0.5b"
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 
@@ -166,24 +166,24 @@ async def test_strangers_bodies_are_not_read(api: Api) -> None:
 @pytest.mark.promise(19, 28)
 async def test_a_body_is_bounded_by_the_models_context(api: Api) -> None:
     """Two models: a body that fits the larger one's limit is read and then refused by the smaller one's."""
-    await admin_models.add_model(api.database, ADMIN, name=LARGER)
+    await admin_models.add_model(api.database, ADMIN, name=SMALLER)
     await api.deps.models.refresh()
-    limits = {name: body_limit(api.deps.models.resolve(name).context_len, 1) for name in (MODEL, LARGER)}
-    assert limits[MODEL] < INLINE_BYTES < limits[LARGER]
-    content = [{"role": "user", "content": "x" * limits[MODEL]}]
-    status, answer, _ = await api.post(body(messages=content))
+    limits = {name: body_limit(api.deps.models.resolve(name).context_len, 1) for name in (SMALLER, MODEL)}
+    assert limits[SMALLER] <= INLINE_BYTES < limits[MODEL]
+    content = [{"role": "user", "content": "x" * limits[SMALLER]}]
+    status, answer, _ = await api.post(body(model=SMALLER, messages=content))
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
-    assert f"accepts at most {limits[MODEL]:,} bytes" in answer["error"]["message"]
-    status, answer, _ = await api.post(b"x" * (limits[LARGER] + 1))
+    assert f"accepts at most {limits[SMALLER]:,} bytes" in answer["error"]["message"]
+    status, answer, _ = await api.post(b"x" * (limits[MODEL] + 1))
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
-    assert f"larger than {limits[LARGER]:,} bytes" in answer["error"]["message"]
+    assert f"larger than {limits[MODEL]:,} bytes" in answer["error"]["message"]
 
 
 @pytest.mark.promise(28, 29)
 async def test_large_bodies_are_parsed_outside_the_event_loop(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await admin_models.add_model(api.database, ADMIN, name=LARGER)
+    await admin_models.add_model(api.database, ADMIN, name=SMALLER)
     await api.deps.models.refresh()
     inline: list[int] = []
     for endpoint, parse in list(PARSERS.items()):
@@ -196,9 +196,9 @@ async def test_large_bodies_are_parsed_outside_the_event_loop(
     size = INLINE_BYTES
     floods = [
         body()[:-1] + b',"x":' + b"[" * size + b"]" * size + b"}",
-        body()[:-1] + b',"x":[' + (b"[" * 60 + b"]" * 60 + b",") * (size // 60) + b"1]}",
-        body(messages=[{"role": "user", "content": "a" * 2 * size}]),
-        body(messages=[{"role": "user", "content": "a" * 200}] * 3000),
+        body(model=SMALLER)[:-1] + b',"x":[' + (b"[" * 60 + b"]" * 60 + b",") * (size // 60) + b"1]}",
+        body(model=SMALLER, messages=[{"role": "user", "content": "a" * 2 * size}]),
+        body(model=SMALLER, messages=[{"role": "user", "content": "a" * 200}] * 3000),
         body(messages=[{"role": "user", "content": "\xff" * (size // 3)}])[:-9],
         body()[:-1] + b',"seed":' + b"9" * 2 * size + b"}",
     ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import uvicorn
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
@@ -25,6 +26,7 @@ from api.deps import Deps
 from api.serve import _admin_routers, bind
 from core.db import Database
 from core.settings import Settings
+from gateway.tokenization.model_tokenizer import PromptTokenizer
 from sim.engine.__main__ import build, parse_arguments
 from sim.engine.failpoints import Failpoints
 from tests.support import scheduling
@@ -91,12 +93,20 @@ class Api:
     organisation: Organisation
     engines: list[Engine]
     session: aiohttp.ClientSession
-    clients: list[AsyncOpenAI] = field(default_factory=list)
+    clients: list[AsyncOpenAI | AsyncAnthropic] = field(default_factory=list)
 
     def openai(self, key: str | None = None, **options: Any) -> AsyncOpenAI:
         """The official client."""
         made = AsyncOpenAI(
             base_url=f"{self.url}/v1", api_key=key or self.organisation.key, max_retries=0, **options
+        )
+        self.clients.append(made)
+        return made
+
+    def anthropic(self, key: str | None = None, **options: Any) -> AsyncAnthropic:
+        """Anthropic's official client, with its key in x-api-key."""
+        made = AsyncAnthropic(
+            base_url=self.url, api_key=key or self.organisation.key, auth_token=None, max_retries=0, **options
         )
         self.clients.append(made)
         return made
@@ -125,9 +135,9 @@ class Api:
 
 
 @asynccontextmanager
-async def engine(speedup: float, **failpoints: Any) -> AsyncIterator[Engine]:
+async def engine(speedup: float, model: str = MODEL, **failpoints: Any) -> AsyncIterator[Engine]:
     """A simulated engine on the test's loop."""
-    server = build(parse_arguments(["--speedup", str(speedup), "--api-key", ENGINE_KEY]))
+    server = build(parse_arguments(["--speedup", str(speedup), "--api-key", ENGINE_KEY, "--model", model]))
     server._loop.failpoints = Failpoints(**failpoints)
     async with serving(server) as url:
         yield Engine(url, server)
@@ -136,22 +146,22 @@ async def engine(speedup: float, **failpoints: Any) -> AsyncIterator[Engine]:
 @asynccontextmanager
 async def api_process(
     pg_url: str, redis_url: str, data_dir: Path, *, credit: str = "10", engines: int = 1, speedup: float = 20.0,
-    **settings: Any,
+    model: str = MODEL, tokenizer: PromptTokenizer | None = None, **settings: Any,
 ) -> AsyncIterator[Api]:  # fmt: skip
     """Everything up: an organisation with credit, a priced model, engines known to a real scheduler."""
     async with contextlib.AsyncExitStack() as stack:
         database = Database(pg_url)
         stack.push_async_callback(database.close)
         organisation = await make_organisation(database)
-        await admin_models.add_model(database, ADMIN, name=MODEL)
-        await admin_prices.set_price(database, ADMIN, model=MODEL, input="1", cached_input="0.5", output="2")
+        await admin_models.add_model(database, ADMIN, name=model)
+        await admin_prices.set_price(database, ADMIN, model=model, input="1", cached_input="0.5", output="2")
         await admin_credits.grant_credit(
             database, ADMIN, tenant_id=organisation.tenant_id, amount_usd=credit, reason="test"
         )
-        running = [await stack.enter_async_context(engine(speedup)) for _ in range(engines)]
+        running = [await stack.enter_async_context(engine(speedup, model)) for _ in range(engines)]
         service = await stack.enter_async_context(scheduling.service())
         replicas = [
-            scheduling.replica(f"host/r{index}", slots=64, url=one.url, simulated=True)
+            scheduling.replica(f"host/r{index}", slots=64, url=one.url, simulated=True, model=model)
             for index, one in enumerate(running)
         ]
         await stack.enter_async_context(scheduling.agent(service.port, *replicas))
@@ -165,7 +175,7 @@ async def api_process(
             scheduler_port=service.port,
             **settings,
         )
-        deps = Deps(made, CollectorRegistry())
+        deps = Deps(made, CollectorRegistry(), tokenizer)
         url = await stack.enter_async_context(serving(create_app(deps, _admin_routers(deps))))
         await until(lambda: len(deps.scheduler.snapshot().replicas) == engines, what="replicas known")
         session = await stack.enter_async_context(aiohttp.ClientSession())

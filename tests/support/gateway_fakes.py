@@ -331,7 +331,7 @@ class FakeReply:
         self.unsent = 0
         self.stuck: asyncio.Event | None = None
 
-    async def start(self, headers: Headers) -> None:
+    async def start(self, headers: Headers, prompt_tokens: int = 0) -> None:
         self.started = True
         self.headers = headers
         await asyncio.sleep(0)

@@ -19,6 +19,7 @@ BOTH: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7},
     {"top_p": 0},
     {"service_tier": "auto"},
+    {"user": "u-1", "safety_identifier": "s-1", "metadata": {"tag_team": "a"}},
     {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5},
     {"logit_bias": {"5": 1.5}},
     {"stop": ""},
@@ -46,7 +47,8 @@ CHAT: list[dict[str, Any]] = [
     },
     {"functions": [TOOL["function"]], "function_call": {"name": "look"}},
     {"reasoning_effort": "none", "modalities": ["text"]},
-    {"chat_template_kwargs": {}, "enable_thinking": None},
+    {"reasoning_effort": "high", "max_tokens": 40},
+    {"chat_template_kwargs": {"thinking": True}, "enable_thinking": None, "max_tokens": 40},
 ]
 TEXT: list[dict[str, Any]] = [
     {"logprobs": 1, "best_of": 1},

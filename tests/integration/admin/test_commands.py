@@ -167,3 +167,32 @@ def test_every_command_shows_an_example(shell: Shell, group: str) -> None:
         text = shell(group, name, "--help").stdout
         assert f"Example: penstock {group} {name}" in " ".join(text.split()), name
         assert "--json" in text
+
+
+def test_budgets_of_projects_and_keys(shell: Shell) -> None:
+    shell.json("tenants", "create", "Acme")
+    key = shell.json("keys", "create", "acme", "--name", "prod")
+    [of_project] = shell.json("budgets", "set", "acme", "50", "--project", "default")
+    assert (of_project["scope"], of_project["budget_usd"]) == ("project", "50.00")
+    shell.json("budgets", "set", "acme", "2.50", "--key", key["id"])
+    listed = shell.json("budgets", "list", "acme")
+    assert [(one["scope"], one["budget_usd"], one["held_usd"]) for one in listed] == [
+        ("project", "50.00", "0.00"),
+        ("key", "2.50", "0.00"),
+    ]
+    assert shell.json("budgets", "set", "acme", "none", "--project", "default") == listed[1:]
+    for words in ([], ["--project", "default", "--key", key["id"]]):
+        refused = shell("budgets", "set", "acme", "1", *words)
+        assert (refused.exit_code, "--project or --key" in refused.stderr) == (2, True)
+    assert shell("budgets", "set", "acme", "1", "--project", "other").exit_code == 2
+
+
+def test_the_starter_credit(shell: Shell) -> None:
+    assert shell.json("starter-credit", "show") == {"amount_usd": "0.00", "expires_days": None}
+    set_to = shell.json("starter-credit", "set", "5", "--expires-days", "90", "--reason", "launch")
+    assert set_to == {"amount_usd": "5.00", "expires_days": 90}
+    assert shell.json("starter-credit", "show") == set_to
+    shell.json("tenants", "create", "Acme")
+    assert shell.json("credits", "show", "acme")["balance_usd"] == "5.00"
+    refused = shell("starter-credit", "set", "5", "--expires-days", "0", "--reason", "x")
+    assert (refused.exit_code, "expires_days must be 1 to" in refused.stderr) == (2, True)

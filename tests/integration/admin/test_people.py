@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
@@ -223,6 +224,42 @@ async def test_one_changes_ones_own_password_knowing_the_old(database: Database)
     await users.change_password(database, actor, current=PASSWORD, new="another password")
     assert await users.verify_login(database, actor.label, PASSWORD) is None
     assert await users.verify_login(database, actor.label, "another password") == actor
+
+
+async def test_a_new_password_ends_sessions_and_tokens_of_before(database: Database) -> None:
+    actor = await person(database, "finance")
+    began = datetime.now(UTC) - timedelta(minutes=1)
+    token = await users.create_admin_token(
+        database, actor, pepper=PEPPER, user_id=UUID(actor.id), name="script"
+    )
+    assert await users.current_actor(database, UUID(actor.id), since=began) is not None
+    await users.change_password(database, actor, current=PASSWORD, new="another password")
+    assert await users.current_actor(database, UUID(actor.id), since=began) is None
+    with pytest.raises(AuthenticationFailed):
+        await users.authenticate_token(database, token.secret, pepper=PEPPER)
+
+
+async def test_an_organisation_has_a_bounded_number_of_active_keys(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme = await make_organisation(database)
+    monkeypatch.setitem(admin_keys.MAX_ACTIVE_KEYS, "test", 3)
+    owner = await person(database, "tenant_owner", acme.tenant_id)
+
+    async def create(kind: str = "test") -> admin_keys.CreatedKey:
+        return await admin_keys.create_key(
+            database, owner, pepper=PEPPER, tenant_id=acme.tenant_id, project_id=acme.project_id, name="x",
+            kind=kind,
+        )  # fmt: skip
+
+    made = await asyncio.gather(*(create() for _ in range(5)), return_exceptions=True)
+    assert sorted(type(one).__name__ for one in made) == ["Conflict"] * 2 + ["CreatedKey"] * 3
+    [refusal, _] = [one for one in made if isinstance(one, Conflict)]
+    assert (refusal.code, "3 active test keys" in refusal.message) == ("too_many_keys", True)
+    await create("live")
+    [key, *_] = [one for one in made if isinstance(one, admin_keys.CreatedKey)]
+    await admin_keys.revoke_key(database, owner, key_id=key.view.id)
+    await create()
 
 
 ACTS: dict[str, Callable[[Database, Actor, Organisation], Awaitable[object]]] = {

@@ -150,7 +150,7 @@ async def test_a_model_of_the_catalog_keeps_its_description_and_price(database: 
     assert await offer(database, ACTOR, CATALOG, [tiny], ExternalOptions(), demo=False) == []
     directory = ModelDirectory(database)
     await directory.refresh()
-    assert directory.resolve("penstock/tiny").context_len == 2048
+    assert directory.resolve("penstock/tiny").context_len == 65536
 
 
 async def test_names_that_cannot_be_offered(database: Database) -> None:

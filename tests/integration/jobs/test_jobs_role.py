@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from core.ids import uuid7
 from core.money import usd_to_pico
 from core.outbox import enqueue
 from core.settings import Settings
+from jobs.app import Runner
 from jobs.outbox import IMMEDIATE_RETRIES, dispatch
-from jobs.work import schedule
+from jobs.work import Job, schedule
 from tenants.logins import count_attempt
 from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.support import make_customer, price
@@ -95,6 +97,42 @@ async def test_every_job_may_run_twice_and_at_once(pg_url: str) -> None:
         await platform.is_sound()
     finally:
         await database.close()
+
+
+def test_each_job_has_its_own_connection_and_a_seldom_job_keeps_none(pg_url: str) -> None:
+    """A backend that runs every job keeps the plans of all of them, and there is one for each thread."""
+    runner = Runner(Settings(database_url=pg_url))
+    pids: dict[str, set[int]] = {"often": set(), "other": set(), "seldom": set()}
+
+    def job(name: str, every_s: float) -> Job:
+        async def work(database: Database, settings: Settings) -> int:
+            async with database.system() as connection:
+                pids[name].add((await connection.execute(text("SELECT pg_backend_pid()"))).scalar_one())
+            return 0
+
+        return Job(f"penstock.{name}", every_s, work)
+
+    jobs = [job("often", 2.0), job("other", 2.0), job("seldom", 60.0)]
+    for _ in range(3):  # each round on threads of its own
+        for each in jobs:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(runner.run, each).result(60)
+    assert (len(pids["often"]), len(pids["other"]), len(pids["seldom"])) == (1, 1, 3)
+    assert not pids["often"] & pids["other"]
+
+    async def alive() -> set[int]:
+        connection = await asyncpg.connect(pg_url)
+        try:
+            return {row["pid"] for row in await connection.fetch("SELECT pid FROM pg_stat_activity")}
+        finally:
+            await connection.close()
+
+    async def seldom_are_gone() -> bool:
+        return not pids["seldom"] & await alive()
+
+    asyncio.run(until(seldom_are_gone))
+    assert pids["often"] | pids["other"] <= asyncio.run(alive())
+    runner.close()
 
 
 async def test_old_changes_and_sign_in_failures_are_deleted(database: Database, pg_url: str) -> None:

@@ -1,7 +1,10 @@
 """A client's connection: what is written past ASGI is byte for byte what uvicorn's `send` would write."""
 
 import asyncio
+import gc
 import tracemalloc
+import weakref
+from functools import partial
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -26,7 +29,9 @@ class Client:
         self.sends: list[Any] = []
         self.end = asyncio.Event()
         state = ServerState()
-        config = uvicorn.Config(self.app, lifespan="off", log_config=None, interface="asgi3")
+        config = uvicorn.Config(
+            self.app, lifespan="off", log_config=None, interface="asgi3", access_log=False
+        )
         self.protocol = HeadLimitProtocol(config, state, {})
         self.transport = MagicMock(spec=asyncio.Transport)
         self.transport.is_closing.return_value = False
@@ -86,6 +91,54 @@ async def test_a_chunk_is_framed_as_uvicorn_frames_it(client: Client) -> None:
     assert client.written() == b""
 
 
+@pytest.mark.parametrize("body", [None, b"{}"])
+async def test_a_head_is_written_as_uvicorn_writes_it(client: Client, body: bytes | None) -> None:
+    await client.request()
+    await client.request()
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"1")]
+    assert client.connection().start_now(headers, body)
+    own = client.written()
+    await client.sends[0]({"type": "http.response.body", "body": b"", "more_body": False})
+    await asyncio.sleep(0)
+    client.written()
+    framing = [] if body is None else [(b"content-length", b"%d" % len(body))]
+    await client.sends[1]({**START, "headers": [*headers, *framing]})
+    if body is not None:
+        await client.sends[1]({"type": "http.response.body", "body": body, "more_body": False})
+    assert client.written() == own
+
+
+@pytest.mark.parametrize("head", [b"Connection: close\r\n", b"HTTP/1.0"])
+async def test_a_head_of_a_connection_that_ends_is_left_to_uvicorn(client: Client, head: bytes) -> None:
+    old = REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0")
+    await client.request(old if head == b"HTTP/1.0" else REQUEST.replace(b"Host", head + b"Host"))
+    assert not client.connection().start_now([])
+    assert client.written() == b""
+
+
+async def test_a_header_cannot_end_the_head(client: Client) -> None:
+    await client.request()
+    with pytest.raises(ValueError, match="line break"):
+        client.connection().start_now([(b"x-a", b"1\r\n\r\nHTTP/1.1 200 OK")])
+    assert client.written() == b""
+
+
+async def test_a_body_is_taken_when_all_of_it_has_arrived(client: Client) -> None:
+    whole = REQUEST.replace(b": 0", b": 4")
+    await client.request(whole + b"ab")
+    connection = client.connection()
+    assert connection.take_body(100) is None
+    client.protocol.data_received(b"cd")
+    assert connection.take_body(3) is None
+    assert connection.take_body(4) == b"abcd"
+
+
+async def test_a_client_that_waits_for_100_continue_gets_it(client: Client) -> None:
+    expecting = REQUEST.replace(b"Host", b"Expect: 100-continue\r\nHost")
+    await client.request(expecting)
+    assert client.connection().take_body(100) is None
+
+
 async def test_a_body_of_known_length_is_left_to_uvicorn(client: Client) -> None:
     await client.request()
     await client.sends[0]({**START, "headers": [(b"content-length", b"3")]})
@@ -118,6 +171,29 @@ async def test_a_complete_response_hears_nothing_of_the_connections_end(client: 
     await client.sends[0]({"type": "http.response.body", "body": b"", "more_body": False})
     client.protocol.connection_lost(None)
     assert lost == []
+
+
+async def test_a_request_is_freed_when_the_next_one_begins(client: Client) -> None:
+    """Without the garbage collector: what it has once found in use waits for a full collection."""
+    await client.request()
+    [send], kept = client.sends, client.connection()
+    kept.watch(partial(list, [send]))
+    cycle = weakref.ref(send.__self__)
+    gc.collect()
+    gc.disable()
+    try:
+        await send(START)
+        await send({"type": "http.response.body", "body": b"x", "more_body": False})
+        assert kept.unsent is not None  # who waits until the client has taken the answer still can
+        client.end.set()
+        await asyncio.gather(*client.protocol.tasks)
+        client.scopes.clear()
+        client.sends.clear()
+        del send, kept
+        await client.request()
+        assert cycle() is None
+    finally:
+        gc.enable()
 
 
 async def test_reading_goes_on_while_a_request_is_watched(client: Client) -> None:
