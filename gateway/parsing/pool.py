@@ -60,7 +60,7 @@ class ParserPool:
         self._running: set[UUID] = set()
         """Keys with a body in a worker."""
         self._idle: list[asyncio.subprocess.Process] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], _Job] = {}
         self._closed = False
         self.parsed = 0
         """Bodies that a worker has answered."""
@@ -92,13 +92,17 @@ class ParserPool:
     async def close(self) -> None:
         """Stop all workers. Bodies that still wait end with Unavailable."""
         self._closed = True
-        for task in self._tasks:
+        begun = dict(self._tasks)
+        for task in begun:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*begun, return_exceptions=True)
+        self._tasks.clear()
         while self._idle:
             await _kill(self._idle.pop())
-        for job in [job for jobs in self._waiting.values() for job in jobs if not job.result.done()]:
-            job.result.set_exception(_stopping())
+        # A task that was cancelled before its first step has run nothing, so its job has no result yet either.
+        for job in (*begun.values(), *(job for jobs in self._waiting.values() for job in jobs)):
+            if not job.result.done():
+                job.result.set_exception(_stopping())
 
     def _start_jobs(self) -> None:
         """Start the bodies of the next keys while workers are free."""
@@ -111,7 +115,7 @@ class ParserPool:
             if job is not None:
                 self._running.add(key_id)
                 task = asyncio.create_task(self._run(key_id, job))
-                self._tasks.add(task)
+                self._tasks[task] = job
 
     def _take(self, key_id: UUID) -> _Job | None:
         """Take the key's next body whose client still waits, and move the key to the end."""
@@ -141,7 +145,7 @@ class ParserPool:
         finally:
             task = asyncio.current_task()
             if task is not None:
-                self._tasks.discard(task)
+                self._tasks.pop(task, None)
             self._running.discard(key_id)
             if jobs := self._waiting.pop(key_id, None):
                 self._waiting[key_id] = jobs  # it has had its turn

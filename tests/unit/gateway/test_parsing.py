@@ -177,7 +177,9 @@ async def test_a_key_uses_one_worker() -> None:
     await asyncio.sleep(0)
     assert len(pool._tasks) == 2
     await pool.close()
-    await asyncio.gather(*jobs, return_exceptions=True)
+    ended, _ = await asyncio.wait(jobs, timeout=pool_module.START_TIMEOUT_S)
+    assert len(ended) == 4, "a body whose worker had not begun waits on"
+    assert all(isinstance(job.exception(), Unavailable) for job in jobs)
 
 
 async def test_a_client_that_leaves_frees_its_turn() -> None:
