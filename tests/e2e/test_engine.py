@@ -25,7 +25,7 @@ async def test_the_real_engine_is_what_the_agent_says_it_is(stacks: dict[str, St
     stack = stacks["mirrored"]  # not the one whose engines' counters are compared with what was billed
     async with watching(stack) as pool:
         await until(lambda: len(pool.in_state(ReplicaState.READY)) == 2, 60.0, "both engines are ready")
-        replica = pool.now.replicas[0]
+        replica = pool.in_state(ReplicaState.READY)[0]
         assert not replica.simulated
         assert (replica.block_size, replica.kv_blocks) == (32, 2304)
         assert replica.warmup_counters.generation_tokens > 0

@@ -22,23 +22,24 @@ async def test_an_interval_joins_the_tokens_of_the_real_engine(stacks: dict[str,
     stack = stacks["mirrored"]
     async with watching(stack) as pool:
         await until(lambda: len(pool.in_state(ReplicaState.READY)) == 2, 60.0, "both engines are ready")
-        assert all(replica.stream_interval for replica in pool.now.replicas)
-        replica = pool.now.replicas[0]
+        replicas = pool.in_state(ReplicaState.READY)
+        assert all(replica.stream_interval for replica in replicas)
+    # A text completion, because chat has no event for tokens without text, such as the first half of a character. And
+    # long intervals, because vLLM joins two when its API process has not yet read the first as the second ends.
     body = {
-        "model": stack.ready["model"], "messages": QUESTION, "max_tokens": 120, "min_tokens": 120, "stream": True,
-        "stream_interval": 50, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "model": stack.ready["model"], "prompt": "Tell me about the lake.", "max_tokens": 901, "min_tokens": 901,
+        "stream": True, "stream_interval": 300,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip
     headers = {"authorization": f"Bearer {stack.ready['engine_key']}"}
     async with (
-        aiohttp.ClientSession(replica.url, headers=headers) as client,
-        client.post("/v1/chat/completions", json=body) as answer,
+        aiohttp.ClientSession(replicas[0].url, headers=headers) as client,
+        client.post("/v1/completions", json=body) as answer,
     ):
         lines = [line async for line in answer.content if line.startswith(b"data: {")]
     events = [msgspec.json.decode(line[6:]) for line in lines]
     counts = [event["usage"]["completion_tokens"] for event in events if event["choices"]]
-    # An event whose tokens make no text, such as the marks of reasoning, is joined with the next one.
-    assert (counts[:2], counts[-1]) == ([0, 1], 120)
-    assert set(counts) <= {0, 1, 51, 101, 120}
+    assert counts == [1, 301, 601, 901]
 
 
 async def test_a_whole_answer_is_the_stream_of_the_same_seed(stacks: dict[str, Stack]) -> None:
