@@ -115,6 +115,7 @@ _TOKENS = "use `logit_bias`"
 _ROUTING = "the platform chooses replicas, and `model` names one model"
 _NULL = frozenset({b"null"})
 _TRUE = frozenset({b"null", b"true"})
+_AT_THE_CONTEXT = OFF_VALUES | {b"-1"}  # a prompt above the context is refused, so -1 leaves nothing to cut
 _SAMPLER = "this sampler is not available"
 _DISTRIBUTED = "it belongs to the engine's operator"
 REFUSED: dict[str, Refused] = {
@@ -174,7 +175,7 @@ REFUSED: dict[str, Refused] = {
     "thinking_budget": Refused("use `reasoning_effort`", _NULL),
     "thinking_token_budget": Refused("use `reasoning_effort`", _NULL | {b"-1"}),
     "transforms": Refused("a prompt is never changed"),
-    "truncate_prompt_tokens": Refused("a prompt is never cut"),
+    "truncate_prompt_tokens": Refused("a prompt is never cut", _AT_THE_CONTEXT),
     "truncation_side": Refused("a prompt is never cut"),
     "typical_p": Refused(_SAMPLER, OFF_VALUES | {b"1", b"1.0"}),
     "use_beam_search": Refused("answers are sampled"),

@@ -73,6 +73,14 @@ def test_what_is_refused(fields: dict[str, Any], error: type[InvalidRequest]) ->
         parse_embeddings(msgspec.json.encode({"model": "tiny", **fields}))
 
 
+def test_a_cut_at_the_context_is_taken_because_nothing_above_the_context_is() -> None:
+    prepared = parse_embeddings(
+        msgspec.json.encode({"model": "tiny", "input": "a", "truncate_prompt_tokens": -1})
+    )
+    assert "truncate_prompt_tokens" not in {**prepared.fields}
+    assert prepared.ignored_fields == ()
+
+
 async def test_vectors_are_passed_on_as_written_and_only_the_input_is_billed() -> None:
     engines = FakeEngines([document(FLOATS, b'"AAA="', order=[1, 0])])
     gateway, reply = Gateway(engines, model=MODEL), FakeReply()
