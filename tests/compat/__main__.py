@@ -15,11 +15,11 @@ from rich.console import Console
 
 from tests.compat.play import Outcome, play
 from tests.compat.report import page, table
-from tests.compat.target import Target, target_of
+from tests.compat.target import EMBEDDING_MODEL, MODEL, Target, target_of
 from tests.compat.tools import ROOT, Tool, tools
+from tests.support.second_host import second_host
 from tests.support.stack import Stack
 
-MODEL = "penstock/tiny"
 PAGE = ROOT / "docs" / "compatibility.md"
 
 
@@ -31,7 +31,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="compat-") as scratch:
         stack = Stack(Path(scratch) / "data", "--engine", "vllm", "--model", MODEL)
         try:
-            outcomes = _play_all(chosen, target_of(stack.start(600), MODEL, "Compatibility"), console)
+            stack.start(600)
+            with second_host(stack, Path(scratch) / "second", EMBEDDING_MODEL):
+                outcomes = _play_all(chosen, target_of(stack, "Compatibility"), console)
         finally:
             stack.stop()
     if wanted.json:

@@ -78,6 +78,7 @@ def environment(path: str, home: Path, target: Target) -> dict[str, str]:
         "COMPAT_BASE_URL": target.base_url,
         "COMPAT_KEY": target.key,
         "COMPAT_MODEL": target.model,
+        "COMPAT_EMBEDDING_MODEL": target.embedding_model,
         "COMPAT_TOKENIZER": str(target.tokenizer),
     }
 

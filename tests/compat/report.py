@@ -4,16 +4,16 @@ from datetime import date
 
 from rich.table import Table
 
-from tests.compat.play import Feature, Outcome
+from tests.compat.play import INSTALLATION, Feature, Outcome
 
 INTRODUCTION = """# Compatibility
 
 Tools of others that run unchanged against Penstock, with a real vLLM behind it. `make compat` starts the platform with
-the tiny model in a scratch directory, installs each tool in an environment of its own, runs its script in
-`tests/compat/scripts/`, and fails when something broke that worked. `tests/compat/tools.toml` pins the versions.
-`make compat ARGS=--publish` writes this page.
+the tiny model in a scratch directory and a second host with the embedding model, installs each tool in an environment
+of its own, runs its script in `tests/compat/scripts/`, and fails when something broke that worked.
+`tests/compat/tools.toml` pins the versions. `make compat ARGS=--publish` writes this page.
 
-A tool gets the base address, the key and the model, as its documentation says; its script shows how. The tiny model
+A tool gets the base address, the key and the models, as its documentation says; its script shows how. The tiny model
 has random weights, so a tool call is forced by `tool_choice` and shaped by a schema. How well an agent does its work
 is a matter of the model and no part of this.
 """
@@ -40,14 +40,23 @@ def _result(outcome: Outcome, each: Feature) -> str:
     return "works" if each.ok else "BROKEN"
 
 
+def _summary(outcome: Outcome) -> str:
+    """The last column of the page."""
+    if any(each.feature == INSTALLATION for each in outcome.features):
+        return "not tried: could not be installed"
+    works = sum(each.ok for each in outcome.features)
+    return "works" if works == len(outcome.features) else f"{works} of {len(outcome.features)} work"
+
+
 def page(outcomes: list[Outcome], day: date, commit: str) -> str:
     """The document: a row for each tool, below it what does not work and why."""
     rows, gaps = [], []
     for outcome in outcomes:
         works = [each.feature for each in outcome.features if each.ok]
         fails = [each for each in outcome.features if not each.ok]
-        result = "works" if not fails else f"{len(works)} of {len(outcome.features)} work"
-        rows.append(f"| {outcome.tool.name} | {outcome.tool.version} | {'; '.join(works)} | {result} |")
+        rows.append(
+            f"| {outcome.tool.name} | {outcome.tool.version} | {'; '.join(works)} | {_summary(outcome)} |"
+        )
         for each in fails:
             reason = outcome.tool.known.get(each.feature, each.detail).replace("\n", " ")
             gaps.append(f"* **{outcome.tool.name}**, {each.feature}: {reason}")

@@ -4,20 +4,21 @@ import { createAnthropic } from '@ai-sdk/anthropic';
 import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { createOpenRouter } from '@openrouter/ai-sdk-provider';
-import { APICallError, Output, generateText, streamText, tool } from 'ai';
+import { APICallError, Output, embedMany, generateText, streamText, tool } from 'ai';
 import { z } from 'zod';
-import { BASE_URL, KEY, MODEL, check, checkColours, feature, run } from './features.mjs';
+import { BASE_URL, EMBEDDING_MODEL, KEY, MODEL, check, checkColours, checkVectors, feature, run } from './features.mjs';
 
 const ours = { baseURL: BASE_URL, apiKey: KEY };
 const openai = createOpenAI(ours);
+const compatible = createOpenAICompatible({ ...ours, name: 'penstock', includeUsage: true, supportsStructuredOutputs: true });
 const providers = {
-  'openai-compatible': createOpenAICompatible({ ...ours, name: 'penstock', includeUsage: true, supportsStructuredOutputs: true })(MODEL),
+  'openai-compatible': compatible(MODEL),
   'openai, chat': openai.chat(MODEL),
   OpenRouter: createOpenRouter({ ...ours, compatibility: 'strict' }).chat(MODEL),
   'openai, responses': openai.responses(MODEL),
   anthropic: createAnthropic(ours)(MODEL),
 };
-const Paint = z.object({ colour: z.enum(['red', 'green']), count: z.number().int().max(9) });
+const Paint = z.object({ colour: z.enum(['red', 'green']), count: z.number().int().min(0).max(9) });
 const base = { prompt: 'Hello', maxRetries: 0 };
 
 for (const [name, model] of Object.entries(providers)) {
@@ -41,11 +42,44 @@ for (const [name, model] of Object.entries(providers)) {
     checkColours(answer.toolCalls[0].input);
   });
 
+  feature(`${name}: forced tool, streamed`, async () => {
+    let failure = null;
+    const tools = { paint: tool({ description: 'Paint the wall', inputSchema: Paint }) };
+    const answer = streamText({
+      ...base, model, tools, maxOutputTokens: 200, toolChoice: { type: 'tool', toolName: 'paint' },
+      onError: ({ error }) => { failure = error; },
+    });
+    for await (const _ of answer.fullStream);
+    if (failure) throw failure;
+    checkColours((await answer.toolCalls)[0].input);
+  });
+
   feature(`${name}: structured output`, async () => {
     const answer = await generateText({ ...base, model, maxOutputTokens: 200, output: Output.object({ schema: Paint }) });
     checkColours(answer.output);
   });
 }
+
+for (const [name, model] of [
+  ['openai-compatible', compatible.textEmbeddingModel(EMBEDDING_MODEL)],
+  ['openai', openai.textEmbeddingModel(EMBEDDING_MODEL)],
+]) {
+  feature(`${name}: embeddings`, async () => {
+    const answer = await embedMany({ model, values: ['the river', 'the sea'], maxRetries: 0 });
+    checkVectors(answer.embeddings, 2);
+    check(answer.usage.tokens > 0, 'usage');
+  });
+}
+
+feature('openai, responses: continued by previousResponseId', async () => {
+  const model = providers['openai, responses'];
+  const first = await generateText({ ...base, model, maxOutputTokens: 16 });
+  const previousResponseId = first.providerMetadata.openai.responseId;
+  const second = await generateText({
+    ...base, model, maxOutputTokens: 16, providerOptions: { openai: { previousResponseId } },
+  });
+  check(second.usage.inputTokens > first.usage.inputTokens, 'the first turn in the prompt of the second');
+});
 
 feature('openai: errors', async () => {
   const model = createOpenAI({ ...ours, apiKey: 'pen_live_wrong' }).chat(MODEL);

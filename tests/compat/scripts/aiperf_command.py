@@ -1,18 +1,18 @@
-"""`aiperf profile` over chat completions, text completions, responses and messages."""
+"""`aiperf profile` over chat completions, text completions, responses, messages and embeddings."""
 
 import json
 import os
 from pathlib import Path
 
-from features import KEY, MODEL, ROOT_URL, TOKENIZER, command, feature, run
+from features import EMBEDDING_MODEL, KEY, MODEL, ROOT_URL, TOKENIZER, command, feature, run
 
 ROOT = Path(os.environ["HOME"])
 
 
-def _profile(kind, *words):
+def _profile(kind, *words, model=MODEL):
     folder = ROOT / f"aiperf-{kind}{len(words)}"
     command(
-        "aiperf", "profile", "--model", MODEL, "--url", ROOT_URL, "--endpoint-type", kind, "--api-key", KEY,
+        "aiperf", "profile", "--model", model, "--url", ROOT_URL, "--endpoint-type", kind, "--api-key", KEY,
         "--tokenizer", TOKENIZER, "--request-count", "6", "--concurrency", "2", "--ui", "none",
         "--prompt-input-tokens-mean", "64", "--prompt-output-tokens-mean", "8", "--workers-max", "1",
         "--no-server-metrics", "--no-gpu-telemetry", "--output-artifact-dir", str(folder), *words,
@@ -47,6 +47,11 @@ def responses():
 @feature("messages")
 def messages():
     _profile("messages", "--streaming")
+
+
+@feature("embeddings")
+def embeddings():
+    _profile("embeddings", model=EMBEDDING_MODEL)
 
 
 run()

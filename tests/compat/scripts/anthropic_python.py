@@ -1,5 +1,7 @@
 """The official client of Anthropic for Python against /v1/messages."""
 
+import json
+
 import anthropic
 from features import COLOURS, KEY, MODEL, ROOT_URL, feature, is_colours, run
 
@@ -64,16 +66,39 @@ def tools_stream():
     with client.messages.stream(
         model=MODEL, messages=HELLO, max_tokens=200, tools=[TOOL], tool_choice={"type": "any"}
     ) as events:
+        kinds = [event.type for event in events]
         final = events.get_final_message()
+    assert "input_json" in kinds, kinds
     [call] = [block for block in final.content if block.type == "tool_use"]
     is_colours(call.input)
 
 
+@feature("structured output")
+def structured():
+    answer = client.messages.create(
+        model=MODEL, messages=HELLO, max_tokens=200,
+        output_config={"format": {"type": "json_schema", "schema": COLOURS}},
+    )  # fmt: skip
+    is_colours(json.loads(answer.content[0].text))
+
+
+@feature("thinking, streamed")
+def thinking():
+    with client.messages.stream(
+        model=MODEL, messages=HELLO, max_tokens=1500, thinking={"type": "enabled", "budget_tokens": 1024}
+    ) as events:
+        kinds = [event.type for event in events]
+        final = events.get_final_message()
+    assert "thinking" in kinds, kinds
+    assert final.content[0].type == "thinking", final.content
+
+
 @feature("tokens counted")
 def count():
-    counted = client.messages.count_tokens(model=MODEL, messages=HELLO)
-    answer = client.messages.create(model=MODEL, messages=HELLO, max_tokens=4)
-    assert counted.input_tokens == answer.usage.input_tokens
+    for fields in ({}, {"system": "Be brief"}, {"tools": [TOOL]}):
+        counted = client.messages.count_tokens(model=MODEL, messages=HELLO, **fields)
+        usage = client.messages.create(model=MODEL, messages=HELLO, max_tokens=4, **fields).usage
+        assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
 @feature("models")

@@ -21,14 +21,19 @@ ENV = {
 }
 
 
-@feature("one turn of an agent (claude -p), with usage")
-def turn():
+def _turn(*words):
     answer = json.loads(
-        command("claude", "-p", "Say hello", "--output-format", "json", "--max-turns", "1", **ENV)
+        command("claude", "-p", *words, "Say hello", "--output-format", "json", "--max-turns", "1", **ENV)
     )
     answer = answer[-1] if isinstance(answer, list) else answer
     assert not answer["is_error"], answer
     assert answer["usage"]["output_tokens"] > 0, answer
+    return answer["session_id"]
+
+
+@feature("one turn of an agent (claude -p), and a second of the same session, with usage")
+def turns():
+    assert _turn() == _turn("--continue")
 
 
 @feature("one turn, events as they come (--output-format stream-json)")

@@ -11,6 +11,7 @@ WORK = HOME / "work"
 UNENDED = "Incomplete response returned, reason: max_output_tokens"
 """What it says of an answer that ran to the model's limit of tokens, as random words often do."""
 WORK.mkdir()
+os.chdir(WORK)
 (HOME / ".codex").mkdir()
 (HOME / ".codex" / "config.toml").write_text(
     f'model = "{MODEL}"\nmodel_provider = "ours"\nmodel_context_window = 65536\n'
@@ -19,26 +20,24 @@ WORK.mkdir()
 )
 
 
-def _turn(*settings):
+def _turn(*words):
     text = command(
-        "codex", "exec", "--json", "--skip-git-repo-check", "--sandbox", "read-only", "-C", str(WORK), *settings,
-        "Say hello",
-        OUR_KEY=KEY, excused=UNENDED,
-    )  # fmt: skip
+        "codex", "exec", *words, "--json", "--skip-git-repo-check", "Say hello", OUR_KEY=KEY, excused=UNENDED
+    )
     events = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     kinds = [event["type"] for event in events]
     assert {"type": "error", "message": UNENDED} in events or "turn.completed" in kinds, events
     assert "item.completed" in kinds, events
 
 
-@feature("one turn of an agent (codex exec)")
+@feature("one turn of an agent with its default tools (codex exec)")
 def turn():
-    _turn()
+    _turn("--sandbox", "read-only")
 
 
-@feature("one turn with features.multi_agent=false and web_search=disabled")
-def turn_without_hosted_tools():
-    _turn("-c", "features.multi_agent=false", "-c", 'web_search="disabled"')
+@feature("a second turn of the same session (codex exec resume)")
+def second_turn():
+    _turn("resume", "--last")
 
 
 run()

@@ -4,6 +4,7 @@ export const BASE_URL = process.env.COMPAT_BASE_URL; // with /v1
 export const ROOT_URL = BASE_URL.replace(/\/v1$/, '');
 export const KEY = process.env.COMPAT_KEY;
 export const MODEL = process.env.COMPAT_MODEL;
+export const EMBEDDING_MODEL = process.env.COMPAT_EMBEDDING_MODEL;
 
 const features = [];
 
@@ -28,6 +29,13 @@ export async function run() {
 /** Raise an error unless `condition` holds. */
 export function check(condition, what) {
   if (!condition) throw new Error(`expected ${what}`);
+}
+
+/** Check that there are `count` embeddings of one length, and that no two are the same. */
+export function checkVectors(vectors, count) {
+  check(vectors.length === count && vectors[0].length > 0, `${count} vectors, not ${vectors.length}`);
+  check(vectors.every((vector) => vector.length === vectors[0].length), 'vectors of one length');
+  check(new Set(vectors.map(String)).size === count, 'vectors that differ');
 }
 
 /** Check the object that the schema of the scripts describes. */

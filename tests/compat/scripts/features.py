@@ -17,14 +17,15 @@ BASE_URL = os.environ["COMPAT_BASE_URL"]
 ROOT_URL = BASE_URL.removesuffix("/v1")
 KEY = os.environ["COMPAT_KEY"]
 MODEL = os.environ["COMPAT_MODEL"]
+EMBEDDING_MODEL = os.environ["COMPAT_EMBEDDING_MODEL"]
 TOKENIZER = os.environ["COMPAT_TOKENIZER"]
-"""A folder with the model's tokenizer: no hub of models is asked."""
+"""A folder with the tokenizer of both models: no hub of models is asked."""
 
 COLOURS = {
     "type": "object",
     "properties": {
         "colour": {"type": "string", "enum": ["red", "green"]},
-        "count": {"type": "integer", "maximum": 9},
+        "count": {"type": "integer", "minimum": 0, "maximum": 9},
     },
     "required": ["colour", "count"],
     "additionalProperties": False,
@@ -45,14 +46,15 @@ def feature(name: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
 
 
 def run() -> None:
-    """Run what is registered and print one JSON line for each."""
-    for name, function in _features:
-        try:
-            detail = asyncio.run(function()) if inspect.iscoroutinefunction(function) else function()
-            line = {"feature": name, "ok": True, "detail": str(detail or "")[:300]}
-        except Exception as error:  # noqa: BLE001 - whatever a tool raises is its result
-            line = {"feature": name, "ok": False, "detail": f"{type(error).__name__}: {error}"[:1000]}
-        print(json.dumps(line), flush=True)
+    """Run what is registered, all of it on one event loop, and print one JSON line for each."""
+    with asyncio.Runner() as loop:
+        for name, function in _features:
+            try:
+                detail = loop.run(function()) if inspect.iscoroutinefunction(function) else function()
+                line = {"feature": name, "ok": True, "detail": str(detail or "")[:300]}
+            except Exception as error:  # noqa: BLE001 - whatever a tool raises is its result
+                line = {"feature": name, "ok": False, "detail": f"{type(error).__name__}: {error}"[:1000]}
+            print(json.dumps(line), flush=True)
 
 
 def is_colours(value: dict[str, Any]) -> None:
@@ -60,6 +62,13 @@ def is_colours(value: dict[str, Any]) -> None:
     assert set(value) == {"colour", "count"}, value
     assert value["colour"] in ("red", "green"), value
     assert isinstance(value["count"], int), value
+
+
+def are_vectors(vectors: list[list[float]], count: int) -> None:
+    """Check that there are `count` embeddings of one length, and that no two are the same."""
+    assert len(vectors) == count, len(vectors)
+    assert len({len(vector) for vector in vectors}) == 1, [len(vector) for vector in vectors]
+    assert len({tuple(vector) for vector in vectors}) == count, "two vectors are the same"
 
 
 def command(*words: str, timeout_s: float = 180, excused: str = "", **env: str) -> str:

@@ -15,7 +15,7 @@ class Paint(BaseModel):
     """A colour for the wall."""
 
     colour: Literal["red", "green"]
-    count: int = Field(le=9)
+    count: int = Field(ge=0, le=9)
 
 
 def _make(mode):
@@ -39,6 +39,15 @@ def by_strict_tool():
 @feature("by schema")
 def by_schema():
     _make(instructor.Mode.JSON_SCHEMA)
+
+
+@feature("by tool, over responses")
+def by_responses():
+    client = instructor.from_openai(api, mode=instructor.Mode.RESPONSES_TOOLS)
+    made = client.responses.create(
+        model=MODEL, input="Hello", response_model=Paint, max_output_tokens=200, max_retries=0
+    )
+    assert made.colour in ("red", "green")
 
 
 @feature("parts of an answer, streamed")

@@ -3,7 +3,18 @@
 import json
 
 import litellm
-from features import BASE_URL, COLOURS, KEY, MODEL, ROOT_URL, feature, is_colours, run
+from features import (
+    BASE_URL,
+    COLOURS,
+    EMBEDDING_MODEL,
+    KEY,
+    MODEL,
+    ROOT_URL,
+    are_vectors,
+    feature,
+    is_colours,
+    run,
+)
 
 litellm.telemetry = False
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -53,6 +64,15 @@ def text():
     assert answer.usage.completion_tokens > 0
 
 
+@feature("embeddings")
+def embeddings():
+    answer = litellm.embedding(
+        model=f"openai/{EMBEDDING_MODEL}", input=["the river", "the sea"], api_base=BASE_URL, api_key=KEY
+    )
+    are_vectors([each["embedding"] for each in answer.data], 2)
+    assert answer.usage.prompt_tokens > 0
+
+
 @feature("provider hosted_vllm")
 def hosted_vllm():
     answer = litellm.completion(**{**OURS, "model": f"hosted_vllm/{MODEL}"}, max_tokens=8)
@@ -92,12 +112,41 @@ def responses():
     assert answer.usage.output_tokens > 0
 
 
+@feature("responses, tools and previous_response_id")
+def responses_continued():
+    ours = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": KEY}
+    tool = {"type": "function", "name": "paint", "parameters": COLOURS, "strict": True}
+    first = litellm.responses(
+        **ours, input="Hello", tools=[tool], tool_choice={"type": "function", "name": "paint"},
+        max_output_tokens=200,
+    )  # fmt: skip
+    [call] = [item for item in first.output if item.type == "function_call"]
+    is_colours(json.loads(call.arguments))
+    second = litellm.responses(
+        **ours, previous_response_id=first.id, tools=[tool], tool_choice="none", max_output_tokens=16,
+        input=[{"type": "function_call_output", "call_id": call.call_id, "output": "done"}],
+    )  # fmt: skip
+    assert second.usage.input_tokens > first.usage.input_tokens
+
+
 @feature("messages (provider anthropic)")
 def messages():
     answer = litellm.completion(
         model=f"anthropic/{MODEL}", messages=HELLO, api_base=ROOT_URL, api_key=KEY, max_tokens=16
     )
     assert answer.usage.completion_tokens > 0
+
+
+@feature("messages, streamed, with a forced tool")
+def messages_tools():
+    forced = {"type": "function", "function": {"name": "paint"}}
+    pieces = litellm.completion(
+        model=f"anthropic/{MODEL}", messages=HELLO, api_base=ROOT_URL, api_key=KEY, max_tokens=200,
+        tools=[TOOL], tool_choice=forced, stream=True,
+    )  # fmt: skip
+    calls = [call for piece in pieces if piece.choices for call in piece.choices[0].delta.tool_calls or []]
+    assert calls[0].function.name == "paint", calls
+    is_colours(json.loads("".join(call.function.arguments or "" for call in calls)))
 
 
 run()

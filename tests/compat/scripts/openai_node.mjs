@@ -1,14 +1,14 @@
 // The official client of OpenAI for Node.
 
 import OpenAI from 'openai';
-import { zodResponseFormat } from 'openai/helpers/zod';
+import { zodResponseFormat, zodTextFormat } from 'openai/helpers/zod';
 import { z } from 'zod';
-import { BASE_URL, KEY, MODEL, check, checkColours, feature, run } from './features.mjs';
+import { BASE_URL, EMBEDDING_MODEL, KEY, MODEL, check, checkColours, checkVectors, feature, run } from './features.mjs';
 
 const client = new OpenAI({ baseURL: BASE_URL, apiKey: KEY, maxRetries: 0 });
 const model = MODEL;
 const messages = [{ role: 'user', content: 'Hello' }];
-const Paint = z.object({ colour: z.enum(['red', 'green']), count: z.number().int().max(9) });
+const Paint = z.object({ colour: z.enum(['red', 'green']), count: z.number().int().min(0).max(9) });
 const parameters = { ...z.toJSONSchema(Paint), additionalProperties: false };
 const tools = [{ type: 'function', function: { name: 'paint', parameters, strict: true } }];
 
@@ -55,6 +55,29 @@ feature('structured output', async () => {
   checkColours(answer.choices[0].message.parsed);
 });
 
+feature('tools, streamed, with the result sent back', async () => {
+  const stream = client.chat.completions.stream({
+    model, messages, tools, max_tokens: 200, tool_choice: { type: 'function', function: { name: 'paint' } },
+  });
+  const message = (await stream.finalChatCompletion()).choices[0].message;
+  const [call] = message.tool_calls;
+  checkColours(JSON.parse(call.function.arguments));
+  const said = { role: 'assistant', content: message.content, tool_calls: [{ id: call.id, type: 'function', function: { name: 'paint', arguments: call.function.arguments } }] };
+  const answer = await client.chat.completions.create({
+    model, tools, max_tokens: 16, tool_choice: 'none',
+    messages: [...messages, said, { role: 'tool', tool_call_id: call.id, content: 'done' }],
+  });
+  check(answer.usage.prompt_tokens > 20, 'the call and its result in the prompt');
+});
+
+feature('embeddings', async () => {
+  const answer = await client.embeddings.create({ model: EMBEDDING_MODEL, input: ['the river', 'the sea'] });
+  checkVectors(answer.data.map((each) => each.embedding), 2);
+  check(answer.usage.prompt_tokens > 0, 'usage');
+  const shorter = await client.embeddings.create({ model: EMBEDDING_MODEL, input: 'the river', dimensions: 8 });
+  check(shorter.data[0].embedding.length === 8, '8 dimensions');
+});
+
 feature('text completion', async () => {
   const answer = await client.completions.create({ model, prompt: 'one', max_tokens: 8 });
   check(answer.choices.length === 1, 'one choice');
@@ -86,6 +109,25 @@ feature('responses, tools', async () => {
     tools: [{ type: 'function', name: 'paint', parameters, strict: true }],
   });
   checkColours(JSON.parse(answer.output.find((item) => item.type === 'function_call').arguments));
+});
+
+feature('responses, structured output', async () => {
+  const answer = await client.responses.parse({
+    model, input: 'Hello', max_output_tokens: 200, text: { format: zodTextFormat(Paint, 'paint') },
+  });
+  checkColours(answer.output_parsed);
+});
+
+feature('responses, continued, retrieved and deleted', async () => {
+  const first = await client.responses.create({ model, input: 'Hello', max_output_tokens: 16 });
+  const second = await client.responses.create({
+    model, input: 'Again', max_output_tokens: 16, previous_response_id: first.id,
+  });
+  check(second.usage.input_tokens > first.usage.input_tokens, 'the first turn in the prompt of the second');
+  check((await client.responses.retrieve(second.id)).output_text === second.output_text, 'the stored text');
+  await client.responses.delete(first.id);
+  const raised = await client.responses.retrieve(first.id).catch((error) => error);
+  check(raised instanceof OpenAI.NotFoundError, 'NotFoundError');
 });
 
 await run();

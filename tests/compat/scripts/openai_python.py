@@ -1,9 +1,11 @@
 """The official client of OpenAI for Python, blocking and on an event loop."""
 
 import json
+from typing import Literal
 
 import openai
-from features import BASE_URL, COLOURS, KEY, MODEL, feature, is_colours, run
+from features import BASE_URL, COLOURS, EMBEDDING_MODEL, KEY, MODEL, are_vectors, feature, is_colours, run
+from pydantic import BaseModel, Field
 
 client = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0, timeout=120)
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -12,6 +14,15 @@ TOOL = {
     "function": {"name": "paint", "description": "Paint the wall", "parameters": COLOURS, "strict": True},
 }
 FORCED = {"type": "function", "function": {"name": "paint"}}
+FLAT_TOOL = {"type": "function", "name": "paint", "parameters": COLOURS, "strict": True}
+FLAT_FORCED = {"type": "function", "name": "paint"}
+
+
+class Paint(BaseModel):
+    """A colour for the wall."""
+
+    colour: Literal["red", "green"]
+    count: int = Field(ge=0, le=9)
 
 
 @feature("models")
@@ -84,6 +95,8 @@ def structured():
     form = {"type": "json_schema", "json_schema": {"name": "paint", "strict": True, "schema": COLOURS}}
     answer = client.chat.completions.create(model=MODEL, messages=HELLO, response_format=form, max_tokens=200)
     is_colours(json.loads(answer.choices[0].message.content))
+    parsed = client.chat.completions.parse(model=MODEL, messages=HELLO, response_format=Paint, max_tokens=200)
+    assert parsed.choices[0].message.parsed.count <= 9
 
 
 @feature("log-probabilities")
@@ -98,6 +111,24 @@ def logprobs():
 def completion():
     answer = client.completions.create(model=MODEL, prompt=["one", "two"], max_tokens=8)
     assert [choice.index for choice in answer.choices] == [0, 1]
+
+
+@feature("embeddings")
+def embeddings():
+    answer = client.embeddings.create(model=EMBEDDING_MODEL, input=["the river", "the sea"])
+    are_vectors([each.embedding for each in answer.data], 2)
+    assert answer.usage.prompt_tokens > 0
+    shorter = client.embeddings.create(
+        model=EMBEDDING_MODEL, input="the river", encoding_format="float", dimensions=8
+    )
+    assert len(shorter.data[0].embedding) == 8
+
+
+@feature("embeddings, on an event loop")
+async def embeddings_async():
+    async with openai.AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0) as api:
+        answer = await api.embeddings.create(model=EMBEDDING_MODEL, input="the river")
+    are_vectors([each.embedding for each in answer.data], 1)
 
 
 @feature("raw answer with headers")
@@ -142,13 +173,60 @@ def responses_stream():
 
 @feature("responses, tools")
 def responses_tools():
-    tool = {"type": "function", "name": "paint", "parameters": COLOURS, "strict": True}
     answer = client.responses.create(
-        model=MODEL, input="Hello", tools=[tool], tool_choice={"type": "function", "name": "paint"},
-        max_output_tokens=200,
-    )  # fmt: skip
+        model=MODEL, input="Hello", tools=[FLAT_TOOL], tool_choice=FLAT_FORCED, max_output_tokens=200
+    )
     [call] = [item for item in answer.output if item.type == "function_call"]
     is_colours(json.loads(call.arguments))
+
+
+@feature("responses, tools, streamed, with the result sent back by previous_response_id")
+def responses_tools_stream():
+    with client.responses.stream(
+        model=MODEL, input="Hello", tools=[FLAT_TOOL], tool_choice=FLAT_FORCED, max_output_tokens=200
+    ) as stream:
+        kinds = [event.type for event in stream]
+        first = stream.get_final_response()
+    assert "response.function_call_arguments.delta" in kinds, kinds
+    [call] = [item for item in first.output if item.type == "function_call"]
+    is_colours(json.loads(call.arguments))
+    answer = client.responses.create(
+        model=MODEL, previous_response_id=first.id, tools=[FLAT_TOOL], tool_choice="none", max_output_tokens=16,
+        input=[{"type": "function_call_output", "call_id": call.call_id, "output": "done"}],
+    )  # fmt: skip
+    assert answer.previous_response_id == first.id
+    assert answer.usage.output_tokens > 0
+
+
+@feature("responses, structured output")
+def responses_structured():
+    answer = client.responses.parse(model=MODEL, input="Hello", text_format=Paint, max_output_tokens=200)
+    assert answer.output_parsed.colour in ("red", "green")
+
+
+@feature("responses, continued, retrieved and deleted")
+def responses_stored():
+    first = client.responses.create(model=MODEL, input="Hello", max_output_tokens=16)
+    second = client.responses.create(
+        model=MODEL, input="Again", previous_response_id=first.id, max_output_tokens=16
+    )
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    [item] = client.responses.input_items.list(first.id).data
+    assert item.content[0].text == "Hello"
+    client.responses.delete(first.id)
+    try:
+        client.responses.retrieve(first.id)
+    except openai.NotFoundError:
+        return
+    raise AssertionError("a deleted response is still there")
+
+
+@feature("responses, tokens counted")
+def responses_count():
+    counted = client.responses.input_tokens.count(model=MODEL, input="Hello")
+    answer = client.responses.create(model=MODEL, input="Hello", max_output_tokens=4)
+    assert counted.input_tokens == answer.usage.input_tokens
 
 
 run()

@@ -28,12 +28,19 @@ PROVIDER = {
 )
 
 
-@feature("one turn of an agent (opencode run), streamed, with usage")
-def turn():
-    text = command("opencode", "run", "--format", "json", "Say hello", OPENCODE_DISABLE_MODELS_FETCH="1")
+def _turn(*words):
+    text = command(
+        "opencode", "run", "--format", "json", *words, "Say hello", OPENCODE_DISABLE_MODELS_FETCH="1"
+    )
     events = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     [finish] = [event["part"] for event in events if event["type"] == "step_finish"]
     assert finish["tokens"]["output"] > 0, finish
+    return finish["sessionID"]
+
+
+@feature("one turn of an agent (opencode run), and a second of the same session, streamed, with usage")
+def turns():
+    assert _turn() == _turn("--continue")
 
 
 run()

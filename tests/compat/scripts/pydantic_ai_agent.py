@@ -1,11 +1,12 @@
-"""Pydantic AI: agents with tools and typed outputs over chat completions, responses and messages."""
+"""Pydantic AI: agents with typed outputs over chat completions, responses and messages, and embeddings."""
 
 from typing import Literal
 
 from anthropic import AsyncAnthropic
-from features import BASE_URL, KEY, MODEL, ROOT_URL, feature, run
+from features import BASE_URL, EMBEDDING_MODEL, KEY, MODEL, ROOT_URL, are_vectors, feature, run
 from pydantic import BaseModel, Field
-from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ToolOutput
+from pydantic_ai import Agent, Embedder, ModelHTTPError, NativeOutput, ToolOutput
+from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
@@ -20,7 +21,7 @@ class Paint(BaseModel):
     """A colour for the wall."""
 
     colour: Literal["red", "green"]
-    count: int = Field(le=9)
+    count: int = Field(ge=0, le=9)
 
 
 def _chat():
@@ -60,6 +61,14 @@ async def by_schema():
     assert made.output.count <= 9
 
 
+@feature("embeddings")
+async def embeddings():
+    embedder = Embedder(OpenAIEmbeddingModel(EMBEDDING_MODEL, provider=PROVIDER))
+    made = await embedder.embed_documents(["the river", "the sea"])
+    are_vectors(made.embeddings, 2)
+    assert made.usage.input_tokens > 0
+
+
 @feature("errors")
 async def errors():
     model = OpenAIChatModel("no/such-model", provider=PROVIDER)
@@ -78,11 +87,51 @@ async def responses():
     assert (await agent.run("Hello")).usage.output_tokens > 0
 
 
+@feature("responses, streamed")
+async def responses_stream():
+    async with Agent(OpenAIResponsesModel(MODEL, provider=PROVIDER), model_settings=BRIEF).run_stream(
+        "Hello"
+    ) as answer:
+        assert [piece async for piece in answer.stream_text(delta=True, debounce_by=None)]
+
+
+@feature("responses, typed output by tool and by schema")
+async def responses_typed():
+    model = OpenAIResponsesModel(MODEL, provider=PROVIDER)
+    for kind in (ToolOutput, NativeOutput):
+        made = await Agent(model, output_type=kind(Paint), model_settings=LONG).run("Hello")
+        assert made.output.count <= 9
+
+
+@feature("responses, continued by previous_response_id")
+async def responses_continued():
+    settings = {**BRIEF, "openai_previous_response_id": "auto"}
+    agent = Agent(OpenAIResponsesModel(MODEL, provider=PROVIDER), model_settings=settings)
+    first = await agent.run("Hello")
+    second = await agent.run("Again", message_history=first.all_messages())
+    assert second.usage.input_tokens > first.usage.input_tokens
+
+
+def _messages():
+    client = AsyncAnthropic(base_url=ROOT_URL, api_key=KEY, max_retries=0)
+    return AnthropicModel(MODEL, provider=AnthropicProvider(anthropic_client=client))
+
+
 @feature("messages (AnthropicModel)")
 async def messages():
-    client = AsyncAnthropic(base_url=ROOT_URL, api_key=KEY, max_retries=0)
-    model = AnthropicModel(MODEL, provider=AnthropicProvider(anthropic_client=client))
-    assert (await Agent(model, model_settings=BRIEF).run("Hello")).usage.output_tokens > 0
+    assert (await Agent(_messages(), model_settings=BRIEF).run("Hello")).usage.output_tokens > 0
+
+
+@feature("messages, streamed")
+async def messages_stream():
+    async with Agent(_messages(), model_settings=BRIEF).run_stream("Hello") as answer:
+        assert [piece async for piece in answer.stream_text(delta=True, debounce_by=None)]
+
+
+@feature("messages, typed output by tool")
+async def messages_typed():
+    made = await Agent(_messages(), output_type=ToolOutput(Paint), model_settings=LONG).run("Hello")
+    assert made.output.colour in ("red", "green")
 
 
 run()

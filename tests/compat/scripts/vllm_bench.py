@@ -1,32 +1,31 @@
-"""`vllm bench serve`, from the engine's own environment, over chat completions, text completions and responses."""
+"""`vllm bench serve`, from the engine's own environment, over completions of both kinds, responses and embeddings."""
 
 import json
 import os
 from pathlib import Path
 
-from features import KEY, MODEL, ROOT_URL, TOKENIZER, command, feature, run
+from features import EMBEDDING_MODEL, KEY, MODEL, ROOT_URL, TOKENIZER, command, feature, run
 
 RESULT = Path(os.environ["HOME"]) / "result.json"
 
 
-def _bench(backend, endpoint, *words):
+def _bench(backend, endpoint, *words, model=MODEL):
     RESULT.unlink(missing_ok=True)
     command(
         "vllm", "bench", "serve", "--backend", backend, "--base-url", ROOT_URL, "--endpoint", endpoint,
-        "--model", MODEL, "--tokenizer", TOKENIZER, "--dataset-name", "random", "--random-input-len", "64",
+        "--model", model, "--tokenizer", TOKENIZER, "--dataset-name", "random", "--random-input-len", "64",
         "--random-output-len", "16", "--num-prompts", "8", "--request-rate", "20", "--disable-tqdm",
         "--save-result", "--result-dir", str(RESULT.parent), "--result-filename", RESULT.name, *words,
         OPENAI_API_KEY=KEY,
     )  # fmt: skip
     result = json.loads(RESULT.read_text())
     assert result["completed"] == 8, result
-    assert result["total_output_tokens"] > 0, result
     return result
 
 
 @feature("chat completions")
 def chat():
-    _bench("openai-chat", "/v1/chat/completions")
+    assert _bench("openai-chat", "/v1/chat/completions")["total_output_tokens"] > 0
 
 
 @feature("text completions of exact length (--ignore-eos)")
@@ -36,7 +35,13 @@ def text():
 
 @feature("responses")
 def responses():
-    _bench("openai-responses", "/v1/responses")
+    assert _bench("openai-responses", "/v1/responses")["total_output_tokens"] > 0
+
+
+@feature("embeddings")
+def embeddings():
+    result = _bench("openai-embeddings", "/v1/embeddings", model=EMBEDDING_MODEL)
+    assert result["total_input_tokens"] >= 8 * 60, result
 
 
 run()
