@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser test simulate-money model-sql bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine chaos load lock lock-engine compat clean
+.PHONY: help env up check unit docs engine browser test simulate-money model-sql bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine chaos cancels load lock lock-engine compat clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -103,6 +103,9 @@ bench-engine: env engine ## measure the real vLLM on this machine, for `penstock
 
 chaos: env ## random faults on a whole platform under load, then its books; ARGS="--faults 1000 --seed 7"
 	$(BIN)/python -m bench.chaos $(ARGS)
+
+cancels: env ## 10,000 clients leave at random instants: no answer crosses; ARGS="--cancels 1000 --seed 7"
+	$(BIN)/python -m bench.cancels $(ARGS)
 
 load: env ## 2,000 open streams and 200 new requests a second for ten minutes; shorter: ARGS="--seconds 60"
 	$(BIN)/python -m bench.load $(ARGS)

@@ -101,13 +101,17 @@ class Stack:
 
     def make_tenant(self, name: str = "Bench") -> str:
         """Create an organisation with prepaid credit and limits on all its scopes; return its key."""
+        return self.make_customer(name)[1]
+
+    def make_customer(self, name: str) -> tuple[str, str]:
+        """Create an organisation as `make_tenant` does; return its id and its key."""
         tenant = self._admin("POST", "/tenants", {"name": name})["id"]
         self._admin("POST", f"/tenants/{tenant}/credits", {"amount_usd": CREDIT_USD, "reason": "benchmark"})
         project = self._admin("GET", f"/tenants/{tenant}/projects")["data"][0]["id"]
         key = self._admin("POST", f"/tenants/{tenant}/keys", {"project_id": project, "name": "bench"})
         for kind, scope in (("tenant", tenant), ("project", project), ("key", key["id"])):
             self._admin("PUT", f"/tenants/{tenant}/limits/{kind}/{scope}", LIMITS)
-        return str(key["secret"])
+        return str(tenant), str(key["secret"])
 
     def _admin(self, method: str, path: str, body: object = None) -> Any:
         answer = httpx.request(
