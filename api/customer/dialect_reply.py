@@ -78,6 +78,10 @@ class DialectReply(HttpReply):
         """`headers` and those that the dialect adds."""
         return headers + self._dialect.headers(self.request_id, headers)
 
+    async def fail(self, error: PenstockError) -> None:
+        """Send an error with the caller's names of fields: the parser knows them, checks behind it know chat's."""
+        await super().fail(error if self._translation is None else self._dialect.names.in_error(error))
+
     async def _end_with(self, error: PenstockError) -> None:
         status, _ = errors.status_of(error)
         await super().end(self._begun.fail(status, error))

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from core.errors import PenstockError
+from gateway.dialects.field_names import FieldNames
 from gateway.ports import Headers
 from gateway.schemas.common import PreparedRequest
 
@@ -36,6 +37,10 @@ class Translation(Protocol):
 
 class Dialect(Protocol):
     """One API's form of answers. One per process; keeps no state of a request."""
+
+    @property
+    def names(self) -> FieldNames:
+        """The names that its callers know for fields of chat."""
 
     def begin(self, request_id: UUID, prepared: PreparedRequest) -> Translation:
         """Return the empty answer to a request."""

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from core.errors import PenstockError
 from gateway.dialects.messages.errors import error_document, status_of
+from gateway.dialects.messages.fields import NAMES
 from gateway.dialects.messages.request import HIDDEN
 from gateway.dialects.messages.stream import MessageTranslation
 from gateway.ports import Headers
@@ -22,6 +23,8 @@ _LIMITS = {
 
 class MessagesDialect:
     """Anthropic's Messages API. One per process."""
+
+    names = NAMES
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         """`now` returns the time in UTC."""

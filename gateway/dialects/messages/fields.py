@@ -1,5 +1,6 @@
 """The fields of Anthropic's and OpenAI's requests that /v1/messages does not accept (see gateway/schemas/fields.py)."""
 
+from gateway.dialects.field_names import TOOL, FieldNames, named
 from gateway.schemas.fields import KnownFields, Refused
 
 IGNORED = {
@@ -45,3 +46,14 @@ COUNT_IGNORED = {
 
 MESSAGES = KnownFields(IGNORED, REFUSED)
 COUNT = KnownFields(COUNT_IGNORED, REFUSED)
+
+NAMES = FieldNames(
+    (r"\btools\[(\d+)\]\.function\.parameters\b", r"tools[\1].input_schema"),
+    (TOOL, r"tools[\1]."),
+    (r"\bresponse_format\b(?:\.json_schema\b(?:\.schema\b)?)?", "output_config.format"),
+    (r"\breasoning_effort\b", "output_config.effort"),
+    (r"\bparallel_tool_calls\b", "tool_choice.disable_parallel_tool_use"),
+    (named("stop"), "stop_sequences"),
+    (r"\bmax_completion_tokens\b", "max_tokens"),
+)
+"""The names of chat's fields here."""

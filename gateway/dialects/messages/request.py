@@ -8,7 +8,7 @@ import msgspec
 from core.errors import InvalidRequest, UnsupportedField
 from gateway.dialects.messages.blocks import ACCEPTED, InputMessage, TextBlock, ToolName
 from gateway.dialects.messages.conversation import ChatMessages
-from gateway.dialects.messages.fields import COUNT, MESSAGES
+from gateway.dialects.messages.fields import COUNT, MESSAGES, NAMES
 from gateway.limits import (
     MAX_BLOCK_DESCRIPTION_CHARS,
     MAX_LABEL_CHARS,
@@ -167,17 +167,16 @@ def _prepare(
         response_format=_format(request),
         **sampling,
     )
-    prepared = prepare_chat(chat, body_bytes, unknown)
+    try:
+        prepared = prepare_chat(chat, body_bytes, unknown)
+    except InvalidRequest as error:
+        raise NAMES.in_invalid(error) from None
     prepared.needs = tuple(
-        (ability, conversation.media.get(ability, _FIELDS.get(field, field)))
+        (ability, conversation.media.get(ability, NAMES.of(field)))
         for ability, field in prepared.needs
         if ability != "reasoning"  # a model that does not reason answers at once
     )
     return prepared
-
-
-_FIELDS = {"response_format": "output_config.format"}
-"""Fields of chat by their names here."""
 
 
 def _tool(tool: ClientTool, where: str) -> Tool:

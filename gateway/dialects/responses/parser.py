@@ -1,12 +1,12 @@
 """Parses the bodies of POST /v1/responses into prepared chat requests."""
 
-import re
 import zlib
 from typing import Any
 
 import msgspec
 
 from core.errors import InvalidRequest, UnsupportedField
+from gateway.dialects.responses.fields import NAMES
 from gateway.dialects.responses.items import InputText, Item, MessageItem, chat_messages, read_items
 from gateway.dialects.responses.request import (
     NAMESPACE,
@@ -29,16 +29,6 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 _INCLUDABLE = (LOGPROBS, ENCRYPTED_REASONING)
 """Values of `include`. Reasoning is returned as it is, so that nothing is encrypted."""
-_NAMES = (
-    (re.compile(r"tools\[(\d+)\]\.(?:function|custom)\."), r"tools[\1]."),
-    (re.compile(r"tool_choice\.allowed_tools"), "tool_choice"),
-    (re.compile(r"response_format(?:\.json_schema)?"), "text.format"),
-    (re.compile(r"messages(?:\[\d+\])?(?:\.[\w.\[\]]+)?"), "input"),
-    (re.compile(r"reasoning_effort"), "reasoning.effort"),
-    (re.compile(r"^logprobs$"), "top_logprobs"),
-    (re.compile(r"'max_tokens'"), "'max_output_tokens'"),
-)
-"""Names of chat's fields, and those that stand for them here."""
 _context_decoder = msgspec.json.Decoder(StoredContext)
 _decoder = RequestDecoder(ResponsesRequest, OPENAI["responses"])
 
@@ -67,9 +57,9 @@ def _parse(body: bytes, stored: StoredContext) -> PreparedRequest:
     try:
         prepared = prepare_chat(_chat_request(request, [*chain, *items]), len(body), unknown)
     except InvalidRequest as error:
-        raise _renamed(error) from None
+        raise NAMES.in_invalid(error) from None
     prepared.include_usage = True
-    prepared.needs = tuple((ability, own_name(field)) for ability, field in prepared.needs)
+    prepared.needs = tuple((ability, NAMES.of(field)) for ability, field in prepared.needs)
     prepared.dialect_fields = {
         "namespaces": namespaces(request.tools or []),
         "echo": msgspec.json.encode(_echo(request)),
@@ -78,19 +68,6 @@ def _parse(body: bytes, stored: StoredContext) -> PreparedRequest:
         "input": zlib.compress(msgspec.json.encode(items), 1) if request.store is not False else b"",
     }
     return prepared
-
-
-def own_name(field: str) -> str:
-    """Return the name of the field here that stands for a field of chat; a text with such names is changed in them."""
-    for pattern, name in _NAMES:
-        field = pattern.sub(name, field)
-    return field
-
-
-def _renamed(error: InvalidRequest) -> InvalidRequest:
-    """The error of a chat request with the names of this API's fields."""
-    param = own_name(error.param) if error.param else None
-    return type(error)(own_name(error.message), code=error.code, param=param, details=error.details)
 
 
 def _check_available(request: ResponsesRequest) -> None:

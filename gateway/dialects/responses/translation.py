@@ -9,6 +9,7 @@ import msgspec
 from core.errors import PenstockError
 from core.ids import uuid7_unix_ms
 from gateway.dialects.chat_events import ChatEvent, Choice, Usage, chat_answer, chat_events
+from gateway.dialects.responses.fields import NAMES
 from gateway.dialects.responses.output import Event, Output
 from gateway.open_requests import KEEP_ALIVE
 from gateway.ports import Headers
@@ -26,6 +27,8 @@ def response_id(request_id: UUID) -> str:
 
 class Responses:
     """The Responses API's form of answers (gateway.dialects.dialect.Dialect). One per process."""
+
+    names = NAMES
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now` returns Unix seconds."""

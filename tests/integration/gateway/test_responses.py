@@ -59,6 +59,13 @@ async def test_errors_have_the_shape_that_the_client_knows(api: Api) -> None:
         await client.responses.create(model=MODEL, input="x", tools=[{"type": "web_search"}])
     assert refused.value.param == "tools[0].type"
     assert "web_search" in refused.value.message
+    with pytest.raises(openai.BadRequestError) as too_long:
+        await client.responses.create(model=MODEL, input="x", max_output_tokens=1_000_000)
+    assert too_long.value.param == "max_output_tokens"
+    assert "max_output_tokens is 1,000,000" in too_long.value.message
+    with pytest.raises(openai.BadRequestError) as no_place:
+        await client.responses.create(model=MODEL, input="x" * 700_000)
+    assert (no_place.value.code, no_place.value.param) == ("context_length_exceeded", "input")
     with pytest.raises(openai.NotFoundError):
         await client.responses.create(model="nobody/nothing", input="x")
     stranger: Any = api.openai("pen_live_nonsense")

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from api.customer.dialect_reply import DialectReply
-from core.errors import EngineFailed, PaymentRequired, PenstockError
+from core.errors import EngineFailed, InvalidRequest, PaymentRequired, PenstockError
 from core.ids import uuid7
+from gateway.dialects.field_names import FieldNames
 from gateway.open_requests import KEEP_ALIVE
 from gateway.ports import Headers
 from gateway.schemas.chat import parse_chat
@@ -20,6 +21,8 @@ PREPARED = parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": 
 
 class Counting:
     """Numbers what it translates; an event "skip" becomes nothing."""
+
+    names = FieldNames((r"\bmax_tokens\b", "most_tokens"))
 
     def __init__(self) -> None:
         self.count = 0
@@ -146,3 +149,13 @@ async def test_an_error_ends_a_stream_in_the_form(client: Client) -> None:
     await client.reply.start([])
     await client.reply.fail(EngineFailed("The engine failed."))
     assert client.bodies == [b"1:502"]
+
+
+async def test_errors_of_checks_behind_the_parser_name_the_callers_fields(client: Client) -> None:
+    """Those of the parser have the caller's names: a field that it sent and that only chat has keeps its name."""
+    await client.reply.fail(InvalidRequest("There is no field 'max_tokens'.", param="max_tokens"))
+    assert b"'max_tokens'" in client.bodies[0]
+    other = Client()
+    other.reply.begin(PREPARED, principal())
+    await other.reply.fail(InvalidRequest("max_tokens is 9.", param="max_tokens"))
+    assert b"most_tokens is 9." in other.bodies[0]
