@@ -30,12 +30,19 @@ MAX_PROMPTS = 16
 choices, so more would fill the sequences of an engine beside the fair queue."""
 MAX_INPUTS = 2048
 """Inputs of one request for embeddings, as OpenAI's."""
+MAX_DETOKENIZED_TOKENS = 2**18
+"""Tokens whose text is asked for: the largest context of the catalog."""
+MAX_LISTED_TOKENS = 2**18
+"""Tokens of a prompt that are listed: the largest context of the catalog."""
+MAX_DETOKENIZED_CHARS = 4 * 1024 * 1024
+"""Characters of the text of tokens, by the lengths of the vocabulary's entries: single tokens have hundreds."""
 MAX_DIMENSIONS = 65_536
 """Value of `dimensions`; the model bounds it further."""
 MAX_TOKENS_FIELD = 1_048_576
 """Value of max_tokens; the model's context length bounds it further."""
-MAX_STOPS = 16
-"""Stop sequences of a request."""
+MAX_STOPS = 4
+"""Stop sequences of a request: those of OpenAI's specification (`StopConfiguration`), and what vLLM takes
+(VLLM_MAX_STOP_STRINGS)."""
 MAX_STOP_CHARS = 256
 """Characters of one stop sequence."""
 MAX_STOP_TOKENS = 128

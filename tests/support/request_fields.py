@@ -23,7 +23,7 @@ BOTH: list[dict[str, Any]] = [
     {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5},
     {"logit_bias": {"5": 1.5}},
     {"stop": ""},
-    {"stop": ["\x00", "zzz"], "include_stop_str_in_output": True},
+    {"stop": ["\x00", "zzz", "yyy", "xxx"], "include_stop_str_in_output": True},
     {"stop_token_ids": [5, 6], "skip_special_tokens": False, "spaces_between_special_tokens": False},
     {"response_format": {"type": "json_object"}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}},

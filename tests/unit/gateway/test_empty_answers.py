@@ -156,9 +156,9 @@ async def test_nothing_delivered_in_one_piece_is_free(end: dict[str, Any]) -> No
     assert b'"token"' not in reply.body
 
 
-async def test_sixteen_stop_strings_make_no_answer_free() -> None:
-    """Each of the most frequent letters as a stop string ends most answers before their first letter."""
-    stops = list("etaoinshrdlucmfw")
+async def test_stop_strings_make_no_answer_free() -> None:
+    """The most frequent letters as stop strings end many answers before their first letter."""
+    stops = list("etao")
     for stop in stops:
         gateway, _ = await run(chat(stream=True, stop=stops), ending(1, stop_reason=stop))
         [record] = gateway.meter.settled

@@ -97,7 +97,7 @@ def test_harmless_fields_are_dropped(name: str) -> None:
     "fields",
     [
         {"n": 17}, {"n": 0}, {"max_tokens": 0}, {"max_tokens": 10**9}, {"temperature": 2.1}, {"top_p": 2},
-        {"logprobs": True, "top_logprobs": 21}, {"top_logprobs": 21}, {"stop": ["a"] * 17}, {"stop": "x" * 257},
+        {"logprobs": True, "top_logprobs": 21}, {"top_logprobs": 21}, {"stop": ["a"] * 5}, {"stop": "x" * 257},
         {"logit_bias": {str(i): 1 for i in range(301)}}, {"logit_bias": {"x": 1}}, {"seed": 2**63},
         {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]},
         {"tools": [{"type": "function", "function": {"name": "bad name"}}]},
