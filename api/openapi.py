@@ -13,7 +13,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
-from api import openapi_messages
+from api import openapi_messages, openapi_tokens
 from gateway.dialects.messages.request import CountRequest, MessagesRequest
 from gateway.dialects.responses.request import ResponsesRequest
 from gateway.schemas.chat import ChatRequest
@@ -197,7 +197,8 @@ def _used(document: object, schemas: dict[str, Any]) -> set[str]:
 
 def _add_inference(document: dict[str, Any]) -> None:
     """Add the inference routes, which bypass FastAPI."""
-    requests = [*(row[2] for row in _INFERENCE), EmbeddingsRequest, MessagesRequest, CountRequest]
+    tokens = [row[2] for row in openapi_tokens.ROUTES]
+    requests = [*(row[2] for row in _INFERENCE), EmbeddingsRequest, MessagesRequest, CountRequest, *tokens]
     _, components = msgspec.json.schema_components(requests, ref_template=_REF)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(components)
@@ -211,6 +212,10 @@ def _add_inference(document: dict[str, Any]) -> None:
     path, title, asked = _EMBEDDINGS
     schemas["EmbeddingsAnswer"] = _EMBEDDINGS_ANSWER
     document["paths"][path] = {"post": _operation(title, asked.__name__, "EmbeddingsAnswer", streams=False)}
+    schemas |= openapi_tokens.ANSWERS
+    for path, title, shape, answer in openapi_tokens.ROUTES:
+        operation = _operation(title, shape.__name__, answer, api="vLLM", streams=False)
+        document["paths"][path] = {"post": operation}
     schemas |= {
         "MessagesAnswer": openapi_messages.MESSAGE,
         "CountAnswer": openapi_messages.COUNT,
@@ -272,7 +277,11 @@ def _answer(kind: str, content: str) -> dict[str, Any]:
     }
 
 
-def _operation(title: str, request: str, answer: str, *, streams: bool = True) -> dict[str, Any]:
+def _operation(
+    title: str, request: str, answer: str, *, api: str = "OpenAI", streams: bool = True
+) -> dict[str, Any]:
+    """A route of inference; `api`: whose requests and responses it has."""
+
     def content(name: str) -> dict[str, Any]:
         return {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}
 
@@ -285,7 +294,7 @@ def _operation(title: str, request: str, answer: str, *, streams: bool = True) -
     return {
         "tags": ["inference"],
         "summary": title,
-        "description": f"OpenAI's request and response{stream}.",
+        "description": f"{api}'s request and response{stream}.",
         "security": [{"ApiKey": []}],
         "requestBody": {"required": True, "content": content(request)},
         "responses": {

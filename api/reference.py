@@ -31,6 +31,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "penstock/tiny", "messages": [HELLO]},
     "/v1/responses": {"model": "penstock/tiny", "max_output_tokens": 32, "input": "Hello"},
     "/v1/responses/input_tokens": {"model": "penstock/tiny", "input": "Hello"},
+    "/v1/tokenize": {"model": "penstock/tiny", "messages": [HELLO]},
+    "/v1/detokenize": {"model": "penstock/tiny", "tokens": [5, 6, 7]},
 }
 """Bodies of the routes whose schemas carry no examples."""
 SDK = {

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -42,7 +42,18 @@ from gateway.dialects.responses.translation import Responses
 from gateway.director import Director
 from gateway.open_requests import OpenRequests
 from gateway.parsing.budget import INLINE_BYTES, BodyBudget
-from gateway.parsing.parser import CHAT, CONTINUED, COUNT, EMBEDDINGS, MESSAGES, RESPONSES, TEXT, BodyParser
+from gateway.parsing.parser import (
+    CHAT,
+    CONTINUED,
+    COUNT,
+    DETOKENIZE,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    TEXT,
+    TOKENIZE,
+    BodyParser,
+)
 from gateway.ports import ClientDisconnected, Rates
 from gateway.schemas.common import PreparedRequest
 from gateway.schemas.fields import ignored_header
@@ -53,6 +64,10 @@ from tenants.principal import Principal
 Scope = MutableMapping[str, Any]
 
 
+TokenAnswer = Callable[[TokenCounts[Any], UUID, Principal, PreparedRequest], Awaitable[bytes]]
+"""Returns the body of an answer about tokens."""
+
+
 class Route(NamedTuple):
     """A route of inference."""
 
@@ -60,8 +75,19 @@ class Route(NamedTuple):
     """The parser of its bodies (gateway/parsing/worker.py)."""
     dialect: Dialect | None = None
     """The form of its answers; None = OpenAI's chat and completions, as the gateway writes them."""
-    count_form: bytes = b""
-    """The answer of a route that says how many tokens the prompt has, with %d for the number; empty for others."""
+    tokens: TokenAnswer | None = None
+    """The answer of a route that tells the tokens of a prompt, without an engine; None for others."""
+
+
+def _count_as(form: bytes) -> TokenAnswer:
+    """Answers how many tokens a prompt has; `form`: the body with %d for the number."""
+
+    async def answer(
+        counts: TokenCounts[Any], request_id: UUID, principal: Principal, prepared: PreparedRequest
+    ) -> bytes:
+        return form % await counts.count(request_id, principal, prepared)
+
+    return answer
 
 
 def _utc_now() -> datetime:
@@ -74,12 +100,16 @@ ROUTES = {
     "/v1/completions": Route(TEXT),
     "/v1/embeddings": Route(EMBEDDINGS),
     "/v1/messages": Route(MESSAGES, _MESSAGES),
-    "/v1/messages/count_tokens": Route(COUNT, _MESSAGES, b'{"input_tokens":%d}'),
+    "/v1/messages/count_tokens": Route(COUNT, _MESSAGES, _count_as(b'{"input_tokens":%d}')),
     "/v1/responses": Route(RESPONSES, _RESPONSES),
     "/v1/responses/input_tokens": Route(
-        RESPONSES, _RESPONSES, b'{"object":"response.input_tokens","input_tokens":%d}'
+        RESPONSES, _RESPONSES, _count_as(b'{"object":"response.input_tokens","input_tokens":%d}')
     ),
+    "/v1/tokenize": Route(TOKENIZE, None, TokenCounts.tokenize),
+    "/v1/detokenize": Route(DETOKENIZE, None, TokenCounts.detokenize),
 }
+TOKENS_TIMEOUT_S = 30.0
+"""Seconds in which a client takes a large list of tokens; then its connection is closed."""
 _INVALID = (InvalidRequest, NotFound, PermissionDenied)
 """Errors of a request that is wrong in itself."""
 _NO_EXTENSIONS: dict[str, Any] = {}
@@ -187,9 +217,9 @@ class HotPath:
         elif not connection.watch(partial(self._on_disconnect, request_id)):
             return
         try:
-            if route.count_form:
-                tokens = await self._counts.count(request_id, principal, prepared)
-                await reply.answer(200, route.count_form % tokens, [])
+            if route.tokens is not None:
+                body = await route.tokens(self._counts, request_id, principal, prepared)
+                await self._send_tokens(principal, reply, body)
             else:
                 await self._director.handle(request_id, principal, prepared, reply)
         except ClientDisconnected:
@@ -207,6 +237,18 @@ class HotPath:
         finally:
             if watch is not None:
                 watch.cancel()
+
+    async def _send_tokens(self, principal: Principal, reply: HttpReply, body: bytes) -> None:
+        """Send an answer about tokens. A large one counts as a large body until its client has taken it.
+
+        Raises what `BodyBudget.reserve` raises, and ClientDisconnected.
+        """
+        if len(body) <= INLINE_BYTES:
+            await reply.answer(200, body, [])
+            return
+        with self._budget.reserve(principal, len(body)), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TOKENS_TIMEOUT_S):
+                await reply.respond(body, [])
 
     def _reply(
         self, dialect: Dialect | None, send: Send, request_id: UUID, connection: ClientConnection | None

@@ -1,7 +1,8 @@
 """The memory of large bodies, shared by all keys of a process.
 
-A body above INLINE_BYTES takes a reservation before it is read further and keeps it until it is parsed. What exceeds a
-share is refused at once, so that many large bodies of one key or tenant leave room for those of others.
+A body above INLINE_BYTES takes a reservation before it is read further and keeps it until it is parsed; a large list of
+tokens takes one until its client has it. What exceeds a share is refused at once, so that many large bodies of one key
+or tenant leave room for those of others.
 """
 
 from collections import Counter
@@ -50,14 +51,14 @@ class BodyBudget:
             or self._owners[tenant] + size > self._max_tenant_bytes
         ):
             raise Refused(
-                "Too many large bodies of this key or organisation are being received; send fewer at a time.",
+                "Too many large bodies of this key or organisation are on their way; send fewer at a time.",
                 status=429,
                 code="too_many_large_bodies",
                 retry_after_s=1.0,
             )
         if self.total + size > self._max_bytes:
             raise Unavailable(
-                "Too many large bodies are being received; try again in a second.",
+                "Too many large bodies are on their way; try again in a second.",
                 code="too_many_large_bodies",
                 retry_after_s=1.0,
             )

@@ -11,6 +11,7 @@ from gateway.schemas.common import PreparedRequest
 from tenants.principal import Principal
 
 CHAT, TEXT, EMBEDDINGS, MESSAGES, COUNT, RESPONSES, CONTINUED = b"c", b"t", b"e", b"m", b"n", b"r", b"s"
+TOKENIZE, DETOKENIZE = b"k", b"d"
 """The endpoints, by which `PARSERS` knows them."""
 _PROMPTS = {TEXT: MAX_PROMPTS, EMBEDDINGS: MAX_INPUTS}
 """Prompts in one body, where there may be several."""

@@ -19,6 +19,7 @@ from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import Parse, PreparedRequest
 from gateway.schemas.completions import parse_completion
 from gateway.schemas.embeddings import parse_embeddings
+from gateway.schemas.tokenize import parse_detokenize, parse_tokenize
 
 PARSERS: dict[bytes, Parse] = {
     b"c": parse_chat,
@@ -28,9 +29,11 @@ PARSERS: dict[bytes, Parse] = {
     b"n": parse_count,
     b"r": parse_responses,
     b"s": parse_continued,
+    b"k": parse_tokenize,
+    b"d": parse_detokenize,
 }
 """By the first byte of a request: chat and text completions, embeddings, messages and the count of their tokens,
-responses, and responses with stored items in front of them."""
+responses, responses with stored items in front of them, tokenize and detokenize."""
 MAX_MEMORY_BYTES = 2**30
 """Address space of a worker."""
 NICENESS = 5

@@ -35,11 +35,23 @@ class Extras(msgspec.Struct, frozen=True):
     """The form of tool calls."""
 
 
+class PromptForm(msgspec.Struct, frozen=True):
+    """How a prompt is made of its text, where a request may say so; the defaults are those of answers."""
+
+    add_generation_prompt: bool = True
+    """Whether a chat's prompt ends in the beginning of the answer."""
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its own; None = to a text, and not to a chat, whose template writes them."""
+
+
+_AS_ANSWERED = PromptForm()
+
+
 class PreparedRequest(msgspec.Struct):
     """A validated request with the allow-listed fields of its engine body."""
 
     endpoint: str
-    """chat, text or embeddings: selects the engine's path and the form of the answer."""
+    """chat, text or embeddings: selects the engine's path and the form of the answer. detokenize has no engine."""
     model: str
     """The model's name as the client wrote it."""
     stream: bool
@@ -76,6 +88,7 @@ class PreparedRequest(msgspec.Struct):
     """What the request names; empty = nothing (gateway/service_tier.py)."""
     dialect_fields: dict[str, Any] = {}
     """What the answer in another API's form needs of the request, by that dialect's parser (gateway/dialects)."""
+    form: PromptForm = _AS_ANSWERED
     limit_yields: bool = False
     """Whether a `max_tokens` that does not fit into the context means the context's end, and is no error."""
     ignored_fields: tuple[str, ...] = ()

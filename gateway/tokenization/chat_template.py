@@ -43,8 +43,17 @@ class ChatTemplate:
         self._content_as_parts = _iterates_content(environment.parse(source))
         self._template = environment.from_string(source)
 
-    def render(self, messages: list[Message], tools: list[Any] | None, kwargs: Mapping[str, Any]) -> str:
-        """Return the prompt's text up to the beginning of the answer. `kwargs`: chat_template_kwargs of the request.
+    def render(
+        self,
+        messages: list[Message],
+        tools: list[Any] | None,
+        kwargs: Mapping[str, Any],
+        *,
+        generation_prompt: bool = True,
+    ) -> str:
+        """Return the prompt's text. `kwargs`: chat_template_kwargs of the request.
+
+        `generation_prompt`: whether it ends in the beginning of the answer.
 
         Raises jinja2.TemplateError, ValueError or TypeError.
         """
@@ -52,9 +61,8 @@ class ChatTemplate:
             messages=[self._message(message) for message in messages],
             tools=tools,
             documents=None,
-            add_generation_prompt=True,
             **self._variables,
-            **kwargs,
+            **{"add_generation_prompt": generation_prompt, **kwargs},
         )
 
     def _message(self, message: Message) -> Message:

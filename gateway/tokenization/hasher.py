@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -41,6 +41,7 @@ RETRY_S = 60.0
 """Seconds after which a tokenizer that could not be loaded is loaded again."""
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 FindTokenizer = Callable[[str], Path]
 """Returns the directory of a model's tokenizer. Blocks; raises PenstockError, OSError or ValueError without one."""
 
@@ -164,10 +165,20 @@ class TokenBlockHasher:
     ) -> bytes:
         """Return the packed token ids of a prompt as its engine computes them, without a time budget.
 
-        Raises TokenizationError, whose text is the reason: too_long, busy, loading, no_tokenizer, no_template,
-        template_failed or several_prompts.
+        Raises TokenizationError as `run` does, or with the reason no_template, template_failed or several_prompts.
         """
-        size = prepared.prompt_bytes
+        return await self.run(
+            model,
+            prepared.prompt_bytes,
+            lambda tokenizer: tokenizer.tokenize(prepared, salt, reasoning=reasoning),
+            simulated=simulated,
+        )
+
+    async def run(self, model: str, size: int, work: Callable[[PromptTokenizer], T], *, simulated: bool) -> T:
+        """Run `work` with the model's tokenizer in a thread; `size`: bytes of what it works on.
+
+        Raises what it raises, and TokenizationError, whose text is the reason: too_long, busy, loading or no_tokenizer.
+        """
         if size > MAX_PROMPT_BYTES:
             raise TokenizationError("too_long")
         tokenizer = self._simulated if simulated else self._tokenizer_of(model)
@@ -177,9 +188,7 @@ class TokenBlockHasher:
         if self._waiting[large] >= MAX_WAITING:
             raise TokenizationError("busy")
         self._waiting[large] += 1
-        future = asyncio.get_running_loop().run_in_executor(
-            self._threads[large], lambda: tokenizer.tokenize(prepared, salt, reasoning=reasoning)
-        )
+        future = asyncio.get_running_loop().run_in_executor(self._threads[large], work, tokenizer)
         future.add_done_callback(lambda done: self._on_done(done, large))
         return await future
 

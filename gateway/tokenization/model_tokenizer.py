@@ -1,6 +1,6 @@
 """Tokenizes requests of one model as its engine does: files, chat template and tokenizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,13 +17,19 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class PromptTokenizer(Protocol):
-    """Tokenises requests of one model."""
+    """Tokenises requests of one model. Safe for several threads."""
 
     def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
         """Return the prompt's packed token ids, as the engine computes them. Raises TokenizationError.
 
         `salt`: the tenant's cache salt. `reasoning`: whether the model's template has a switch for thinking.
         """
+
+    def names(self, tokens: Sequence[int]) -> list[str]:
+        """Return the vocabulary's entries of token ids. Raises UnknownToken."""
+
+    def text(self, tokens: list[int]) -> str:
+        """Return the text of token ids. Raises UnknownToken, and TokenizationError for a text that is too long."""
 
 
 class ModelTokenizer:
@@ -46,17 +52,29 @@ class ModelTokenizer:
 
     def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
         """Return the prompt's packed token ids. Raises TokenizationError."""
+        special = prepared.form.add_special_tokens
         if prepared.endpoint == "chat":
-            return self._encoder.chat(self._chat_text(prepared, reasoning), salt)
+            return self._encode(self._chat_text(prepared, reasoning), salt, special=bool(special))
         name = "input" if prepared.endpoint == "embeddings" else "prompt"
         prompt = msgspec.json.decode(prepared.fields[name])
         if isinstance(prompt, str):
-            return self._encoder.plain(prompt, salt)
+            return self._encode(prompt, salt, special=special is not False)
         if len(prompt) == 1 and isinstance(prompt[0], str):
             return self._encoder.plain(prompt[0], salt)
         if isinstance(prompt[0], int):
             return packed(prompt)
         raise TokenizationError("several_prompts")
+
+    def _encode(self, text: str, salt: str, *, special: bool) -> bytes:
+        return self._encoder.plain(text, salt) if special else self._encoder.chat(text, salt)
+
+    def names(self, tokens: Sequence[int]) -> list[str]:
+        """Return the vocabulary's entries of token ids. Raises UnknownToken."""
+        return self._encoder.names(tokens)
+
+    def text(self, tokens: list[int]) -> str:
+        """Return the text of token ids. Raises UnknownToken, and TokenizationError for a text that is too long."""
+        return self._encoder.text(tokens)
 
     def _chat_text(self, prepared: PreparedRequest, reasoning: bool) -> str:
         fields = prepared.fields
@@ -70,6 +88,7 @@ class ModelTokenizer:
                 msgspec.json.decode(fields["messages"]),
                 tools,
                 prepared.template_kwargs(reasoning=reasoning),
+                generation_prompt=prepared.form.add_generation_prompt,
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise TokenizationError("template_failed") from error

@@ -63,10 +63,10 @@ def block_hashes(content: bytes, block_size: int, salt: str, known: list[int]) -
     return known
 
 
-def chat_prompt(messages: list[tuple[str, str]]) -> bytes:
-    """Apply the chat template: every message in whole tokens, then the assistant's opening."""
+def chat_prompt(messages: list[tuple[str, str]], *, answer: bool = True) -> bytes:
+    """Apply the chat template: every message in whole tokens, then with `answer` the assistant's opening."""
     parts = [encode(f"<|{role}|>") + encode(content) for role, content in messages]
-    return b"".join([*parts, encode("<|assistant|>")])
+    return b"".join([*parts, encode("<|assistant|>") if answer else b""])
 
 
 class HashSampler:
