@@ -28,6 +28,8 @@ class _Part(msgspec.Struct, gc=False):
     logprobs: dict[str, msgspec.Raw] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    prompt_token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -37,6 +39,7 @@ class _Event(msgspec.Struct, gc=False):
     created: int | None = None
     model: str | None = None
     system_fingerprint: str | None = None
+    prompt_token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     choices: list[_Part] = []
 
 
@@ -77,6 +80,7 @@ class AnswerMerger:
             event = _event_decoder.decode(line[6:])
             if self._first is None:
                 self._first = event
+                self.size += len(inner_of(event.prompt_token_ids))
             for part in event.choices:
                 choice = self._choices.get(part.index)
                 if choice is None:
@@ -98,7 +102,19 @@ class AnswerMerger:
             self._first.model,
             self._first.system_fingerprint,
             [choice.chat() if chat else choice.text_choice() for choice in ordered],
+            self._first.prompt_token_ids if self._extras.token_ids else msgspec.UNSET,
         )
+
+
+def inner_of(value: msgspec.Raw | msgspec.UnsetType) -> bytes:
+    """Return the entries of a JSON array without its brackets, as a copy; nothing for null."""
+    text = b"" if value is msgspec.UNSET else bytes(value).strip()
+    return text[1:-1].strip() if text[:1] == b"[" else b""
+
+
+def as_list(pieces: list[bytes]) -> msgspec.Raw:
+    """Return the JSON array of entries, of which each piece has some."""
+    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
 
 
 def answer_object(
@@ -108,9 +124,13 @@ def answer_object(
     model: str | None,
     fingerprint: str | None,
     choices: list[dict[str, Any]],
+    prompt_token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET,
 ) -> dict[str, Any]:
-    """Return an answer of `endpoint` (chat or text) without its usage."""
-    answer = {
+    """Return an answer of `endpoint` (chat or text) without its usage.
+
+    `prompt_token_ids`: of a chat, where they were asked for; a text completion has them in its choices.
+    """
+    answer: dict[str, Any] = {
         "id": answer_id,
         "object": "chat.completion" if endpoint == "chat" else "text_completion",
         "created": created,
@@ -118,7 +138,10 @@ def answer_object(
     }
     if fingerprint is not None:
         answer["system_fingerprint"] = fingerprint
-    return {**answer, "choices": choices}
+    answer["choices"] = choices
+    if ids := inner_of(prompt_token_ids):
+        answer["prompt_token_ids"] = as_list([ids])
+    return answer
 
 
 def chat_choice(
@@ -143,7 +166,7 @@ def chat_choice(
 class _Choice:
     """One choice while its deltas are merged."""
 
-    __slots__ = ("calls", "ends", "extras", "index", "logprobs", "role", "texts")
+    __slots__ = ("calls", "ends", "extras", "index", "logprobs", "role", "texts", "token_ids")
 
     def __init__(self, index: int, extras: Extras) -> None:
         self.index = index
@@ -152,6 +175,7 @@ class _Choice:
         self.texts: dict[str, list[str]] = {}
         self.calls: dict[int, _Call] = {}
         self.logprobs: dict[str, list[bytes]] = {}
+        self.token_ids: list[bytes] = []
         self.ends: dict[str, Any] = {"finish_reason": None}
 
     def add(self, part: _Part) -> int:
@@ -174,11 +198,22 @@ class _Choice:
                 kept += len(inner)
             elif inner == b"":
                 self.logprobs.setdefault(name, [])
+        if self.extras.token_ids:
+            kept += self._add_ids(part)
         if part.finish_reason is not None:
             self.ends["finish_reason"] = part.finish_reason
         if part.stop_reason is not None and self.extras.stop_reason:
             self.ends["stop_reason"] = part.stop_reason
         return kept
+
+    def _add_ids(self, part: _Part) -> int:
+        """Keep the ids of tokens; returns their bytes."""
+        prompt, ids = inner_of(part.prompt_token_ids), inner_of(part.token_ids)
+        if prompt:
+            self.ends.setdefault("prompt_token_ids", as_list([prompt]))
+        if ids:
+            self.token_ids.append(ids)
+        return len(prompt) + len(ids)
 
     def _add_call(self, delta: dict[str, Any]) -> int:
         """Merge a delta of a tool call: its id, type and name arrive once, its arguments in pieces."""
@@ -194,18 +229,29 @@ class _Choice:
         return len(arguments) + _CALL_BYTES
 
     def _all_logprobs(self) -> dict[str, msgspec.Raw]:
-        return {name: msgspec.Raw(b"[" + b",".join(pieces) + b"]") for name, pieces in self.logprobs.items()}
+        return {name: as_list(pieces) for name, pieces in self.logprobs.items()}
+
+    def _all_ends(self) -> dict[str, Any]:
+        """How the choice ends, and the ids of its tokens where the engine tells them."""
+        if not self.token_ids:
+            return self.ends
+        return {**self.ends, "token_ids": as_list(self.token_ids)}
 
     def chat(self) -> dict[str, Any]:
         """Return the choice of a chat completion."""
         members = {"role": self.role, **{name: "".join(pieces) for name, pieces in self.texts.items()}}
         calls = [self.calls[index].encoded() for index in sorted(self.calls)]
-        return chat_choice(self.index, members, calls, self._all_logprobs(), self.ends)
+        return chat_choice(self.index, members, calls, self._all_logprobs(), self._all_ends())
 
     def text_choice(self) -> dict[str, Any]:
         """Return the choice of a text completion."""
         text = "".join(self.texts.get("content", ()))
-        return {"index": self.index, "text": text, "logprobs": self._all_logprobs() or None, **self.ends}
+        return {
+            "index": self.index,
+            "text": text,
+            "logprobs": self._all_logprobs() or None,
+            **self._all_ends(),
+        }
 
 
 class _Call:

@@ -6,7 +6,7 @@ tests run unchanged.
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic
 from uuid import UUID
 
@@ -150,12 +150,13 @@ class Sandbox(Generic[GrantT]):
     async def _stream(self, answer: "_Answer", reply: Reply, headers: Headers) -> None:
         await reply.start(headers, answer.prompt_tokens)
         parts = answer.parts()
-        for number, part in enumerate(parts):
+        for number, (part, ids) in enumerate(parts):
             if answer.model == SLOW:
                 await asyncio.sleep(self._token_s if number else self._first_token_s)
             if answer.model == BROKEN and number == len(parts) // 2:
                 raise _broken()
-            await reply.write(b"".join(answer.event(index, part) for index in range(answer.choices)))
+            events = (answer.event(index, part, ids, first=not number) for index in range(answer.choices))
+            await reply.write(b"".join(events))
         await reply.end(answer.last_events())
 
 
@@ -187,6 +188,7 @@ class _Answer:
         self._id = request_id
         self._chat = prepared.endpoint == "chat"
         self._include_usage = prepared.include_usage
+        self._with_ids = prepared.extras.token_ids
         kept = WORDS[: prepared.max_tokens or len(WORDS)]
         self._tool = _tool_of(prepared) if self._chat and prepared.model == TOOL_CALL else ""
         self._words = () if self._tool else kept
@@ -201,11 +203,27 @@ class _Answer:
         document = self._shell("chat.completion" if self._chat else "text_completion")
         document["service_tier"] = self._service_tier
         document["choices"] = [self._choice(index) for index in range(self.choices)]
+        document |= self._prompt_ids(of_choice=False)
         document |= self._billing()
         return msgspec.json.encode(document), _free_headers(self._outcome, self._usage)
 
-    def parts(self) -> list[dict[str, Any]]:
-        """The parts of a streamed choice: deltas of a chat, members of a text completion."""
+    def parts(self) -> list[tuple[dict[str, Any], list[int]]]:
+        """The parts of a streamed choice, each with the ids of its tokens."""
+        parts = self._parts()
+        before = len(parts) - len(self._words)
+        return [
+            (part, [number - before] if self._words and number >= before else [])
+            for number, part in enumerate(parts)
+        ]
+
+    def _prompt_ids(self, *, of_choice: bool) -> dict[str, Any]:
+        """The ids of the prompt where they were asked for: chats have them beside the choices, texts in them."""
+        if not self._with_ids or of_choice is self._chat:
+            return {}
+        return {"prompt_token_ids": list(range(self.prompt_tokens))}
+
+    def _parts(self) -> list[dict[str, Any]]:
+        """Deltas of a chat, members of a text completion."""
         if not self._chat:
             return [{"text": word} for word in self._words]
         begin: dict[str, Any] = {"role": "assistant", "content": None if self._tool else ""}
@@ -217,16 +235,29 @@ class _Answer:
         filled = {"index": 0, "function": {"arguments": arguments}}
         return [begin, {"tool_calls": [opened]}, {"tool_calls": [filled]}]
 
-    def event(self, index: int, part: dict[str, Any], finish: str | None = None) -> bytes:
-        """One event of a stream."""
+    def event(
+        self,
+        index: int,
+        part: dict[str, Any],
+        ids: Sequence[int] = (),
+        finish: str | None = None,
+        *,
+        first: bool = False,
+    ) -> bytes:
+        """One event of a stream; the first one of a choice tells the prompt."""
         inner = {"delta": part} if self._chat else part
-        choice = {"index": index, **inner, "logprobs": None, "finish_reason": finish}
-        return _event({**self._chunk_shell(), "choices": [choice]})
+        choice: dict[str, Any] = {"index": index, **inner, "logprobs": None, "finish_reason": finish}
+        if self._with_ids:
+            choice["token_ids"] = ids
+        prompt = self._prompt_ids(of_choice=False) if first else {}
+        if first:
+            choice |= self._prompt_ids(of_choice=True)
+        return _event({**self._chunk_shell(), "choices": [choice], **prompt})
 
     def last_events(self) -> bytes:
         """The end of each choice, the usage if it was asked for, and [DONE]."""
         part: dict[str, Any] = {} if self._chat else {"text": ""}
-        events = [self.event(index, part, self._finish) for index in range(self.choices)]
+        events = [self.event(index, part, finish=self._finish) for index in range(self.choices)]
         if self._include_usage:
             events.append(
                 _event(
@@ -255,6 +286,8 @@ class _Answer:
     def _choice(self, index: int) -> dict[str, Any]:
         text = "".join(self._words)
         choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": self._finish}
+        if self._with_ids:
+            choice |= {**self._prompt_ids(of_choice=True), "token_ids": list(range(len(self._words)))}
         if not self._chat:
             return {**choice, "text": text}
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}

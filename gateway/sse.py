@@ -14,8 +14,8 @@ import msgspec
 
 from core.errors import EngineFailed
 from gateway.chunk_shape import ChunkShape, shape_of
+from gateway.extras import carries_extras, strip_extras
 from gateway.limits import MAX_EVENT_BYTES, AnswerTooLarge
-from gateway.merge_chunks import REASONING_NAMES
 from gateway.schemas.common import Extras
 from gateway.tool_calls import CallStream
 from gateway.usage import EngineUsage, UsageTracker
@@ -23,7 +23,6 @@ from gateway.usage import EngineUsage, UsageTracker
 DONE = b"data: [DONE]\n\n"
 BROKEN_OFF = frozenset(("abort", "error"))
 """Finish reasons of choices that the engine gave up, as vLLM and SGLang do when they are stopped."""
-_NULL = msgspec.Raw(b"null")
 _NO_EXTRAS = Extras()
 
 
@@ -50,6 +49,7 @@ class ChunkChoice(msgspec.Struct, gc=False):
     delta: Delta | None = None
     text: str | None = None
     logprobs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     finish_reason: str | None = None
     stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
 
@@ -80,81 +80,6 @@ class ChunkHead(msgspec.Struct, gc=False):
 
 
 _chunk_decoder = msgspec.json.Decoder(Chunk)
-
-
-class _RelayedChoice(msgspec.Struct, gc=False):
-    """The members of an event's choice that customers get."""
-
-    index: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    delta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    text: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    logprobs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    finish_reason: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    stop_reason: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-class _RelayedChunk(msgspec.Struct, gc=False):
-    """The members of an event that customers get: all but the usage and what engines add of their own."""
-
-    id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    object: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    created: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    choices: list[_RelayedChoice] = []
-    service_tier: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    system_fingerprint: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-_relayed_decoder = msgspec.json.Decoder(_RelayedChunk)
-_relayed_encoder = msgspec.json.Encoder()
-_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-def strip_extras(payload: bytes, extras: Extras, calls: CallStream | None = None) -> bytes:
-    """Return an event with the members that customers get, and of `extras` those that were asked for.
-
-    `calls` changes the form of tool calls; None = it is the engine's.
-    """
-    chunk = _relayed_decoder.decode(payload)
-    for choice in chunk.choices:
-        if calls is not None:
-            calls.apply(choice)
-        if not extras.stop_reason:
-            choice.stop_reason = msgspec.UNSET
-        if not extras.logprobs and choice.logprobs is not msgspec.UNSET:
-            choice.logprobs = _NULL
-        if choice.delta is not msgspec.UNSET and b'"reasoning' in bytes(choice.delta):
-            choice.delta = _both_names(choice.delta)
-    return _relayed_encoder.encode(chunk)
-
-
-def _both_names(delta: msgspec.Raw) -> msgspec.Raw:
-    """Return a delta with its reasoning under both of its names."""
-    members = _members_decoder.decode(delta)
-    for name, other in REASONING_NAMES:
-        value = members.get(name)
-        if value is not None and bytes(value) != b"null":
-            members.setdefault(other, value)
-    return msgspec.Raw(_relayed_encoder.encode(members))
-
-
-def carries_extras(
-    extras: Extras,
-    logprobs: msgspec.Raw | msgspec.UnsetType,
-    finish_reason: str | None,
-    stop_reason: int | str | msgspec.UnsetType | None,
-) -> bool:
-    """Whether a choice without text has log-probabilities, or the stop string that ended it, that were asked for.
-
-    A `stop_reason` of null or a number stands for the model's own end. An engine that sends none at all does not tell
-    the two ends apart; the answer then counts as ended by a stop string.
-    """
-    if extras.stop_reason and finish_reason == "stop" and isinstance(stop_reason, str | msgspec.UnsetType):
-        return True
-    if not extras.logprobs or logprobs is msgspec.UNSET:
-        return False
-    found = msgspec.json.decode(logprobs)
-    return isinstance(found, dict) and any(found.values())
 
 
 class EventSplitter:
@@ -355,11 +280,17 @@ class StreamCodec:
             if chunk.choices:
                 relayed = strip_extras(payload, self._extras, self._calls) if self._relayed else payload
                 out.append(b"data: %b\n\n" % relayed)
-                if self._relayed and self.choices == 1 and self.content_started and not self.finish_reasons:
+                if self._may_be_steady:
                     self._shape, self._usage = shape_of(payload)
         whole = not (self._splitter.partial or self.done or self.limit_reached or self.error is not None)
         self._steady = self._shape if whole else None
         return b"".join(out)
+
+    @property
+    def _may_be_steady(self) -> bool:
+        """Whether further events may be like the one that was decoded. With ids of tokens, no two are alike."""
+        one = self._relayed and self.choices == 1 and not self._extras.token_ids
+        return one and self.content_started and not self.finish_reasons
 
     def _count(self, chunk: Chunk) -> bool:
         """Count one chunk; False when it is not relayed: it exceeds the limit, or the engine gave up the answer."""
@@ -391,7 +322,9 @@ class StreamCodec:
         return True
 
     def _carries_extras(self, choice: ChunkChoice) -> bool:
-        return carries_extras(self._extras, choice.logprobs, choice.finish_reason, choice.stop_reason)
+        return carries_extras(
+            self._extras, choice.logprobs, choice.finish_reason, choice.stop_reason, choice.token_ids
+        )
 
     def _exceeds_limit(self, chunk: Chunk, content: bool) -> bool:
         """Whether relaying the chunk would deliver more output tokens than are paid for."""

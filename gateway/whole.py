@@ -25,10 +25,11 @@ import msgspec
 
 from core.errors import EngineFailed
 from gateway.context import AnyContext
+from gateway.extras import carries_extras, is_there
 from gateway.merge_chunks import answer_object, chat_choice
 from gateway.ports import Scheduler
 from gateway.schemas.common import Extras, PreparedRequest
-from gateway.sse import BROKEN_OFF, StreamCodec, carries_extras
+from gateway.sse import BROKEN_OFF, StreamCodec
 from gateway.time_budget import UNKNOWN_ITL_S
 from gateway.usage import EngineUsage, UsageTracker
 from scheduler.wire import Placement, PoolSnapshot
@@ -48,6 +49,8 @@ class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
     finish_reason: str | None = None
     stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Document(msgspec.Struct, gc=False):
@@ -59,6 +62,7 @@ class _Document(msgspec.Struct, gc=False):
     created: int | None = None
     model: str | None = None
     system_fingerprint: str | None = None
+    prompt_token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 _decoder = msgspec.json.Decoder(_Document)
@@ -134,6 +138,7 @@ class WholeAnswer(StreamCodec):
             found.model,
             found.system_fingerprint,
             [shape(choice, self._extras) for choice in ordered],
+            found.prompt_token_ids if self._extras.token_ids else msgspec.UNSET,
         )
 
 
@@ -142,13 +147,16 @@ def _has_content(choice: _Choice, extras: Extras) -> bool:
     members = (choice.message or {}).items()
     if bool(choice.text) or any(bool(value) for name, value in members if name != "role"):
         return True
-    return carries_extras(extras, msgspec.UNSET, choice.finish_reason, choice.stop_reason)
+    return carries_extras(extras, msgspec.UNSET, choice.finish_reason, choice.stop_reason, choice.token_ids)
 
 
 def _ends(choice: _Choice, extras: Extras) -> dict[str, Any]:
     ends: dict[str, Any] = {"finish_reason": choice.finish_reason}
     if extras.stop_reason and choice.stop_reason:
         ends["stop_reason"] = choice.stop_reason
+    if extras.token_ids:
+        found = {"prompt_token_ids": choice.prompt_token_ids, "token_ids": choice.token_ids}
+        ends |= {name: ids for name, ids in found.items() if is_there(ids)}
     return ends
 
 

@@ -31,6 +31,8 @@ class Extras(msgspec.Struct, frozen=True):
     stop_reason: bool = False
     """Which stop string ended a choice."""
     logprobs: bool = False
+    token_ids: bool = False
+    """The ids of the prompt's tokens and of the answer's, where the engine tells them."""
     calls: CallForm = _AS_ENGINES_WRITE
     """The form of tool calls."""
 
@@ -110,7 +112,8 @@ class PreparedRequest(msgspec.Struct):
     def extras(self) -> Extras:
         """The extras that the request asks for, until `drop_body`."""
         stops = "stop" in self.fields or "stop_token_ids" in self.fields
-        return Extras(stops, self.logprobs_per_token > 0, self.calls)
+        ids = "return_token_ids" in self.fields
+        return Extras(stops, self.logprobs_per_token > 0, ids, self.calls)
 
     @property
     def may_force_end(self) -> bool:

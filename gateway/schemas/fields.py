@@ -79,6 +79,7 @@ OTHER_ROUTE: dict[Endpoint, frozenset[str]] = {
             "n",
             "reasoning_effort",
             "response_format",
+            "return_token_ids",
             "skip_special_tokens",
             "spaces_between_special_tokens",
             "stop",
@@ -86,7 +87,7 @@ OTHER_ROUTE: dict[Endpoint, frozenset[str]] = {
             "structured_outputs",
         )
     ),
-    "embeddings": frozenset(("messages", "prompt")),
+    "embeddings": frozenset(("messages", "prompt", "return_token_ids")),
 }
 """Fields that only other endpoints accept."""
 
@@ -162,7 +163,6 @@ REFUSED: dict[str, Refused] = {
     "repetition_detection": Refused("use `repetition_penalty` or `stop`"),
     "return_mm_kwargs": Refused(_MEDIA),
     "return_prompt_text": Refused(_SHAPE),
-    "return_token_ids": Refused(_SHAPE),
     "return_token_offsets": Refused(_SHAPE),
     "return_tokens_as_token_ids": Refused(_SHAPE),
     "route": Refused(_ROUTING),

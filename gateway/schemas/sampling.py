@@ -63,6 +63,7 @@ _PASSED_ON = (
 _SWITCHES = {
     "ignore_eos": False,
     "include_stop_str_in_output": False,
+    "return_token_ids": False,
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,
 }
@@ -98,6 +99,7 @@ class SamplingRequest(msgspec.Struct, kw_only=True):
     stop: Stop | Stops | None = None
     stop_token_ids: StopTokens | None = None
     include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     user: EndUser | None = None

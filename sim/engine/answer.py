@@ -3,7 +3,7 @@
 import msgspec
 
 from sim.engine.model import EngineModel, Sequence
-from sim.engine.text import BYTES_PER_TOKEN
+from sim.engine.text import BYTES_PER_TOKEN, token_ids
 
 FINGERPRINT = "penstock-sim"
 _encode = msgspec.json.encode
@@ -22,6 +22,8 @@ class Choice:
         self.stopped = ""
         self.finished = False
         self.parts: list[str] = []
+        self.ids: list[int] = []
+        """Ids of the tokens so far."""
         self.sent = 0
         """Tokens in the events so far."""
         self._unsent = ""
@@ -33,6 +35,7 @@ class Choice:
     def feed(self, new: bytes) -> str:
         """Add the bytes of new tokens and return the text that can be emitted now."""
         self.received += len(new) // BYTES_PER_TOKEN
+        self.ids += token_ids(new)
         shown = self._tail + new.decode()
         if self._stops:
             hits = [(shown.find(stop), stop) for stop in self._stops if stop in shown]
@@ -49,14 +52,15 @@ class Choice:
         self.parts.append(shown)
         return shown
 
-    def take(self, shown: str) -> str | None:
-        """Add text to the next event; return its whole text when it is due."""
+    def take(self, shown: str) -> tuple[str, list[int]] | None:
+        """Add text to the next event; return its whole text and the ids of its tokens when it is due."""
         self._unsent += shown
         if self.sent and not self.exhausted and self.received - self.sent < self._interval:
             return None
+        ids = self.ids[self.sent :]
         self.sent = self.received
         whole, self._unsent = self._unsent, ""
-        return whole
+        return whole, ids
 
     def _at_end(self) -> bool:
         return self.sequence.finish_reason is not None and self.received >= self.sequence.generated
@@ -86,12 +90,15 @@ class Answer:
         choices: list[Choice],
         usage: bool,
         continuous: bool,
+        prompt_ids: list[list[int]] | None = None,
     ) -> None:
+        """`prompt_ids`: by choice, the ids of its prompt's tokens, when they are asked for."""
         self.choices = choices
         self.prompt_tokens = prompt_tokens
         self._chat = chat
         self._usage = usage
         self._continuous = continuous
+        self._prompt_ids = prompt_ids
         self._head = {"id": request_id, "object": "", "created": created, "model": model}
         kind = "chat.completion.chunk" if chat else "text_completion"
         self._chunk_head = b"data: " + _encode({**self._head, "object": kind})[:-1] + b',"choices":['
@@ -112,17 +119,17 @@ class Answer:
             choice = self.choices[index]
             if choice.finished:
                 continue
-            shown = choice.take(choice.feed(new))
+            due = choice.take(choice.feed(new))
             if choice.stopped:
                 engine.stop(choice.sequence)
             if self._chat and not self._opened:
                 events += [self._opening(number) for number in range(len(self.choices))]
                 self._opened.update(range(len(self.choices)))
-            if shown is None:
+            if due is None:
                 continue
             if choice.exhausted:
                 choice.finished = True
-            events.append(self._event(index, choice, shown))
+            events.append(self._event(index, choice, *due))
         return b"".join(events)
 
     def _opening(self, index: int) -> bytes:
@@ -130,32 +137,36 @@ class Answer:
             b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
             % index
         )
-        extra = b',"prompt_token_ids":null,"prompt_text":null}\n\n'
+        prompt = None if self._prompt_ids is None or index else self._prompt_ids[0]
+        extra = b',"prompt_token_ids":%s,"prompt_text":null}\n\n' % _encode(prompt)
         return self._chunk_head + body + self._running_usage(0) + extra
 
-    def _event(self, index: int, choice: Choice, shown: str) -> bytes:
-        words = _encode(shown)
+    def _event(self, index: int, choice: Choice, shown: str, ids: list[int]) -> bytes:
+        words, asked = _encode(shown), self._prompt_ids is not None
+        tokens_of_event = _encode(ids if asked else None)
         if choice.finished:
             stop = _encode(choice.stopped or None)
             finish = b'"%s","stop_reason":%s' % (choice.reason.encode(), stop)
         else:
             finish = b"null" if self._chat else b'null,"stop_reason":null'
         if self._chat:
-            body = b'{"index":%d,"delta":{"content":%s},"logprobs":null,"finish_reason":%s,"token_ids":null}]'
+            body = b'{"index":%d,"delta":{"content":%s},"logprobs":null,"finish_reason":%s,"token_ids":%s}]'
+            members: tuple[object, ...] = (index, words, finish, tokens_of_event)
         else:
             body = (
                 b'{"index":%d,"text":%s,"logprobs":null,"finish_reason":%s,'
-                b'"prompt_token_ids":null,"token_ids":null}]'
+                b'"prompt_token_ids":%s,"token_ids":%s}]'
             )
+            prompt = self._prompt_ids[index] if self._prompt_ids and index not in self._opened else None
+            self._opened.add(index)
+            members = (index, words, finish, _encode(prompt), tokens_of_event)
         mark = (
             b',"system_fingerprint":"%s"' % FINGERPRINT.encode()
             if choice.finished and not self._usage
             else b""
         )
         tokens = choice.sequence.generated if choice.finished else choice.received
-        return (
-            self._chunk_head + body % (index, words, finish) + mark + self._running_usage(tokens) + b"}\n\n"
-        )
+        return self._chunk_head + body % members + mark + self._running_usage(tokens) + b"}\n\n"
 
     def _running_usage(self, tokens: int) -> bytes:
         if not self._continuous:
@@ -192,8 +203,18 @@ class Answer:
                 if self._chat
                 else {"text": words}
             )
-            end = {"logprobs": None, "finish_reason": choice.reason, "stop_reason": choice.stopped or None}
+            end: dict[str, object] = {
+                "logprobs": None,
+                "finish_reason": choice.reason,
+                "stop_reason": choice.stopped or None,
+            }
+            if self._prompt_ids is not None:
+                end["token_ids"] = choice.ids
+                if not self._chat:
+                    end["prompt_token_ids"] = self._prompt_ids[index]
             choices.append({"index": index, **said, **end})
         head = {**self._head, "object": "chat.completion" if self._chat else "text_completion"}
         body = {**head, "choices": choices, "service_tier": None, "system_fingerprint": FINGERPRINT}
+        if self._chat and self._prompt_ids is not None:
+            body["prompt_token_ids"] = self._prompt_ids[0]
         return _encode({**body, "usage": self.usage()} if self._usage else body)

@@ -243,6 +243,9 @@ class SimServer:
             ],
             usage=usage and asked,
             continuous=usage and asked and options is not None and options.continuous_usage_stats,
+            prompt_ids=[text.token_ids(bytes(each.content)) for each in sequences]
+            if body.return_token_ids
+            else None,
         )
 
     def _sequences(self, body: ChatBody | CompletionBody) -> list[Sequence]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from tests.e2e.conftest import MODEL
@@ -64,9 +65,33 @@ async def test_the_engine_says_the_same(stacks: dict[str, Stack]) -> None:
             tokens = {"tokens": ours["tokens"]}
             text = await ask(stack.base_url, "detokenize", tokens)
             assert text == await ask(engine_url, "detokenize", tokens)
+        for stream in (False, True):
+            await _check_ids(client, stack, tenant.key, stream=stream)
         chat = {"messages": TALK, "tools": [TOOL]}
         counted = await ask(stack.base_url, "tokenize", chat)
         answered = await ask(
             stack.base_url, "chat/completions", {**chat, "max_tokens": 1, "tool_choice": "none"}
         )
         assert counted["count"] == answered["usage"]["prompt_tokens"]
+
+
+async def _check_ids(client: aiohttp.ClientSession, stack: Stack, key: str, *, stream: bool) -> None:
+    """`return_token_ids` tells the tokens that tokenize tells, and those of the answer, however it is sent."""
+    headers = {"authorization": f"Bearer {key}"}
+    for route, prompt in (("chat/completions", {"messages": TALK}), ("completions", {"prompt": "The river"})):
+        body = {"model": MODEL, **prompt, "max_tokens": 24, "ignore_eos": True, "return_token_ids": True}
+        async with client.post(
+            f"{stack.base_url}/{route}", json={**body, "stream": stream}, headers=headers
+        ) as answer:
+            raw = await answer.read()
+            assert answer.status == 200, raw
+        lines = raw.split(b"\n\n") if stream else [b"data: " + raw]
+        events = [msgspec.json.decode(line[6:]) for line in lines if line.startswith(b"data: {")]
+        choices = [choice for event in events for choice in event["choices"]]
+        ids = [token for choice in choices for token in choice.get("token_ids") or ()]
+        [told] = [each["prompt_token_ids"] for each in (*events, *choices) if each.get("prompt_token_ids")]
+        assert len(ids) == 24
+        async with client.post(
+            f"{stack.base_url}/tokenize", json={"model": MODEL, **prompt}, headers=headers
+        ) as answer:
+            assert (await answer.json())["tokens"] == told

@@ -22,6 +22,8 @@ BOTH: list[dict[str, Any]] = [
     {"user": "u-1", "safety_identifier": "s-1", "metadata": {"tag_team": "a"}},
     {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5},
     {"logit_bias": {"5": 1.5}},
+    {"return_token_ids": True},
+    {"return_token_ids": True, "stream": True},
     {"stop": ""},
     {"stop": ["\x00", "zzz", "yyy", "xxx"], "include_stop_str_in_output": True},
     {"stop_token_ids": [5, 6], "skip_special_tokens": False, "spaces_between_special_tokens": False},

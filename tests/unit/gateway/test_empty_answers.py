@@ -68,6 +68,7 @@ async def run(prepared: PreparedRequest, script: Script) -> tuple[Gateway, FakeR
 STOPPED = {"stop_reason": "e"}
 LOGPROBS = {"logprobs": {"content": [TOKEN]}}
 TEXT_LOGPROBS = {"text": "", "logprobs": {"tokens": ["x"], "token_logprobs": [-0.5], "text_offset": [0]}}
+IDS = {"token_ids": [151645]}
 SGLANG = {"stop_reason": msgspec.UNSET, "matched_stop": "e"}
 
 
@@ -80,6 +81,8 @@ SGLANG = {"stop_reason": msgspec.UNSET, "matched_stop": "e"}
         (text, {"stop": "e"}, {"text": "", **STOPPED}, Outcome.COMPLETED),
         (chat, {"logprobs": True}, LOGPROBS, Outcome.COMPLETED),
         (text, {"logprobs": 0}, TEXT_LOGPROBS, Outcome.COMPLETED),
+        (chat, {"return_token_ids": True}, IDS, Outcome.COMPLETED),
+        (text, {"return_token_ids": True}, {"text": "", **IDS}, Outcome.COMPLETED),
         (chat, {"max_tokens": 3}, {"finish_reason": "length"}, Outcome.LENGTH),
         (chat, {"logit_bias": {"7": 100}}, {}, Outcome.COMPLETED),
         (chat, {"tools": [TOOL], "stream": True}, {"delta": {"tool_calls": [CALL]}}, Outcome.COMPLETED),
@@ -92,7 +95,7 @@ async def test_a_delivered_result_without_text_is_billed(
     [record] = gateway.meter.settled
     assert (record.outcome, record.usage.input, record.usage.output) == (outcome, 5, 3)
     assert record.cost > 0
-    for asked_for in ("stop_reason", "logprobs"):
+    for asked_for in ("stop_reason", "logprobs", "token_ids"):
         if end.get(asked_for):
             assert json.dumps(end[asked_for]) in json.dumps(json.loads(_last(reply)))
 
@@ -111,6 +114,7 @@ def _last(reply: FakeReply) -> bytes:
         ({}, {"message": {"tool_calls": [CALL]}}, Outcome.COMPLETED),
         ({"max_tokens": 3}, {"finish_reason": "length"}, Outcome.LENGTH),
         ({"logit_bias": {"7": 100}}, {}, Outcome.COMPLETED),
+        ({"return_token_ids": True}, IDS, Outcome.COMPLETED),
     ],
 )
 async def test_a_delivered_result_in_one_piece_is_billed(
@@ -130,11 +134,24 @@ async def test_a_delivered_result_in_one_piece_is_billed(
         ({}, {}),
         ({}, STOPPED),
         ({}, LOGPROBS),
+        ({}, IDS),
+        ({"return_token_ids": True}, {}),
+        ({"return_token_ids": True}, {"token_ids": []}),
         ({"stop": "e"}, {}),
         ({"stop": "e"}, {"stop_reason": 128009}),
         ({"logprobs": True}, {"logprobs": {"content": []}}),
     ],
-    ids=["end", "stop unasked", "logprobs unasked", "own end", "another end token", "no logprobs"],
+    ids=[
+        "end",
+        "stop unasked",
+        "logprobs unasked",
+        "ids unasked",
+        "ids not told",
+        "no ids",
+        "own end",
+        "another end token",
+        "no logprobs",
+    ],
 )
 async def test_nothing_delivered_is_free(asked: dict[str, Any], end: dict[str, Any], stream: bool) -> None:
     """Extras that the engine adds of its own do not count as delivered, and are not delivered."""

@@ -70,6 +70,29 @@ def test_chunks_of_several_choices_are_kept_apart() -> None:
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["a", "bB"]
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "text"])
+def test_ids_of_tokens_are_joined_when_they_are_asked_for(endpoint: str) -> None:
+    def event(text: str, ids: list[int] | None, prompt: list[int] | None = None) -> bytes:
+        said = {"delta": {"content": text}} if endpoint == "chat" else {"text": text}
+        choice = {"index": 0, **said, "token_ids": ids}
+        whole: dict[str, Any] = {"id": "x", "created": 1, "model": "m", "choices": [choice]}
+        (whole if endpoint == "chat" else choice)["prompt_token_ids"] = prompt
+        return b"data: " + msgspec.json.encode(whole) + b"\n\n"
+
+    parts = event("a", [3, 4], [1, 2]) + event("b", None) + event("", []) + event("c", [5])
+    told = {}
+    for asked in (True, False):
+        merger = AnswerMerger(endpoint, Extras(token_ids=asked))
+        merger.add(parts)
+        answer = msgspec.json.decode(msgspec.json.encode(merger.answer()))
+        assert ("token_ids" in answer["choices"][0]) is asked
+        told[asked] = answer
+    choice = told[True]["choices"][0]
+    assert choice["token_ids"] == [3, 4, 5]
+    assert (told[True] if endpoint == "chat" else choice)["prompt_token_ids"] == [1, 2]
+    assert b"token_ids" not in msgspec.json.encode(told[False])
+
+
 LOGPROB = {"token": "a]", "logprob": -0.5, "bytes": [97], "top_logprobs": [{"token": "[", "logprob": -1.0}]}
 
 

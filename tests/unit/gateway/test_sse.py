@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from core.errors import EngineFailed
 from core.tokens import TokenUsage
+from gateway.extras import strip_extras
 from gateway.limits import MAX_EVENT_BYTES
 from gateway.schemas.common import Extras
-from gateway.sse import EventSplitter, StreamCodec, strip_extras
+from gateway.sse import EventSplitter, StreamCodec
 from tests.support.gateway_fakes import DONE, answer, chunk, final
 
 NO_LIMIT = 1 << 30
@@ -333,6 +334,25 @@ def test_members_of_the_engines_own_are_stripped_wherever_they_stand() -> None:
             "id": "x",
             "choices": [asked],
         }
+
+
+def test_ids_of_tokens_are_relayed_when_they_are_asked_for() -> None:
+    """The members of each event as the engine wrote them, and no event is taken for one like the last."""
+    asked = Extras(token_ids=True)
+    codec, out = StreamCodec(1, NO_LIMIT, extras=asked), []
+    for number, word in enumerate(("a", "b", "c"), 1):
+        told = b'"token_ids":[7,%d]' % number
+        event = chunk(word, tokens=number).replace(b'"finish_reason":null', b'"finish_reason":null,' + told)
+        if number == 1:
+            event = event.replace(b'"choices"', b'"prompt_token_ids":[1,2],"choices"')
+        assert codec.relay_one(event) is None
+        out.append(msgspec.json.decode(codec.feed(event)[6:]))
+    assert [each["choices"][0]["token_ids"] for each in out] == [[7, 1], [7, 2], [7, 3]]
+    assert [each.get("prompt_token_ids") for each in out] == [[1, 2], None, None]
+    payload = b'{"choices":[{"index":0,"text":"a","prompt_token_ids":[1],"token_ids":null}],"prompt_token_ids":null}'
+    choice = {"index": 0, "text": "a", "prompt_token_ids": [1]}
+    assert msgspec.json.decode(strip_extras(payload, asked)) == {"choices": [choice]}
+    assert b"token_ids" not in strip_extras(payload, Extras(True, True))
 
 
 @given(st.binary(max_size=200))
