@@ -3,7 +3,7 @@
 import msgspec
 
 from core.errors import InvalidRequest, PermissionDenied, RequestTooLarge, UnsupportedField
-from gateway.limits import body_limit
+from gateway.limits import EMBEDDED_ENTRY_BYTES, EMBEDDED_NUMBER_BYTES, MAX_ANSWER_BYTES, body_limit
 from gateway.ports import Model, Models
 from gateway.schemas.common import PreparedRequest
 from tenants.principal import Principal
@@ -62,6 +62,35 @@ def check_abilities(prepared: PreparedRequest, model: Model) -> None:
                 details={"capabilities": list(model.capabilities)},
             )
     _check_switches(prepared, model)
+
+
+def check_embeddings_size(prepared: PreparedRequest, model: Model) -> None:
+    """Check that an answer with the vectors of all inputs is not above the gateway's bound.
+
+    Of a model whose number of dimensions is not known, nothing is checked unless the request names it. Raises
+    RequestTooLarge with the number of inputs that fit.
+    """
+    known = (prepared.fields.get("dimensions"), model.embedding_dimensions)
+    size = min(filter(None, known), default=0)
+    if prepared.endpoint != "embeddings" or not size:
+        return
+    packed = prepared.fields.get("encoding_format") == "base64"
+    vector = 4 * -(-4 * size // 3) if packed else size * EMBEDDED_NUMBER_BYTES
+    fits = MAX_ANSWER_BYTES // (vector + EMBEDDED_ENTRY_BYTES)
+    if prepared.choices > fits:
+        raise too_many_inputs(prepared.choices, max(1, fits), f"vectors of {size:,} numbers", packed=packed)
+
+
+def too_many_inputs(inputs: int, fits: int, what: str, *, packed: bool) -> RequestTooLarge:
+    """The error for embeddings whose answer is too large; `fits`: inputs for which it is not; `what` it consists of."""
+    other = "" if packed else ", ask for 'encoding_format': 'base64'"
+    return RequestTooLarge(
+        f"{inputs:,} inputs; of {what}, {fits:,} fit into one answer of at most {MAX_ANSWER_BYTES:,} bytes. Send them "
+        f"in several requests{other}, or for fewer 'dimensions'.",
+        param="input",
+        code="answer_too_large",
+        details={"inputs_that_fit": fits},
+    )
 
 
 def _check_switches(prepared: PreparedRequest, model: Model) -> None:

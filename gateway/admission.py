@@ -6,7 +6,7 @@ from typing import Generic
 from billing.metering.records import Checkpoint
 from core.errors import InvalidRequest, RequestTooLarge, Unavailable
 from core.tokens import NO_TOKENS
-from gateway.abilities import check_abilities, permitted_model
+from gateway.abilities import check_abilities, check_embeddings_size, permitted_model
 from gateway.acquire_both import acquire_both
 from gateway.context import RequestContext
 from gateway.estimate import Estimator
@@ -73,6 +73,7 @@ class Admission(Generic[GrantT]):
                 code="context_length_exceeded",
             )
         check_abilities(prepared, model)
+        check_embeddings_size(prepared, model)
         longest = longest_answer(prepared, model) // prepared.choices
         if prepared.min_tokens > longest:
             raise InvalidRequest(

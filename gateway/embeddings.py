@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from billing.metering.records import UsageRecord
-from core.errors import EngineFailed
+from core.errors import EngineFailed, RequestTooLarge
 from core.money import pico_to_usd
 from core.tokens import TokenUsage
+from gateway.abilities import too_many_inputs
 from gateway.answers import billing_object, whole_headers
 from gateway.ports import Headers
 from gateway.schemas.common import Extras, PreparedRequest
@@ -52,6 +53,14 @@ class Embeddings(WholeAnswer):
         """`dispatched_at`: monotonic seconds."""
         super().__init__(inputs, 0, dispatched_at, -1, Extras())
         self.counts = MAX_COUNTS
+
+    def too_large(self, arrived: bytes | bytearray, *, packed: bool) -> RequestTooLarge:
+        """The error for an answer that is larger than the gateway keeps; `arrived`: the part of it that has come.
+
+        The entries in that part say how many inputs fit: it happens with models whose dimensions are not known.
+        """
+        fits = max(1, arrived.count(b'"embedding":') - 1)
+        return too_many_inputs(self.choices, fits, "this model's vectors", packed=packed)
 
     def take(self, endpoint: str, body: bytes) -> None:
         """Take the engine's answer. Raises EngineFailed when it is not one vector per input with its usage."""

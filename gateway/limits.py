@@ -96,6 +96,11 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024
 """Bytes of one event of an engine's stream; a longer event fails the attempt."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Bytes of text and logprobs kept of an answer that is not streamed. A larger answer ends there, as at max_tokens."""
+EMBEDDED_NUMBER_BYTES = 26
+"""Bytes of one number of a vector in JSON at most: a float32 as a double, such as -1.2345678918063641e-05, with a comma
+and a blank."""
+EMBEDDED_ENTRY_BYTES = 128
+"""Bytes of one vector's entry beside its numbers."""
 MAX_ANSWER_LOGPROBS = 262_144
 """Log-probabilities of an answer that is not streamed: choices x tokens x (1 + top_logprobs). One takes about 100
 bytes; with 256 bytes each they would fill MAX_ANSWER_BYTES."""

@@ -133,6 +133,10 @@ class Model(Protocol):
         """Such as chat, tools, json, reasoning, logprobs."""
 
     @property
+    def embedding_dimensions(self) -> int:
+        """Numbers of a vector; 0 = not known, or the model gives none."""
+
+    @property
     def template_switches(self) -> Mapping[str, tuple[bool | int | str, ...]]:
         """Variables of the chat template that customers may set, and the values that each may have."""
 

@@ -124,6 +124,8 @@ class Relay:
     async def _attempt_whole(self, context: AnyContext, placement: Placement) -> None:
         """Ask the engine for the answer in one piece. Raises EngineFailed or RefusedByEngine.
 
+        Raises RequestTooLarge for embeddings of too many inputs.
+
         Cancelling closes the connection, at which the engine stops.
         """
         answer, endpoint = context.answer, context.request.prepared.endpoint
@@ -148,6 +150,9 @@ class Relay:
             async with asyncio.timeout(wait_s) as answer.timeout:
                 stream = await self._open(context, placement, wait_s)
                 if await stream.read_into(take):
+                    if isinstance(whole, Embeddings):
+                        packed = context.request.prepared.fields.get("encoding_format") == "base64"
+                        raise whole.too_large(body, packed=packed)
                     raise EngineFailed("The engine's answer is larger than its limit allows.")
             whole.take(endpoint, bytes(body))
         except BaseException as error:

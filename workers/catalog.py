@@ -180,6 +180,9 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context, as which a loaded catalog has `context_len`."""
     template_switches: dict[str, list[bool | int | str]] = {}
     """Variables of the chat template that customers may set, and the values that each may have."""
+    embedding_dimensions: int = 0
+    """Numbers of a vector, of a model that embeds; 0 = not known: an answer that is too large is then refused only
+    when it arrives."""
     experts: Experts | None = None
     """None for a dense model."""
     region: str = "local"

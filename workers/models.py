@@ -47,6 +47,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     toy: bool = False
     hub_id: str = ""
     """Name of the weights on the hub; empty = not there, or not known."""
+    embedding_dimensions: int = 0
+    """Numbers of a vector; 0 = not known, or the model gives none."""
     quantization: str | None = None
     """Number format of the weights, such as fp8; None = not known."""
     template_switches: dict[str, tuple[bool | int | str, ...]] = {}
@@ -59,7 +61,9 @@ THINKING_SWITCHES: dict[str, tuple[bool | int | str, ...]] = {
 }
 """The switches of templates of models that reason, where nothing else is known. Templates ignore unknown variables."""
 ENGINE_CAPABILITIES = ("json", "logprobs")
-"""Capabilities of engines, which a model that describes itself has beside its own."""
+"""Capabilities of engines, which a model that describes itself and generates has beside its own."""
+EMBEDDINGS = ("embeddings",)
+"""The capabilities of a model that gives embeddings, and nothing else."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -200,7 +204,7 @@ def _build(rows: list[ModelRow], catalog: Catalog) -> tuple[list[ModelInfo], dic
         if row.alias_of is not None or row.status == "retired" or described is None:
             continue
         capabilities = tuple(described.capabilities)
-        if row.spec is not None:
+        if row.spec is not None and row.spec.capabilities != EMBEDDINGS:
             capabilities = tuple(dict.fromkeys((*capabilities, *ENGINE_CAPABILITIES)))
         switches = THINKING_SWITCHES if "reasoning" in capabilities else {}
         if entry is not None and row.spec is None:
@@ -217,6 +221,7 @@ def _build(rows: list[ModelRow], catalog: Catalog) -> tuple[list[ModelInfo], dic
             aliases=tuple(aliases.get(row.name, ())),
             toy=entry is not None and entry.toy,
             hub_id=entry.hub_id if entry is not None and not entry.toy else "",
+            embedding_dimensions=entry.embedding_dimensions if entry is not None else 0,
             quantization=entry.quantization if entry is not None else None,
             template_switches=switches,
         )

@@ -64,6 +64,7 @@ class FakeModel:
     context_len: int = 8192
     max_output_tokens: int = 4096
     capabilities: tuple[str, ...] = ("chat", "completions", "tools", "json", "logprobs")
+    embedding_dimensions: int = 0
     template_switches: dict[str, tuple[bool | int | str, ...]] = field(default_factory=dict)
 
 

@@ -1,7 +1,8 @@
 """Requests for embeddings: what is accepted, what engines are asked, what is billed however they end."""
 
+import json
 import struct
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from typing import Any
 
 import msgspec
@@ -11,7 +12,8 @@ from billing.metering.records import Outcome
 from core.errors import EngineFailed, InvalidRequest, RequestTooLarge, UnsupportedField
 from core.ids import uuid7
 from core.tokens import TokenUsage
-from gateway.limits import MAX_INPUTS
+from gateway.abilities import check_embeddings_size
+from gateway.limits import MAX_ANSWER_BYTES, MAX_INPUTS
 from gateway.refusals import RefusedByEngine
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
@@ -174,3 +176,72 @@ async def test_test_keys_get_the_same_vector_every_time() -> None:
     assert unpacked == pytest.approx(vectors[0][0], rel=1e-5)
     assert sum(number**2 for number in unpacked) == pytest.approx(1)
     assert not gateway.meter.opened
+
+
+def vectors_of(dimensions: int) -> FakeModel:
+    return FakeModel(capabilities=("embeddings",), embedding_dimensions=dimensions)
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "fields", "fits"),
+    [
+        (4096, {}, 629),
+        (4096, {"encoding_format": "base64"}, None),
+        (4096, {"dimensions": 256}, None),
+        (4096, {"dimensions": 65_536}, 629),
+        (65_536, {"encoding_format": "base64"}, 191),
+        (1024, {}, None),
+        (0, {"dimensions": 65_536}, 39),
+        (0, {}, None),
+    ],
+)
+async def test_more_inputs_than_fit_into_an_answer(
+    dimensions: int, fields: dict[str, Any], fits: int | None
+) -> None:
+    """They are refused before anything is reserved, and so many as fit are not."""
+    model, all_fit = vectors_of(dimensions), MAX_INPUTS if fits is None else fits
+    check_embeddings_size(asked(["a"] * all_fit, **fields), model)
+    if fits is None:
+        return
+    gateway = Gateway(FakeEngines(), model=model)
+    with pytest.raises(RequestTooLarge) as refused:
+        await gateway.director.handle(uuid7(), principal(), asked(["a"] * (fits + 1), **fields), FakeReply())
+    assert (refused.value.code, refused.value.param) == ("answer_too_large", "input")
+    assert refused.value.details == {"inputs_that_fit": fits}
+    assert f" {fits:,} fit into one answer" in refused.value.message
+    assert not gateway.holds.requests
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_bound_of_a_vector_holds(packed: bool) -> None:
+    """No entry that an engine writes is longer than what is counted for it."""
+    numbers = [-1.2345678918063641e-05] * 1000
+    entry = {"index": 2047, "object": "embedding", "embedding": numbers}
+    if packed:
+        entry["embedding"] = b64encode(struct.pack("<1000f", *numbers)).decode()
+    written = len(json.dumps(entry))  # with a blank after each comma
+    fits = MAX_ANSWER_BYTES // written
+    with pytest.raises(RequestTooLarge) as refused:
+        check_embeddings_size(
+            msgspec.structs.replace(
+                asked("a", **({"encoding_format": "base64"} if packed else {})), choices=10**9
+            ),
+            vectors_of(1000),
+        )
+    told = refused.value.details["inputs_that_fit"]
+    assert 0.8 * fits < told <= fits
+
+
+async def test_an_answer_of_unknown_size_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The customer's mistake, for nothing, and no other replica is asked."""
+    monkeypatch.setattr("gateway.relay.MAX_ANSWER_BYTES", 300)
+    whole = document(*[FLOATS] * 9)
+    assert len(whole) > 300
+    gateway = Gateway(FakeEngines([whole[:200], whole[200:310], whole[310:]]), model=MODEL)
+    with pytest.raises(RequestTooLarge) as refused:
+        await gateway.director.handle(uuid7(), principal(), asked(["a"] * 9), FakeReply())
+    assert refused.value.details == {"inputs_that_fit": whole[:310].count(b'"embedding":') - 1}
+    assert refused.value.code == "answer_too_large"
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.cost, record.attempts) == (Outcome.ZERO_OUTPUT, 0, 1)
+    gateway.assert_resolved()
