@@ -33,6 +33,8 @@ class ExternalOptions(msgspec.Struct, frozen=True):
     max_num_seqs: int = 256
     context_len: int = 0
     """Context length of models whose engine does not state it; 0 = ASSUMED_CONTEXT_LEN."""
+    embeddings: tuple[str, ...] = ()
+    """Models that give embeddings, and nothing else; engines do not say which do."""
     price_input: str | None = None
     price_cached_input: str | None = None
     price_output: str | None = None
@@ -69,6 +71,12 @@ async def discover(
                 known = found.get(each.name)
                 if known is None or 0 < each.context_len < (known.context_len or each.context_len + 1):
                     found[each.name] = each
+    for name in options.embeddings:
+        if name not in found:
+            raise InvalidRequest(
+                f"--embeddings names {name!r}, which no engine lists; listed: {', '.join(sorted(found))}",
+                param="embeddings",
+            )
     if not model:
         return list(found.values())
     if model not in found:
@@ -119,7 +127,10 @@ async def _offer_model(
     known: ModelView | None,
     options: ExternalOptions,
 ) -> str:
-    """Add or describe one model; returns why it is not offered, "" when it is."""
+    """Add or describe one model; returns why it is not offered, "" when it is.
+
+    The catalog's description of a model stays, also when it is named as one that gives embeddings.
+    """
     if not is_model_name(model.name):
         return f"The model {model.name[:80]!r} is not offered: its name has blanks or unusual characters."
     if known is not None and known.alias_of is not None:
@@ -131,7 +142,8 @@ async def _offer_model(
             await add_model(database, actor, name=model.name)
         return ""
     context_len = model.context_len or options.context_len or ASSUMED_CONTEXT_LEN
-    spec = ModelSpec(context_len, context_len)
+    embeds = model.name in options.embeddings
+    spec = ModelSpec.embedding(context_len) if embeds else ModelSpec(context_len, context_len)
     if known is None:
         await add_model(database, actor, name=model.name, spec=spec)
     else:

@@ -334,7 +334,9 @@ class Platform:
         }
 
     def _first_model(self) -> str | None:
-        names = [model.name for model in self._served] or [replica.model for replica in self._replicas]
+        served = [model.name for model in self._served]
+        served.sort(key=set(self._options.external.embeddings).__contains__)  # a curl line shows a chat
+        names = served or [replica.model for replica in self._replicas]
         return names[0] if names else self._options.model or None
 
     def _publish(self) -> None:

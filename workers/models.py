@@ -75,6 +75,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """Limit of output tokens for requests without max_tokens."""
     capabilities: tuple[str, ...] = ("chat", "completions", "tools")
 
+    @classmethod
+    def embedding(cls, context_len: int) -> "ModelSpec":
+        """A model that gives embeddings, and nothing else: it has no output tokens."""
+        return cls(context_len, 1, EMBEDDINGS)
+
 
 class ModelRow(msgspec.Struct, frozen=True):
     """A row of `models`."""

@@ -6,6 +6,7 @@ import typer
 
 from admin import models
 from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from core.errors import InvalidRequest
 from workers.models import ModelSpec
 
 app = typer.Typer(help="Which models are offered to customers.", no_args_is_help=True)
@@ -46,6 +47,10 @@ def add_model(
             help="With it: output tokens of requests without max_tokens (default: the rest of the context).",
         ),
     ] = None,
+    embeddings: Annotated[
+        bool,
+        typer.Option("--embeddings", help="With --context-len: the model is served on /v1/embeddings only."),
+    ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,9 +59,15 @@ def add_model(
     Example: penstock models add llama-3.3-70b
 
     Example: penstock models add meta-llama/Llama-3.1-8B --context-len 8192
+
+    Example: penstock models add BAAI/bge-m3 --context-len 8192 --embeddings
     """
     spec = None
-    if context_len is not None:
+    if embeddings and (context_len is None or max_output_tokens is not None):
+        raise InvalidRequest("--embeddings goes with --context-len, and without --max-output-tokens")
+    if context_len is not None and embeddings:
+        spec = ModelSpec.embedding(context_len)
+    elif context_len is not None:
         spec = ModelSpec(context_len, min(max_output_tokens or context_len, context_len))
 
     async def act() -> models.ModelView:

@@ -78,6 +78,13 @@ ContextLen = Annotated[
         "--context-len", min=0, max=2**31 - 1, help="Context length where an external engine states none."
     ),
 ]
+Embeddings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--embeddings",
+        help="Model of an external engine that is served on /v1/embeddings only; repeat it for several.",
+    ),
+]
 Model = Annotated[
     str,
     typer.Option(
@@ -109,6 +116,7 @@ def up(
     price_output: PriceOutput = None,
     max_num_seqs: MaxNumSeqs = 256,
     context_len: ContextLen = 0,
+    embeddings: Embeddings = None,
     model: Model = "",
     replicas: Replicas = 1,
     api_workers: ApiWorkers = 1,
@@ -125,7 +133,7 @@ def up(
     penstock up --engine external --engine-url http://127.0.0.1:8000 --price-input 0.20 --price-output 0.60
     """
     prices = (price_input, price_cached_input, price_output)
-    _check_external_only(engine, engine_url, (engine_key_file, *prices))
+    _check_external_only(engine, engine_url, (engine_key_file, embeddings, *prices))
     from cli.stack import Options  # all roles' packages: too slow for --help
 
     _run(
@@ -134,7 +142,7 @@ def up(
             port=port,
             console_port=console_port,
             engine=str(engine),
-            external=_external(engine_url, engine_key_file, prices, max_num_seqs, context_len),
+            external=_external(engine_url, engine_key_file, prices, max_num_seqs, context_len, embeddings),
             model=model,
             replicas=replicas,
             api_workers=api_workers,
@@ -150,7 +158,7 @@ def _check_external_only(engine: Engine, urls: list[str] | None, options: tuple[
     if (engine is Engine.EXTERNAL) != bool(urls):
         raise InvalidRequest("--engine external and --engine-url URL go together")
     if engine is not Engine.EXTERNAL and any(value is not None for value in options):
-        raise InvalidRequest("prices and --engine-key-file are options of --engine external")
+        raise InvalidRequest("prices, --embeddings and --engine-key-file are options of --engine external")
 
 
 def _external(
@@ -159,6 +167,7 @@ def _external(
     prices: tuple[str | None, str | None, str | None],
     max_num_seqs: int,
     context_len: int,
+    embeddings: list[str] | None,
 ) -> "ExternalOptions":
     """The options of external engines, whose `prices` are those of input, cached input and output.
 
@@ -173,6 +182,7 @@ def _external(
         key=_engine_key(key_file),
         max_num_seqs=max_num_seqs,
         context_len=context_len,
+        embeddings=tuple(embeddings or ()),
         price_input=price_input,
         price_cached_input=price_cached_input,
         price_output=price_output,

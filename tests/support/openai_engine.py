@@ -53,6 +53,7 @@ class OpenAIEngine:
         app = web.Application()
         app.router.add_get("/v1/models", self._list)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/embeddings", self._embed)
         runner = web.AppRunner(app)
         self._loop.run_until_complete(runner.setup())
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -89,6 +90,21 @@ class OpenAIEngine:
             return await self._answer(request, body)
         finally:
             self._running -= 1
+
+    async def _embed(self, request: web.Request) -> web.StreamResponse:
+        """A vector of each text: how many words and characters it has."""
+        if refusal := self._refusal(request):
+            return refusal
+        body = await request.json()
+        self.requests.append(body)
+        sizes = [(len(text.split()), len(text)) for text in body["input"]]
+        data = [
+            {"object": "embedding", "index": index, "embedding": [float(number) for number in size]}
+            for index, size in enumerate(sizes)
+        ]
+        words = sum(count for count, _ in sizes)
+        usage = {"prompt_tokens": words, "total_tokens": words}
+        return web.json_response({"object": "list", "data": data, "model": body["model"], "usage": usage})
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or len(WORDS)

@@ -163,3 +163,25 @@ async def test_names_that_cannot_be_offered(database: Database) -> None:
         "The model 'plain'", "The model 'latest'", "The model 'My Models/x.gguf'",
     ]  # fmt: skip
     assert await versions(database, "latest") == []
+
+
+async def test_embedding_models_are_those_that_the_operator_names(database: Database) -> None:
+    embeds = msgspec.structs.replace(PRICED, embeddings=("plain", "penstock/tiny"))
+    await offer_models(database, ACTOR, CATALOG)
+    directory = ModelDirectory(database)
+    for options, capabilities in (
+        (embeds, ("embeddings",)),
+        (PRICED, ("chat", "completions", "tools", "json", "logprobs")),
+        (embeds, ("embeddings",)),
+    ):
+        await offer(
+            database, ACTOR, CATALOG, [LLAMA, PLAIN, ServedModel("penstock/tiny")], options, demo=True
+        )
+        await directory.refresh()
+        assert directory.resolve("plain").capabilities == capabilities
+        assert "chat" in directory.resolve(LLAMA.name).capabilities
+        assert "chat" in directory.resolve("penstock/tiny").capabilities  # the catalog describes it
+    with OpenAIEngine({"a": {}}) as engine:
+        options = ExternalOptions(urls=(engine.url,), embeddings=("b",))
+        with pytest.raises(InvalidRequest, match="--embeddings names 'b', which no engine lists; listed: a"):
+            await discover(options, "", SystemClock(), lambda note: None)

@@ -23,12 +23,13 @@ pytestmark = pytest.mark.timeout(300)
 KEY = "engine-secret-1"
 LLAMA = "meta-llama/Llama-3.1-8B"
 ADAPTER = "/adapters/sql@2"
+EMBEDDER = "BAAI/bge-m3"
 PRICES = ("--price-input", "0.20", "--price-cached-input", "0.05", "--price-output", "0.60")
 
 
 @pytest.fixture
 def engine() -> Iterator[OpenAIEngine]:
-    models = {LLAMA: {"max_model_len": 8192}, ADAPTER: {"parent": LLAMA}}
+    models = {EMBEDDER: {"max_model_len": 512}, LLAMA: {"max_model_len": 8192}, ADAPTER: {"parent": LLAMA}}
     with OpenAIEngine(models, key=KEY) as made:
         yield made
 
@@ -37,7 +38,7 @@ def engine() -> Iterator[OpenAIEngine]:
 def stack(engine: OpenAIEngine, tmp_path: Path) -> Iterator[Stack]:
     made = Stack(
         tmp_path / "data",
-        *("--engine", "external", "--engine-url", f"{engine.url}/v1", *PRICES),
+        *("--engine", "external", "--engine-url", f"{engine.url}/v1", *PRICES, "--embeddings", EMBEDDER),
         env={"PENSTOCK_ENGINE_KEY": KEY},
     )
     yield made
@@ -67,6 +68,8 @@ def up(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 def test_a_start_that_cannot_succeed_is_one_line(engine: OpenAIEngine, tmp_path: Path) -> None:
     wrong = tmp_path / "key"
     wrong.write_text("wrong-key-1\n")
+    right = tmp_path / "right"
+    right.write_text(KEY)
     address = ("--engine-url", engine.url)
     for flags, message in (
         (
@@ -76,12 +79,34 @@ def test_a_start_that_cannot_succeed_is_one_line(engine: OpenAIEngine, tmp_path:
         ((*address, "--engine-key-file", str(wrong)), "refuses the API key"),
         ((*address, "--engine-key-file", "wrong-key-2"), "--engine-key-file cannot be read"),
         ((*address, "--price-input", "1"), "--price-input and --price-output go together"),
+        (
+            (*address, "--embeddings", "nobody", "--engine-key-file", str(right)),
+            "names 'nobody', which no engine lists",
+        ),
     ):
         refused = up(tmp_path, *flags)
         assert refused.returncode == 2
         assert message in refused.stderr
         assert len(refused.stderr.strip().splitlines()) == 1
         assert "wrong-key" not in refused.stderr + refused.stdout
+
+
+def check_embeddings(client: openai.OpenAI, stack: Stack) -> None:
+    """What the operator names gives embeddings, and nothing else."""
+    told = client.models.retrieve(EMBEDDER).to_dict()
+    assert (told["capabilities"], told["context_length"]) == (["embeddings"], 512)
+    answer = client.embeddings.create(model=EMBEDDER, input=["Hello you", "there"], encoding_format="float")
+    assert [entry.embedding for entry in answer.data] == [[2.0, 9.0], [1.0, 5.0]]
+    assert answer.usage.prompt_tokens == 3
+    for act in (
+        lambda: client.chat.completions.create(model=EMBEDDER, messages=[{"role": "user", "content": "Hi"}]),
+        lambda: client.embeddings.create(model=LLAMA, input="Hello"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            act()
+        assert refused.value.code == "unsupported_by_model"
+    until_sync(lambda: report(stack).get(EMBEDDER, {}).get("requests") == "1", 30)
+    assert report(stack)[EMBEDDER]["cost_usd"] == "0.0000006"  # 3 * 0.20 dollars per million
 
 
 def test_what_the_engine_lists_is_served_and_billed(stack: Stack, engine: OpenAIEngine) -> None:
@@ -105,6 +130,8 @@ def test_what_the_engine_lists_is_served_and_billed(stack: Stack, engine: OpenAI
         row = report(stack)[name]
         assert (row["input_tokens"], row["output_tokens"]) == ("6", "10")
         assert row["cost_usd"] == "0.0000072"  # 6 * 0.20 + 10 * 0.60 dollars per million
+
+    check_embeddings(client, stack)
 
     engine.together = 100  # more than the 64 sequences of the toy model's profile
     with ThreadPoolExecutor(engine.together) as pool:
