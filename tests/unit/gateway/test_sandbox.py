@@ -84,6 +84,22 @@ async def test_text_and_several_choices_of_a_few_tokens(gateway: Gateway) -> Non
     assert "".join(texts) == "This answer was"
 
 
+@pytest.mark.parametrize("text", [True, False])
+async def test_ids_of_tokens_as_a_model_would_tell_them(gateway: Gateway, text: bool) -> None:
+    asked: dict[str, Any] = {"text": text, "max_tokens": 3, "return_token_ids": True}
+    told = document(await answer(gateway, "test/ok", **asked))
+    [choice] = told["choices"]
+    assert choice["token_ids"] == [0, 1, 2]
+    prompt = (choice if text else told)["prompt_token_ids"]
+    assert len(prompt) == told["usage"]["prompt_tokens"]
+    sent = events(await answer(gateway, "test/ok", stream=True, **asked))
+    parts = [event["choices"][0] for event in sent]
+    assert [token for part in parts for token in part["token_ids"]] == [0, 1, 2]
+    assert [each["prompt_token_ids"] for each in (*sent, *parts) if "prompt_token_ids" in each] == [prompt]
+    plain = await answer(gateway, "test/ok", text=text, stream=True)
+    assert b"token_ids" not in plain.body
+
+
 @pytest.mark.parametrize(("tools", "name"), [(TOOLS, "look_up"), (None, "get_weather")])
 async def test_a_tool_call(gateway: Gateway, tools: list[Any] | None, name: str) -> None:
     asked = {} if tools is None else {"tools": tools}
