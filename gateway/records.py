@@ -1,6 +1,6 @@
 """Builds the records that billing and the scheduler get of a request, from its state."""
 
-from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord
+from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord, label_lines
 from core.errors import InvalidRequest
 from core.tokens import TokenUsage
 from gateway.context import AnyContext
@@ -30,6 +30,7 @@ def hold_request(context: AnyContext) -> HoldRequest:
         max_output_tokens=prepared.max_tokens * prepared.choices,
         default_output_tokens=longest,
         whole=prepared.in_one_piece and bounded and longest * MAX_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES,
+        labels=label_lines(prepared.labels),
     )
 
 

@@ -5,8 +5,13 @@ from datetime import timedelta
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.metering import label_budgets
+from core.db import Database
+
 BATCH = 10_000
 """Rows that one statement deletes at most, which keeps the transaction short; a backlog takes several days."""
+END_USERS_BATCH = 1_000
+"""End users that one transaction forgets, under the lock of their organisation's account."""
 HOLDS_KEPT = timedelta(days=35)
 """How long the holds of a month are kept after its end. The close looks at holds of the last 48 h, the reconciliation
 of engines at those of a week."""
@@ -44,3 +49,17 @@ async def prune_holds(connection: AsyncConnection) -> int:
         text("SELECT penstock_prune_holds(:kept, :batch)"), {"kept": HOLDS_KEPT, "batch": BATCH}
     )
     return int(pruned.scalar_one())
+
+
+async def forget_end_users(database: Database) -> int:
+    """Forget end users of past months that only the budget of every end user counts; returns how many.
+
+    Requests of an organisation wait for one batch at most.
+    """
+    total = 0
+    while True:
+        async with database.system() as connection:
+            forgotten = await label_budgets.forget_end_users(connection, END_USERS_BATCH)
+        total += forgotten
+        if not forgotten:
+            return total

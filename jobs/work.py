@@ -124,12 +124,13 @@ async def reconcile_again(database: Database, settings: Settings) -> int:
 
 
 async def prune(database: Database, settings: Settings) -> int:
-    """Delete old tenancy changes, sign-in failures whose window is over, and records of completed work."""
+    """Delete old tenancy changes, sign-in failures whose window is over, and records of completed or past work."""
     async with database.system() as connection:
         pruned = await retention.prune_holds(connection)
     async with database.system() as connection:
         pruned += await changes.prune_changes(connection) + await logins.prune(connection)
-        return pruned + await retention.prune(connection)
+        pruned += await retention.prune(connection)
+    return pruned + await retention.forget_end_users(database)
 
 
 async def prune_request_traces(database: Database, settings: Settings) -> int:

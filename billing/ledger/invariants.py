@@ -54,6 +54,21 @@ LEDGER_CHECKS = {
                 WHERE transfer_id IS NOT NULL
             UNION ALL SELECT transfers FROM ledger_unsealed) c)
         SELECT t.id FROM ledger_transfers t, covered c WHERE NOT c.ids @> t.id""",
+    "what a budget of an end user or tag counts differs from the usage rows": """
+        SELECT b.tenant_id, b.scope, b.label, b.spent_month, coalesce(u.cost, 0) AS usage FROM scope_budgets b
+        LEFT JOIN (SELECT l.tenant_id, v.name || '=' || v.value AS label, sum(r.cost) AS cost
+            FROM usage_labels l JOIN usage_rows r ON r.request_id = l.request_id
+            CROSS JOIN LATERAL unnest(l.user_value || l.tag_values) AS i (id) JOIN label_values v ON v.id = i.id
+            WHERE l.tenant_id IN (SELECT a.tenant_id FROM billing_accounts a WHERE a.has_label_budgets)
+                AND l.ended_at >= date_trunc('month', clock_timestamp(), 'UTC')
+            GROUP BY 1, 2) u ON u.tenant_id = b.tenant_id AND u.label = b.label
+        WHERE b.label IS NOT NULL AND b.month = date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC')::date
+            AND b.spent_month <> coalesce(u.cost, 0)""",
+    "an end user who has spent is not counted under the budget of every end user": """
+        SELECT DISTINCT l.tenant_id, v.value AS end_user FROM usage_labels l JOIN label_values v ON v.id = l.user_value
+        JOIN billing_accounts a ON a.tenant_id = l.tenant_id AND a.end_user_budget IS NOT NULL
+        WHERE l.ended_at >= date_trunc('month', clock_timestamp(), 'UTC') AND NOT EXISTS (SELECT FROM scope_budgets b
+            WHERE b.scope_id = penstock_label_scope(l.tenant_id, 'user=' || v.value))""",
 }
 """Queries on transfers, accounts, usage and seals, by the violation that they find. They read the whole ledger."""
 
@@ -66,7 +81,8 @@ HOLD_CHECKS = {
     "money held of a budget differs from the open holds": """
         SELECT b.tenant_id, b.scope, b.scope_id, b.held, coalesce(h.amount, 0) AS holds FROM scope_budgets b
         LEFT JOIN (SELECT s.scope_id, sum(o.amount) AS amount FROM holds o,
-            LATERAL (VALUES (o.project_id), (o.key_id)) AS s (scope_id)
+            LATERAL (SELECT o.project_id UNION ALL SELECT o.key_id UNION ALL
+                SELECT unnest(penstock_label_scopes(o.tenant_id, o.labels))) AS s (scope_id)
             WHERE o.state = 'open' GROUP BY s.scope_id) h ON h.scope_id = b.scope_id
         WHERE b.held <> coalesce(h.amount, 0)""",
     "a settled request's hold is still open": """

@@ -47,6 +47,8 @@ billing_accounts = Table(
     pico("credit_limit", nullable=True),
     instant("created_at", now=True),
     Column("has_scope_budgets", Boolean, nullable=False, server_default=text("false")),
+    Column("has_label_budgets", Boolean, nullable=False, server_default=text("false")),
+    pico("end_user_budget", nullable=True),
     CheckConstraint("balance >= 0", name="balance"),
 )
 """One row per tenant, locked by every booking: prepaid `balance`, postpaid `owed` and `invoiced`, money held."""

@@ -197,6 +197,7 @@ class HoldManager:
             open_requests=int(row["open_holds"] or 0),
             top_up_url=self._top_up_url,
             budget_scope=row["budget_scope"] or "tenant",
+            budget_label=row["budget_label"],
         )
 
     # -- voids, extensions, renewals -------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ class HoldRequest(msgspec.Struct, frozen=True):
     """The model's default, an upper bound when the request names no limit."""
     whole: bool = False
     """Asks for a hold of all that the answer may cost, so that the engine may be asked for it in one piece."""
+    labels: str | None = None
+    """End user and tags (`label_lines`), whose budgets the hold counts in; None: the request names none."""
 
 
 class HoldGranted(msgspec.Struct, frozen=True):
@@ -111,6 +113,17 @@ class Labels(msgspec.Struct, frozen=True, omit_defaults=True):
     end_user: str = ""
     tags: dict[str, str] = {}
     """Values by name; a name begins with `tag_`."""
+
+
+def label_lines(labels: Labels | None) -> str | None:
+    """The labels as `penstock_hold` takes them: one a line as NAME=VALUE, the end user first, whose name is `user`.
+
+    No name contains `=`, and no value a line break.
+    """
+    if labels is None:
+        return None
+    lines = [f"user={labels.end_user}"] if labels.end_user else []
+    return "\n".join(lines + [f"{name}={value}" for name, value in labels.tags.items()]) or None
 
 
 class OpenRecord(msgspec.Struct, tag="open", omit_defaults=True):

@@ -3,6 +3,9 @@
 from core.errors import BudgetExceeded, InsufficientCredit, PenstockError, Unavailable
 from core.money import pico_to_usd
 
+MAX_COUNTED_END_USERS = 100_000
+"""End users that the budget of every end user counts (penstock_admit_end_user)."""
+
 
 def hold_refusal(
     verdict: str,
@@ -15,11 +18,12 @@ def hold_refusal(
     open_requests: int,
     top_up_url: str,
     budget_scope: str = "tenant",
+    budget_label: str | None = None,
 ) -> PenstockError:
     """The error for a `verdict` of `penstock_hold` other than `granted`; amounts are picodollars.
 
     `funds` is the balance, or the rest of the monthly budget, before open holds (`held`) are subtracted.
-    `budget_scope`: whose budget is exceeded.
+    `budget_scope`: whose budget is exceeded, and for an end user or tag `budget_label`, as NAME=VALUE.
     """
     if verdict == "unpriced":
         return Unavailable(
@@ -33,6 +37,12 @@ def hold_refusal(
         return Unavailable(
             "the request id is in use already; send the request again", code="duplicate_request"
         )
+    if verdict == "too_many_end_users":
+        return BudgetExceeded(
+            f"the monthly budget of every end user covers at most {MAX_COUNTED_END_USERS:,} end users, and this "
+            "request names a further one. Name one of those, or remove that budget.",
+            details={"budget_scope": "end_user", "top_up_url": top_up_url},
+        )
     details = {
         "balance_usd": pico_to_usd(funds),
         "held_usd": pico_to_usd(held),
@@ -45,15 +55,34 @@ def hold_refusal(
         f"${details['held_usd']} are held by open requests (the organisation has {open_requests})"
     )
     if verdict == "budget_exceeded":
-        whose = "" if budget_scope == "tenant" else f" of the {budget_scope}"
         return BudgetExceeded(
-            f"the monthly budget{whose} does not cover this request: {facts}. "
+            f"the monthly budget{_whose(budget_scope, budget_label)} does not cover this request: {facts}. "
             "Raise the budget or ask for fewer tokens.",
-            details=details | {"budget_scope": budget_scope},
+            details=details | _budget_of(budget_scope, budget_label),
         )
     return InsufficientCredit(
         f"the credit does not cover this request: {facts}. Add credit or ask for fewer tokens.",
         details=details,
+    )
+
+
+def _budget_of(scope: str, label: str | None) -> dict[str, str]:
+    """Whose budget it is, in the details of the error."""
+    if label is None:
+        return {"budget_scope": scope}
+    return {"budget_scope": scope, scope: label.removeprefix("user=") if scope == "end_user" else label}
+
+
+def _whose(scope: str, label: str | None) -> str:
+    if scope == "tenant":
+        return ""
+    if label is None:
+        return f" of the {scope}"
+    name, _, value = label.partition("=")
+    return (
+        f" of the end user {value!r}"
+        if scope == "end_user"
+        else f" of the tag {name} with the value {value!r}"
     )
 
 

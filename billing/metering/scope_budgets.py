@@ -1,4 +1,7 @@
-"""Monthly budgets of projects and keys. penstock_hold enforces them under the lock of the organisation's account."""
+"""Monthly budgets of projects and keys, and the list of all budgets.
+
+penstock_hold enforces them under the lock of the organisation's account.
+"""
 
 from typing import Literal
 from uuid import UUID
@@ -13,13 +16,21 @@ from core.money import pico_to_usd
 BudgetScope = Literal["project", "key"]
 
 
-class ScopeBudget(msgspec.Struct, frozen=True):
-    """A budget of a project or key in the present UTC month; amounts are exact decimal dollars."""
+AnyScope = Literal["project", "key", "end_user", "tag", "every_end_user"]
 
-    scope: BudgetScope
+
+class ScopeBudget(msgspec.Struct, frozen=True):
+    """A budget in the present UTC month; amounts are exact decimal dollars."""
+
+    scope: AnyScope
     scope_id: UUID
+    name: str | None
+    """The end user, or the tag as tag_NAME=VALUE."""
+    stops: bool
+    """False: it sends notices only."""
     budget_usd: str
     spent_this_month_usd: str
+    """For every_end_user: by all end users together that have no budget of their own."""
     held_usd: str
     """Reserved by open requests."""
 
@@ -39,19 +50,26 @@ async def set_budget(
         raise NotFound(f"there is no billing account of the organisation {tenant_id}")
 
 
+_BUDGETS = text(
+    "SELECT b.scope, b.scope_id, b.label, b.stops, b.amount, b.held, penstock_scope_spent(b) AS spent "
+    "FROM scope_budgets b WHERE b.tenant_id = :tenant AND b.amount IS NOT NULL "
+    "UNION ALL SELECT 'every_end_user', penstock_label_scope(a.tenant_id, 'user'), NULL, true, a.end_user_budget, "
+    "coalesce(sum(b.held), 0), coalesce(sum(penstock_scope_spent(b)), 0) FROM billing_accounts a "
+    "LEFT JOIN scope_budgets b ON b.tenant_id = a.tenant_id AND b.amount IS NULL "
+    "WHERE a.tenant_id = :tenant AND a.end_user_budget IS NOT NULL GROUP BY a.tenant_id, a.end_user_budget "
+    "ORDER BY 1 DESC, 3, 2"
+)
+
+
 async def list_budgets(connection: AsyncConnection, tenant_id: UUID) -> list[ScopeBudget]:
-    """The budgets of an organisation's projects and keys, projects first."""
-    rows = await connection.execute(
-        text(
-            "SELECT b.scope, b.scope_id, b.amount, b.held, penstock_scope_spent(b) AS spent FROM scope_budgets b "
-            "WHERE b.tenant_id = :tenant ORDER BY b.scope DESC, b.scope_id"
-        ),
-        {"tenant": tenant_id},
-    )
+    """The budgets of an organisation's projects, keys, end users and tags, but not of the organisation itself."""
+    rows = await connection.execute(_BUDGETS, {"tenant": tenant_id})
     return [
         ScopeBudget(
             scope=row.scope,
             scope_id=row.scope_id,
+            name=None if row.label is None else row.label.removeprefix("user="),
+            stops=row.stops,
             budget_usd=pico_to_usd(int(row.amount)),
             spent_this_month_usd=pico_to_usd(int(row.spent)),
             held_usd=pico_to_usd(int(row.held)),

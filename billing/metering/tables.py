@@ -53,10 +53,12 @@ holds = Table(
     instant("admitted_at"),
     instant("renewed_at"),
     instant("closed_at", nullable=True),
+    Column("labels", Text),
     Index("ix_holds_open", "tenant_id", postgresql_where=text("state = 'open'")),
     postgresql_partition_by="RANGE (request_id)",
 )
-"""Money reserved for a request. Mutable and not part of the ledger; each hold is resolved once."""
+"""Money reserved for a request. Mutable and not part of the ledger; each hold is resolved once. `labels`: end user and
+tags, one a line (see penstock_label_scopes)."""
 
 scope_budgets = Table(
     "scope_budgets",
@@ -64,13 +66,17 @@ scope_budgets = Table(
     Column("scope_id", Uuid, primary_key=True),
     tenant(),
     string("scope"),
-    pico("amount"),
+    pico("amount", nullable=True),
     pico("held", zero=True),
     pico("spent_month", zero=True),
     Column("month", Date, nullable=False),
+    Column("label", Text),
+    Column("stops", Boolean, nullable=False, server_default=text("true")),
     Index(None, "tenant_id"),
+    Index("ix_scope_budgets_counted", "tenant_id", "month", postgresql_where=text("amount IS NULL")),
 )
-"""Monthly budgets of projects and keys, with their open holds and what they have spent. Locked by the account's row."""
+"""Monthly budgets of projects, keys, end users and tags, with their open holds and what they have spent. Locked by the
+account's row. Without an amount: an end user who is counted under the budget of every end user."""
 
 usage_dims = Table(
     "usage_dims",

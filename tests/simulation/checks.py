@@ -6,7 +6,7 @@ from uuid import UUID
 from billing.metering.records import Outcome
 from core.tokens import TokenUsage
 from tests.simulation.platform import Platform
-from tests.simulation.sql_model import UsageRow
+from tests.simulation.sql_model import UsageRow, month_of
 from tests.simulation.traffic import Request
 
 LOST_BY_KILL_S = 1.0
@@ -40,6 +40,15 @@ def check_books(platform: Platform) -> None:
             world.problem(f"invoiced {account.invoiced} is not the ledger's {-booked[tenant, 'invoiced']}")
         if (account.held, account.open_holds) != (0, 0):
             world.problem(f"{account.held} in {account.open_holds} holds are still held")
+    for budget in model.budgets.values():
+        if budget.held:
+            world.problem(f"{budget.held} of the budget of {budget.label} are still held")
+        rows = [
+            one for one in model.usage.values() if budget.label in one.labels and one.tenant == budget.tenant
+        ]
+        spent = sum(one.cost for one in rows if month_of(one.ended_at) == budget.month)
+        if budget.spent_month != spent:
+            world.problem(f"the budget of {budget.label} counts {budget.spent_month}, its rows {spent}")
     for request_id, row in model.usage.items():
         if of_request.pop(request_id, 0) != row.cost:
             world.problem(f"{request_id} costs {row.cost}, but that is not what is booked")

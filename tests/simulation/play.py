@@ -98,7 +98,10 @@ def _no_change(_: Platform) -> Iterator[None]:
 
 
 def _tenants(platform: Platform) -> list[UUID]:
-    """Two organisations: one with credit for anything, one with little or none, or with a credit limit."""
+    """Two organisations: one with credit for anything, one with little or none, or with a credit limit.
+
+    Every end user has a budget, a small one in the first organisation.
+    """
     model, random = platform.server.model, platform.world.random
     model.prices[1] = Price(1, MODEL, TIER, None, 3, 1, 7, 11)
     rich, poor = (UUID(int=random.getrandbits(128)) for _ in range(2))
@@ -110,6 +113,8 @@ def _tenants(platform: Platform) -> list[UUID]:
     else:
         model.open_account(poor, "prepaid")
         model.grant(UUID(int=random.getrandbits(128)), poor, random.choice((500, 5000, 20_000)))
+    model.set_label_budget(rich, "user", 30_000, stops=True)
+    model.set_label_budget(poor, "user", 10**9, stops=True)
     model.undo.clear()
     return [rich, poor, poor]
 

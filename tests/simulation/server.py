@@ -160,7 +160,7 @@ class Server:
             return False
         if "penstock_settle" in query:
             return any(record.tenant_id in locked for record in args[0])
-        return "penstock_hold" in query and args[-1] is True and not locked.isdisjoint(args[2])
+        return "penstock_hold" in query and args[11] is True and not locked.isdisjoint(args[2])
 
     def transaction(self, call: Callable[[], Any], *, durable: bool) -> Any:
         """Commit what `call` does, or undo it when it raises."""
@@ -187,6 +187,8 @@ class Server:
             return model.hold(*args)
         if name == "penstock_settle":
             return model.settle(args[0])
+        if name == "penstock_settle_labelled":
+            return model.settle_labelled(args[0], msgspec.json.decode(args[1]), *args[2:])
         if name == "penstock_settle_with_unbilled":
             return model.settle_with_unbilled(args[0], msgspec.json.decode(args[1]))
         if name == "penstock_extend":

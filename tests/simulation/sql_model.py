@@ -7,6 +7,7 @@ microseconds since the Unix epoch. A call is one transaction: it changes everyth
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
@@ -43,6 +44,16 @@ def month_of(us: int) -> tuple[int, int]:
     return instant.year, instant.month
 
 
+def label_scope(tenant: UUID, label: str) -> UUID:
+    """penstock_label_scope."""
+    return UUID(bytes=sha256(f"{tenant}\n{label}".encode()).digest()[:16])
+
+
+def label_scopes(tenant: UUID, labels: str | None) -> tuple[UUID, ...]:
+    """penstock_label_scopes."""
+    return tuple(label_scope(tenant, one) for one in labels.split("\n")) if labels else ()
+
+
 class Price(msgspec.Struct, frozen=True):
     """A price version that holds for all time; `tenant` None is the list price."""
 
@@ -70,6 +81,8 @@ class Account(msgspec.Struct, frozen=True):
     budget: int | None = None
     spent_month: int = 0
     credit_limit: int | None = None
+    has_label_budgets: bool = False
+    end_user_budget: int | None = None
 
     def spent(self, now: int) -> int:
         """penstock_spent."""
@@ -88,14 +101,22 @@ class ScopeBudget(msgspec.Struct, frozen=True):
 
     tenant: UUID
     scope: str
-    amount: int
+    amount: int | None
     held: int
     spent_month: int
     month: tuple[int, int]
+    label: str | None = None
+    stops: bool = True
 
     def spent(self, now: int) -> int:
         """penstock_scope_spent."""
         return self.spent_month if self.month == month_of(now) else 0
+
+    def rest(self, account: Account, now: int) -> int:
+        """What is not spent of it, before open holds are subtracted."""
+        amount = account.end_user_budget if self.amount is None else self.amount
+        assert amount is not None
+        return amount - self.spent(now)
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -109,6 +130,7 @@ class Hold(msgspec.Struct, frozen=True):
     amount: int
     renewed_at: int
     state: str = "open"
+    labels: str | None = None
 
 
 class UsageRow(msgspec.Struct, frozen=True):
@@ -126,6 +148,7 @@ class UsageRow(msgspec.Struct, frozen=True):
     reasoning: int
     cost: int
     discount: int
+    labels: tuple[str, ...] = ()
 
 
 class Transfer(msgspec.Struct, frozen=True):
@@ -176,12 +199,16 @@ class SqlModel:
         self.undo.append((table, key, table.get(key)))
         table[key] = row
 
+    def remove(self, table: dict[Any, Any], key: Any) -> None:
+        """Delete a row."""
+        self.undo.append((table, key, table.pop(key)))
+
     def roll_back(self, mark: int = 0) -> None:
         """Undo the changes after the first `mark` ones."""
         while len(self.undo) > mark:
             table, key, row = self.undo.pop()
             if row is None:
-                del table[key]
+                table.pop(key, None)
             else:
                 table[key] = row
 
@@ -258,6 +285,78 @@ class SqlModel:
         self.put(self.budgets, scope_id, ScopeBudget(tenant, scope, amount, held, spent, month))
         return True
 
+    def set_label_budget(self, tenant: UUID, label: str, amount: int | None, stops: bool) -> bool:
+        """penstock_set_label_budget."""
+        account = self.accounts.get(tenant)
+        if account is None:
+            return False
+        every, scope = account.end_user_budget, label_scope(tenant, label)
+        known = self.budgets.get(scope)
+        if label == "user":
+            self._set_every_end_user(account, amount)
+        elif amount is None:
+            if known is not None and every is not None and label.startswith("user="):
+                self.put(self.budgets, scope, replace(known, amount=None, stops=True))
+            elif known is not None:
+                self.remove(self.budgets, scope)
+        elif known is not None:
+            self.put(self.budgets, scope, replace(known, amount=amount, stops=stops))
+        else:
+            self._count_label(tenant, label, amount, stops)
+        account = self.accounts[tenant]
+        labelled = any(one.tenant == tenant and one.label is not None for one in self.budgets.values())
+        self._change(account, has_label_budgets=account.end_user_budget is not None or labelled)
+        return True
+
+    def _set_every_end_user(self, account: Account, amount: int | None) -> None:
+        tenant = account.tenant
+        if amount is None:
+            for scope in [
+                key for key, one in self.budgets.items() if (one.tenant, one.amount) == (tenant, None)
+            ]:
+                self.remove(self.budgets, scope)
+        elif account.end_user_budget is None:
+            used = {one for row in self.usage.values() if row.tenant == tenant for one in self._in_month(row)}
+            held = {
+                one
+                for row in self.holds.values()
+                if row.tenant == tenant and row.state == "open" and row.labels
+                for one in row.labels.split("\n")
+            }
+            for label in sorted(used | held):
+                if label.startswith("user=") and label_scope(tenant, label) not in self.budgets:
+                    self._count_label(tenant, label)
+        self._change(account, end_user_budget=amount)
+
+    def _in_month(self, row: UsageRow) -> tuple[str, ...]:
+        return row.labels if month_of(row.ended_at) >= month_of(self.now()) else ()
+
+    def _count_label(
+        self, tenant: UUID, label: str, amount: int | None = None, stops: bool = True, *, spent: bool = True,
+        settled: Iterable[UUID] = (),
+    ) -> None:  # fmt: skip
+        """Insert a label's row with what open holds and those of `settled` reserve and, if `spent`, its costs."""
+        held = sum(
+            one.amount
+            for key, one in self.holds.items()
+            if (one.state == "open" or (key in set(settled) and one.state == "settled"))
+            and one.tenant == tenant
+            and label in (one.labels or "").split("\n")
+        )
+        cost = sum(
+            one.cost for one in self.usage.values() if one.tenant == tenant and label in self._in_month(one)
+        )
+        scope = "end_user" if label.startswith("user=") else "tag"
+        row = ScopeBudget(
+            tenant, scope, amount, held, cost if spent else 0, month_of(self.now()), label, stops
+        )
+        self.put(self.budgets, label_scope(tenant, label), row)
+
+    def _budgets_of(self, account: Account, scopes: Iterable[UUID], labels: str | None) -> tuple[UUID, ...]:
+        """The scopes whose budgets a request counts in."""
+        known = label_scopes(account.tenant, labels) if account.has_label_budgets else ()
+        return (*scopes, *known)
+
     def price(self, model: str, tier: str, tenant: UUID | None) -> Price | None:
         """penstock_price."""
         fitting = [one for one in self.prices.values() if (one.model, one.tier) == (model, tier)]
@@ -279,6 +378,7 @@ class SqlModel:
         defaults: Sequence[int],
         wholes: Sequence[bool | None] = (),
         wait: bool = True,
+        labels: Sequence[str | None] = (),
     ) -> list[dict[str, Any]]:
         """penstock_hold; with `wait` it must not be called for a locked account."""
         order = sorted(range(len(requests)), key=lambda i: (tenants[i], i))
@@ -286,14 +386,14 @@ class SqlModel:
             self._hold_one(
                 requests[i], tenants[i], (projects[i], keys[i]), models[i], tiers[i], inputs[i], outputs[i],
                 defaults[i],
-                bool(wholes[i]) if i < len(wholes) else False,
+                bool(wholes[i]) if i < len(wholes) else False, labels[i] if i < len(labels) else None,
             )
             for i in order
         ]  # fmt: skip
 
     def _hold_one(
         self, request: UUID, tenant: UUID, scopes: tuple[UUID, UUID], model: str, tier: str, inputs: int,
-        outputs: int, default: int, asked_whole: bool,
+        outputs: int, default: int, asked_whole: bool, labels: str | None,
     ) -> dict[str, Any]:  # fmt: skip
         now = self.now()
         row: dict[str, Any] = dict.fromkeys(_HOLD_COLUMNS)
@@ -315,11 +415,18 @@ class SqlModel:
             row[f"{prefix}_cached"], row[f"{prefix}_output"] = one.cached_input, one.output
             row[f"{prefix}_reasoning"] = one.reasoning
         rate = max(price.output, price.reasoning)
-        own = [self.budgets[one] for one in scopes if one in self.budgets]
-        own.sort(key=lambda one: (one.amount - one.spent(now) - one.held, one.scope))
-        rests = [one.amount - one.spent(now) for one in own]
+        counted = self._budgets_of(account, scopes, labels)
+        named = labels is not None and labels.startswith("user=")
+        if labels and named and account.end_user_budget is not None and counted[2] not in self.budgets:
+            self._count_label(tenant, labels.split("\n")[0], spent=False)
+        stopping = [
+            (self.budgets[one], one) for one in counted if one in self.budgets and self.budgets[one].stops
+        ]
+        stopping.sort(key=lambda one: (one[0].rest(account, now) - one[0].held, one[0].scope, one[1]))
+        own = [one for one, _ in stopping]
+        rests = [one.rest(account, now) for one in own]
         limits = [one - account.held for one in (funds, budget) if one is not None]
-        limits += [one.amount - one.spent(now) - one.held for one in own]
+        limits += [one.rest(account, now) - one.held for one in own]
         left = min(limits) if limits else None
         prompt = max(inputs, 0) * max(price.input, price.cached_input)
         tokens = outputs
@@ -339,12 +446,12 @@ class SqlModel:
             row["can_wait"] = all(needed <= one for one in (budget, *rests) if one is not None)
             if budget is not None and needed > budget - account.held:
                 return {**row, "verdict": "budget_exceeded", "funds": budget, "budget_scope": "tenant"}
-            facts = {"funds": own[0].amount - own[0].spent(now), "held": own[0].held}
+            facts = {"funds": rests[0], "held": own[0].held, "budget_label": own[0].label}
             return {**row, "verdict": "budget_exceeded", "budget_scope": own[0].scope, **facts}
         if request in self.holds:
             return {**row, "verdict": "duplicate"}
-        self.put(self.holds, request, Hold(tenant, scopes, price.id, tokens, needed, now))
-        self._hold_in_scopes(scopes, needed)
+        self.put(self.holds, request, Hold(tenant, scopes, price.id, tokens, needed, now, labels=labels))
+        self._hold_in_scopes(counted, needed)
         self._change(account, held=account.held + needed, open_holds=account.open_holds + 1)
         return {**row, "verdict": "granted", "amount": needed}
 
@@ -362,11 +469,12 @@ class SqlModel:
                 cost = more * max(price.output, price.reasoning)
                 budget = None if account.budget is None else account.budget - account.spent(now)
                 limits = [one - account.held for one in (account.funds, budget) if one is not None]
-                own = [self.budgets[one] for one in hold.scopes if one in self.budgets]
-                limits += [one.amount - one.spent(now) - one.held for one in own]
+                scopes = self._budgets_of(account, hold.scopes, hold.labels)
+                own = [self.budgets[one] for one in scopes if one in self.budgets]
+                limits += [one.rest(account, now) - one.held for one in own if one.stops]
                 extended = not limits or cost <= min(limits)
                 if extended:
-                    self._hold_in_scopes(hold.scopes, cost)
+                    self._hold_in_scopes(scopes, cost)
                     changed = replace(
                         hold,
                         amount=hold.amount + cost,
@@ -397,8 +505,8 @@ class SqlModel:
                 left.append(request)
                 continue
             self.put(self.holds, request, replace(hold, state=state))
-            self._hold_in_scopes(hold.scopes, -hold.amount)
             account = self.accounts[hold.tenant]
+            self._hold_in_scopes(self._budgets_of(account, hold.scopes, hold.labels), -hold.amount)
             self._change(account, held=account.held - hold.amount, open_holds=account.open_holds - 1)
         return left
 
@@ -431,6 +539,44 @@ class SqlModel:
             if key[0] in fresh and key not in self.unbilled:
                 self.put(self.unbilled, key, note)
         return rows
+
+    def settle_labelled(
+        self, batch: Sequence[SettleRow], notes: Iterable[dict[str, Any]], requests: Sequence[UUID],
+        tenants: Sequence[UUID], names: Sequence[str], values: Sequence[str],
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """penstock_settle_labelled, for fewer labels than the caps allow."""
+        rows = self.settle_with_unbilled(batch, notes)
+        labels: dict[UUID, list[str]] = defaultdict(list)
+        for request, name, value in zip(requests, names, values, strict=True):
+            labels[request].append(f"{name}={value}")
+        settled = [row["request_id"] for row in rows if row["result"] == "settled"]
+        for request, own in labels.items():
+            if request in settled:
+                self.put(self.usage, request, replace(self.usage[request], labels=tuple(own)))
+        if any(one in self.accounts and self.accounts[one].has_label_budgets for one in tenants):
+            self._charge_labels(settled, self.now())
+        return rows
+
+    def _charge_labels(self, settled: list[UUID], now: int) -> None:
+        """penstock_charge_labels."""
+        costs: dict[UUID, dict[UUID, int]] = defaultdict(dict)
+        freed: dict[UUID, int] = defaultdict(int)
+        for request in settled:
+            row, hold = self.usage[request], self.holds.get(request)
+            for label in row.labels:
+                scope = label_scope(row.tenant, label)
+                every = self.accounts[row.tenant].end_user_budget
+                if every is not None and label.startswith("user=") and scope not in self.budgets:
+                    self._count_label(row.tenant, label, spent=False, settled=settled)
+                costs[scope][request] = row.cost
+            if hold is not None and hold.state == "settled":
+                for scope in label_scopes(hold.tenant, hold.labels):
+                    freed[scope] += hold.amount
+        for scope in {*costs, *freed}:
+            budget = self.budgets.get(scope)
+            if budget is not None:
+                counted = self._spent(budget, costs[scope], now)
+                self.put(self.budgets, scope, replace(budget, held=budget.held - freed[scope], **counted))
 
     def count_unpriced(
         self, models: Sequence[str], tiers: Sequence[str], tenants: Sequence[UUID], counts: Sequence[int]
@@ -591,5 +737,5 @@ def _cost(price: Price, record: SettleRow) -> int:
 _HOLD_COLUMNS = (
     "request_id", "verdict", "can_wait", "admitted_at", "price_id", "price_input", "price_cached", "price_output",
     "price_reasoning", "list_id", "list_input", "list_cached", "list_output", "list_reasoning", "amount",
-    "output_tokens", "whole", "needed", "funds", "held", "open_holds", "budget_scope",
+    "output_tokens", "whole", "needed", "funds", "held", "open_holds", "budget_scope", "budget_label",
 )  # fmt: skip

@@ -7,7 +7,16 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from billing.metering.records import Checkpoint, HoldGranted, HoldRequest, OpenRecord, Outcome, UsageRecord
+from billing.metering.records import (
+    Checkpoint,
+    HoldGranted,
+    HoldRequest,
+    Labels,
+    OpenRecord,
+    Outcome,
+    UsageRecord,
+    label_lines,
+)
 from core.errors import PenstockError
 from core.tokens import NO_TOKENS, TokenUsage
 from tests.simulation.world import World
@@ -38,6 +47,11 @@ class Plan:
     ends: Outcome
     leaves_after_s: float | None
     """When the client disconnects, from the request's receipt."""
+
+    @property
+    def labels(self) -> Labels | None:
+        """Every third request names one of two end users."""
+        return Labels(f"u{self.prompt_tokens % 2}") if self.prompt_tokens % 3 == 0 else None
 
 
 @dataclass
@@ -193,6 +207,7 @@ def _hold_request(request: Request) -> HoldRequest:
         max_output_tokens=plan.max_tokens,
         default_output_tokens=400,
         whole=plan.whole,
+        labels=label_lines(plan.labels),
     )
 
 
@@ -216,6 +231,7 @@ def _open_record(request: Request, hold: HoldGranted) -> OpenRecord:
         max_input_tokens=plan.prompt_tokens + 10,
         whole=hold.whole,
         max_output_tokens=hold.output_tokens if hold.whole else 0,
+        labels=plan.labels,
     )
 
 

@@ -1,29 +1,31 @@
 -- Reserve money for many requests in one call. Accounts are locked in id order. One row per request:
---   verdict       granted, busy, unpriced, no_account, duplicate, insufficient_credit or budget_exceeded; busy: another
---                 transaction has locked the account, and nothing was decided
+--   verdict       granted, busy, unpriced, no_account, duplicate, insufficient_credit, budget_exceeded or
+--                 too_many_end_users; busy: another transaction has locked the account, and nothing was decided
 --   can_wait      the refusal is caused by open holds only
 --   price_*       the pinned version and its rates (picodollars a token); list_*: the list version beside it
 --   amount        the hold, null when refused; needed: the amount requested (picodollars)
 --   funds         the account's funds, or the rest of the exceeded budget for budget_exceeded; null without a limit
 --   held          open holds of the account before this one, or of the scope of the exceeded budget; open_holds: how many
 --                 the account has
---   budget_scope  whose budget is exceeded: tenant, project or key; else null
+--   budget_scope  whose budget is exceeded: tenant, project, key, end_user or tag; else null
+--   budget_label  which end user's or tag's, as NAME=VALUE
 -- p_inputs and p_outputs are upper bounds in tokens. A request without a bound (p_outputs[i] <= 0) may use the rest
 -- of its context, p_defaults[i]: it holds at most 4096 output tokens and at most a quarter of what is available.
 -- p_whole[i] asks for a hold of all that the answer may cost, so that the engine may be asked for it in one piece;
 -- granted (column whole) where that is at most a sixteenth of what is available. Absent or null: not asked for.
 -- p_wait: wait for a locked account, up to the session's lock_timeout. Without it no request waits for the account of
 -- another tenant. The default is what callers of before this parameter expect.
+-- p_labels: end user and tags of each request (see penstock_label_scopes). Absent or null: it names none.
 CREATE OR REPLACE FUNCTION penstock_hold(
     p_incarnation text, p_requests uuid[], p_tenants uuid[], p_projects uuid[], p_keys uuid[],
     p_models text[], p_tiers text[], p_inputs bigint[], p_outputs bigint[], p_defaults bigint[],
-    p_whole boolean[] DEFAULT '{}', p_wait boolean DEFAULT true)
+    p_whole boolean[] DEFAULT '{}', p_wait boolean DEFAULT true, p_labels text[] DEFAULT '{}')
 RETURNS TABLE (
     request_id uuid, verdict text, can_wait boolean, admitted_at timestamptz,
     price_id bigint, price_input bigint, price_cached bigint, price_output bigint, price_reasoning bigint,
     list_id bigint, list_input bigint, list_cached bigint, list_output bigint, list_reasoning bigint,
     amount numeric, output_tokens bigint, whole boolean, needed numeric, funds numeric, held numeric, open_holds integer,
-    budget_scope text)
+    budget_scope text, budget_label text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -41,7 +43,10 @@ DECLARE
     v_funds numeric;
     v_budget numeric;
     v_left numeric;
+    v_scopes uuid[];
+    v_budgets integer;
     v_scope scope_budgets;
+    v_scope_left numeric;
     v_scope_rest numeric;
     v_input numeric;
     v_rate numeric;
@@ -76,6 +81,7 @@ BEGIN
         request_id := p_requests[i]; can_wait := false; admitted_at := v_now;
         amount := NULL; output_tokens := NULL; whole := false; needed := NULL; price_id := NULL; list_id := NULL;
         funds := v_funds; held := a.held; open_holds := a.open_holds; budget_scope := NULL;
+        budget_label := NULL;
         IF a.tenant_id IS NULL THEN
             verdict := v_absent;
             RETURN NEXT;
@@ -103,15 +109,29 @@ BEGIN
         list_id := l.id; list_input := l.input; list_cached := l.cached_input;
         list_output := l.output; list_reasoning := l.reasoning;
         v_left := least(v_funds, v_budget) - a.held;
-        v_scope := NULL;
+        v_budgets := 0;
         v_scope_rest := NULL;
-        IF a.has_scope_budgets THEN
-            -- The budget with the least left. What both leave for new work once no hold is open decides can_wait.
-            SELECT min(b.amount - penstock_scope_spent(b)) INTO v_scope_rest FROM scope_budgets b
-                WHERE b.scope_id IN (p_projects[i], p_keys[i]);
-            SELECT * INTO v_scope FROM scope_budgets b WHERE b.scope_id IN (p_projects[i], p_keys[i])
-                ORDER BY b.amount - penstock_scope_spent(b) - b.held, b.scope LIMIT 1;
-            v_left := least(v_left, v_scope.amount - penstock_scope_spent(v_scope) - v_scope.held);
+        IF a.has_scope_budgets OR a.has_label_budgets THEN
+            v_scopes := ARRAY[p_projects[i], p_keys[i]];
+            IF a.has_label_budgets AND p_labels[i] IS NOT NULL THEN
+                v_scopes := v_scopes || penstock_label_scopes(v_tenant, p_labels[i]);
+                IF a.end_user_budget IS NOT NULL
+                    AND NOT penstock_admit_end_user(v_tenant, v_scopes[3], p_labels[i]) THEN
+                    verdict := 'too_many_end_users';
+                    RETURN NEXT;
+                    CONTINUE;
+                END IF;
+            END IF;
+            -- The budget with the least left. What all leave for new work once no hold is open decides can_wait.
+            SELECT count(*), min(coalesce(b.amount, a.end_user_budget) - penstock_scope_spent(b)) FILTER (WHERE b.stops)
+                INTO v_budgets, v_scope_rest FROM scope_budgets b WHERE b.scope_id = ANY (v_scopes);
+            IF v_scope_rest IS NOT NULL THEN
+                SELECT * INTO v_scope FROM scope_budgets b WHERE b.scope_id = ANY (v_scopes) AND b.stops
+                    ORDER BY coalesce(b.amount, a.end_user_budget) - penstock_scope_spent(b) - b.held, b.scope,
+                        b.scope_id LIMIT 1;
+                v_scope_left := coalesce(v_scope.amount, a.end_user_budget) - penstock_scope_spent(v_scope);
+                v_left := least(v_left, v_scope_left - v_scope.held);
+            END IF;
         END IF;
         v_input := greatest(p_inputs[i], 0) * greatest(p.input, p.cached_input)::numeric;
         output_tokens := p_outputs[i];
@@ -138,15 +158,16 @@ BEGIN
                     funds := v_budget;
                 ELSE
                     budget_scope := v_scope.scope;
-                    funds := v_scope.amount - penstock_scope_spent(v_scope);
+                    budget_label := v_scope.label;
+                    funds := v_scope_left;
                     held := v_scope.held;
                 END IF;
             END IF;
         ELSE
             INSERT INTO holds (request_id, tenant_id, project_id, key_id, model, incarnation, price_version,
-                    output_tokens, amount, admitted_at, renewed_at)
+                    output_tokens, amount, admitted_at, renewed_at, labels)
                 VALUES (request_id, v_tenant, p_projects[i], p_keys[i], v_model, p_incarnation, price_id,
-                    output_tokens, needed, v_now, v_now)
+                    output_tokens, needed, v_now, v_now, p_labels[i])
                 ON CONFLICT DO NOTHING;
             IF FOUND THEN
                 verdict := 'granted';
@@ -154,9 +175,8 @@ BEGIN
                 a.held := a.held + needed;
                 a.open_holds := a.open_holds + 1;
                 v_changed := true;
-                IF v_scope.scope_id IS NOT NULL THEN
-                    UPDATE scope_budgets b SET held = b.held + needed
-                        WHERE b.scope_id IN (p_projects[i], p_keys[i]);
+                IF v_budgets > 0 THEN
+                    UPDATE scope_budgets b SET held = b.held + needed WHERE b.scope_id = ANY (v_scopes);
                 END IF;
             ELSE
                 verdict := 'duplicate';

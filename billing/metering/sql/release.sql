@@ -9,6 +9,7 @@ DECLARE
     v_tenants uuid[];
     v_projects uuid[];
     v_keys uuid[];
+    v_labels text[];
     v_amounts numeric[];
 BEGIN
     PERFORM 1 FROM holds h WHERE h.request_id = ANY (p_requests) ORDER BY h.request_id FOR UPDATE;
@@ -19,17 +20,23 @@ BEGIN
     closed AS (
         UPDATE holds h SET state = p_state, closed_at = clock_timestamp()
         FROM found WHERE h.request_id = found.request_id AND found.state = 'open' AND found.free
-        RETURNING h.tenant_id, h.project_id, h.key_id, h.amount)
-    SELECT array_agg(c.tenant_id), array_agg(c.project_id), array_agg(c.key_id), array_agg(c.amount),
+        RETURNING h.tenant_id, h.project_id, h.key_id, h.labels, h.amount)
+    SELECT array_agg(c.tenant_id), array_agg(c.project_id), array_agg(c.key_id), array_agg(c.labels),
+        array_agg(c.amount),
         (SELECT array_agg(f.request_id) FROM found f WHERE f.state = 'open' AND NOT f.free)
-        INTO v_tenants, v_projects, v_keys, v_amounts, v_left FROM closed c;
+        INTO v_tenants, v_projects, v_keys, v_labels, v_amounts, v_left FROM closed c;
     UPDATE billing_accounts b SET held = b.held - s.amount, open_holds = b.open_holds - s.holds
         FROM (SELECT tenant, sum(amount) AS amount, count(*)::integer AS holds
             FROM unnest(v_tenants, v_amounts) AS t (tenant, amount) GROUP BY tenant) s
         WHERE b.tenant_id = s.tenant;
     UPDATE scope_budgets b SET held = b.held - s.amount
-        FROM (SELECT scope, sum(amount) AS amount
-            FROM unnest(v_projects || v_keys, v_amounts || v_amounts) AS t (scope, amount) GROUP BY scope) s
+        FROM (SELECT scope, sum(amount) AS amount FROM (
+            SELECT * FROM unnest(v_projects || v_keys, v_amounts || v_amounts)
+            UNION ALL
+            SELECT l.scope, t.amount FROM unnest(v_tenants, v_labels, v_amounts) AS t (tenant, labels, amount)
+            JOIN billing_accounts a ON a.tenant_id = t.tenant AND a.has_label_budgets
+            CROSS JOIN LATERAL unnest(penstock_label_scopes(t.tenant, t.labels)) AS l (scope)) t (scope, amount)
+            GROUP BY scope) s
         WHERE b.scope_id = s.scope;
     RETURN coalesce(v_left, '{}');
 END $$;

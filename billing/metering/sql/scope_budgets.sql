@@ -9,20 +9,35 @@ $$;
 CREATE OR REPLACE FUNCTION penstock_charge_scopes(p_requests uuid[], p_costs numeric[], p_ends timestamptz[],
     p_held numeric[], p_month date) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+    v_scopes uuid[];
+    v_costs numeric[];
+    v_ends timestamptz[];
+    v_held numeric[];
+BEGIN
+    SELECT array_agg(s.scope), array_agg(t.cost), array_agg(t.ended_at), array_agg(t.held)
+    INTO v_scopes, v_costs, v_ends, v_held
+    FROM unnest(p_requests, p_costs, p_ends, p_held) AS t (request, cost, ended_at, held)
+    JOIN usage_rows u ON u.request_id = t.request
+    JOIN usage_dims d ON d.id = u.dim_id, LATERAL (SELECT d.project_id UNION SELECT d.key_id) AS s (scope);
+    PERFORM penstock_book_budgets(v_scopes, v_costs, v_ends, v_held, p_month);
+END $$;
+
+-- Take costs into the budgets of scopes, each in the month of its end, and release what was held there. The lists have an
+-- element for each scope of a request; an end is null where there is no cost.
+CREATE OR REPLACE FUNCTION penstock_book_budgets(p_scopes uuid[], p_costs numeric[], p_ends timestamptz[],
+    p_held numeric[], p_month date) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
     v_month timestamptz := p_month::timestamp AT TIME ZONE 'UTC';
 BEGIN
     UPDATE scope_budgets b SET held = b.held - n.released, month = greatest(b.month, n.month),
         spent_month = CASE WHEN b.month >= n.month THEN b.spent_month ELSE 0 END
             + CASE WHEN greatest(b.month, n.month) >= p_month THEN n.spent_now ELSE n.spent - n.spent_now END
     FROM (
-        SELECT s.scope, sum(t.cost) AS spent, coalesce(sum(t.held), 0) AS released,
+        SELECT t.scope, sum(t.cost) AS spent, coalesce(sum(t.held), 0) AS released,
             coalesce(sum(t.cost) FILTER (WHERE t.ended_at >= v_month), 0) AS spent_now,
             CASE WHEN max(t.ended_at) >= v_month THEN p_month ELSE (p_month - interval '1 month')::date END AS month
-        FROM unnest(p_requests, p_costs, p_ends, p_held) AS t (request, cost, ended_at, held)
-        JOIN usage_rows u ON u.request_id = t.request
-        JOIN usage_dims d ON d.id = u.dim_id,
-            LATERAL (SELECT d.project_id UNION SELECT d.key_id) AS s (scope)
-        GROUP BY s.scope) n
+        FROM unnest(p_scopes, p_costs, p_ends, p_held) AS t (scope, cost, ended_at, held)
+        GROUP BY t.scope) n
     WHERE b.scope_id = n.scope;
 END $$;
 
@@ -58,6 +73,6 @@ BEGIN
         END IF;
     END IF;
     UPDATE billing_accounts b SET has_scope_budgets = EXISTS (
-        SELECT FROM scope_budgets s WHERE s.tenant_id = p_tenant) WHERE b.tenant_id = p_tenant;
+        SELECT FROM scope_budgets s WHERE s.tenant_id = p_tenant AND s.label IS NULL) WHERE b.tenant_id = p_tenant;
     RETURN true;
 END $$;

@@ -75,6 +75,13 @@ def test_refusals_speak_in_exact_dollars() -> None:
         "top_up_url": "https://pay",
     }
     assert isinstance(hold_refusal("budget_exceeded", **facts), BudgetExceeded)  # type: ignore[arg-type]
+    budget = hold_refusal("budget_exceeded", **facts, budget_scope="tag", budget_label="tag_t=a=b")  # type: ignore[arg-type]
+    assert budget.message.startswith(
+        "the monthly budget of the tag tag_t with the value 'a=b' does not cover"
+    )
+    assert budget.details["tag"] == "tag_t=a=b"
+    crowded = hold_refusal("too_many_end_users", **facts)  # type: ignore[arg-type]
+    assert isinstance(crowded, BudgetExceeded)
     for verdict in ("unpriced", "no_account", "duplicate"):
         assert isinstance(hold_refusal(verdict, **facts), Unavailable)  # type: ignore[arg-type]
 

@@ -45,7 +45,8 @@ CREATE FUNCTION virtual.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE 
     'SELECT started FROM virtual.fixed';
 """
 _BOOK = "SELECT penstock_book($1, $2, $3, $4, $5, $6) AS is_new"
-_HOLD = "SELECT * FROM penstock_hold('m', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+_HOLD = "SELECT * FROM penstock_hold('m', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+_SETTLE = "SELECT * FROM penstock_settle_labelled($1, '[]', $2, $3, $4, $5)"
 
 
 @dataclass
@@ -71,7 +72,10 @@ tenant = st.integers(0, 3)
 free_tenant = st.integers(0, 2)
 tokens = st.integers(0, 60)
 pick = st.integers(0, 40)
-asks = st.tuples(tenant, tokens, st.sampled_from((0, 0, 5, 40, 90)), st.booleans())
+labels = st.sampled_from(
+    (None, None, "user=a", "user=b", "user=a\ntag_t=x", "tag_t=x\ntag_u=y", "user=\u00e9=c")
+)
+asks = st.tuples(tenant, tokens, st.sampled_from((0, 0, 5, 40, 90)), st.booleans(), labels)
 
 
 class SqlModelMachine(RuleBasedStateMachine):
@@ -86,6 +90,7 @@ class SqlModelMachine(RuleBasedStateMachine):
         self.ids = itertools.count(to_us(START) // 1000 << 80 | 7 << 76 | 2 << 62)
         self.known = list(rig.known)
         self.admitted = {one: START for one in self.known}
+        self.labels: dict[UUID, str | None] = {}
 
     def new_id(self) -> UUID:
         return UUID(int=next(self.ids))
@@ -149,6 +154,17 @@ class SqlModelMachine(RuleBasedStateMachine):
         (row,) = rig.call("SELECT penstock_set_scope_budget($1, $2, $3, $4) AS done", *args)
         assert row["done"] == self.model.set_scope_budget(*args)
 
+    @rule(
+        who=free_tenant,
+        label=st.sampled_from(("user", "user", "user=a", "user=b", "tag_t=x", "user=\u00e9=c")),
+        amount=st.none() | st.integers(0, 2500),
+        stops=st.booleans(),
+    )
+    def set_label_budget(self, who: int, label: str, amount: int | None, stops: bool) -> None:
+        args = (rig.customers[who].tenant_id, label, amount, stops)
+        (row,) = rig.call("SELECT penstock_set_label_budget($1, $2, $3, $4) AS done", *args)
+        assert row["done"] == self.model.set_label_budget(*args)
+
     @rule(seconds=st.sampled_from((0.001, 1, 7, 40, 3600, 86_400, 260_000)))
     def wait(self, seconds: float) -> None:
         rig.now += round(seconds * 1e6)
@@ -164,7 +180,7 @@ class SqlModelMachine(RuleBasedStateMachine):
         again=st.booleans(),
         model=st.sampled_from([MODEL] * 5 + ["x"]),
     )
-    def hold(self, asked: list[tuple[int, int, int, bool]], again: bool, model: str) -> None:
+    def hold(self, asked: list[tuple[int, int, int, bool, str | None]], again: bool, model: str) -> None:
         ids = [self.new_id() for _ in asked]
         if again:
             ids[0] = self.known[-1]
@@ -181,6 +197,7 @@ class SqlModelMachine(RuleBasedStateMachine):
             [32] * len(ids),
             [one[3] for one in asked],
             all(one[0] != 3 for one in asked) and again,
+            [one[4] for one in asked],
         ]
         answers = {row["request_id"]: dict(row) for row in rig.call(_HOLD, *batch)}
         expected = {row["request_id"]: row for row in self.model.hold("m", *batch)}
@@ -191,6 +208,7 @@ class SqlModelMachine(RuleBasedStateMachine):
         for request, row in answers.items():
             if row["verdict"] == "granted":
                 self.known.append(request)
+                self.labels[request] = batch[11][ids.index(request)]
                 self.admitted[request] = row["admitted_at"]
 
     @precondition(lambda self: self.known)
@@ -235,10 +253,17 @@ class SqlModelMachine(RuleBasedStateMachine):
         lasted_s=st.sampled_from((0, 3, 90, 90_000)),
         stranger=st.integers(0, 2),
         wrong=st.sampled_from((0,) * 8 + (77,)),
+        strange=labels,
     )
     def settle(
-        self, ends: list[tuple[int, int, int, int, Outcome]], lasted_s: int, stranger: int, wrong: int
+        self,
+        ends: list[tuple[int, int, int, int, Outcome]],
+        lasted_s: int,
+        stranger: int,
+        wrong: int,
+        strange: str | None,
     ) -> None:
+        """Settle requests with the labels of their holds; those whose hold was lost have the labels `strange`."""
         batch = {}
         for number, prompt, output, part, outcome in ends:
             request = self.some([number])[-1]
@@ -262,10 +287,16 @@ class SqlModelMachine(RuleBasedStateMachine):
                 duration_us=lasted_s * 10**6,
             )  # fmt: skip
         rows = list(batch.values())
-        answers = {
-            row["request_id"]: row["result"] for row in rig.call("SELECT * FROM penstock_settle($1)", rows)
-        }
-        assert answers == {row["request_id"]: row["result"] for row in self.model.settle(rows)}
+        named = [
+            (one.request_id, one.tenant_id, *line.split("=", 1))
+            for one in rows
+            for line in (self.labels.get(one.request_id, strange) or "").split("\n")
+            if line
+        ]
+        columns = [list(column) for column in zip(*named, strict=True)] or [[], [], [], []]
+        answers = {row["request_id"]: row["result"] for row in rig.call(_SETTLE, rows, *columns)}
+        expected = self.model.settle_labelled(rows, [], *columns)
+        assert answers == {row["request_id"]: row["result"] for row in expected}
 
     def teardown(self) -> None:
         try:
@@ -280,18 +311,21 @@ def _same_tables(model: SqlModel) -> None:
     """Every row of PostgreSQL is one of the model's, and the other way round."""
     accounts = rig.call("SELECT * FROM billing_accounts")
     assert {one["tenant_id"]: _account(one) for one in accounts} == {
-        key: (one.balance, one.owed, one.invoiced, one.held, one.open_holds, one.spent_month, one.month)
+        key: (
+            one.balance, one.owed, one.invoiced, one.held, one.open_holds, one.spent_month, one.has_label_budgets,
+            one.end_user_budget, one.month,
+        )
         for key, one in model.accounts.items()
-    }
+    }  # fmt: skip
     budgets = rig.call("SELECT * FROM scope_budgets")
     assert {
         one["scope_id"]: (
             one["tenant_id"], one["scope"], one["amount"], one["held"], one["spent_month"],
-            (one["month"].year, one["month"].month),
+            (one["month"].year, one["month"].month), one["label"], one["stops"],
         )
         for one in budgets
     } == {
-        key: (one.tenant, one.scope, one.amount, one.held, one.spent_month, one.month)
+        key: (one.tenant, one.scope, one.amount, one.held, one.spent_month, one.month, one.label, one.stops)
         for key, one in model.budgets.items()
     }  # fmt: skip
     holds = rig.call("SELECT *, CAST(state AS text) AS told FROM holds")
@@ -302,10 +336,11 @@ def _same_tables(model: SqlModel) -> None:
             one["output_tokens"],
             one["told"],
             to_us(one["renewed_at"]),
+            one["labels"],
         )
         for one in holds
     } == {
-        key: (one.tenant, one.amount, one.output_tokens, one.state, one.renewed_at)
+        key: (one.tenant, one.amount, one.output_tokens, one.state, one.renewed_at, one.labels)
         for key, one in model.holds.items()
     }
     usage = rig.call(
@@ -345,7 +380,12 @@ def _same_tables(model: SqlModel) -> None:
 
 def _account(row: "asyncpg.Record") -> tuple[Any, ...]:
     month = (row["month"].year, row["month"].month)
-    amounts = (row[name] for name in ("balance", "owed", "invoiced", "held", "open_holds", "spent_month"))
+    amounts = (
+        row[name]
+        for name in (
+            "balance", "owed", "invoiced", "held", "open_holds", "spent_month", "has_label_budgets", "end_user_budget",
+        )
+    )  # fmt: skip
     return (*amounts, month)
 
 
@@ -401,7 +441,16 @@ def test_the_model_of_the_sql_functions_answers_as_postgresql_does(pg_url: str) 
             rig.known,
             *([value] * 2 for value in (locked.tenant_id, locked.project_id, locked.key_id, MODEL)),
         ]
-        batch: list[Any] = [*one, ["standard"] * 2, [5, 5], [10, 10], [32, 32], [False, False], True]
+        batch: list[Any] = [
+            *one,
+            ["standard"] * 2,
+            [5, 5],
+            [10, 10],
+            [32, 32],
+            [False, False],
+            True,
+            ["user=a", None],
+        ]
         assert [row["verdict"] for row in rig.call(_HOLD, *batch)] == ["granted", "granted"]
         model.hold("m", *batch)
         model.undo.clear()
