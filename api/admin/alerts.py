@@ -22,8 +22,9 @@ class AlertOut(ResponseModel):
     id: UUID | None = Field(description="null = the organisation's budget with the usual thresholds.")
     tenant_id: UUID
     kind: Literal["budget", "low_balance"]
-    scope: Literal["tenant", "project", "key"]
+    scope: Literal["tenant", "project", "key", "end_user", "tag"]
     scope_id: UUID
+    label: str | None = Field(description="The end user or tag, as user=NAME or tag_NAME=VALUE; else null.")
     amount_usd: str | None
     thresholds: list[int]
     current_usd: str = Field(description="Spent this UTC month, or the balance.")

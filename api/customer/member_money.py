@@ -15,17 +15,26 @@ from api.admin.billing import AccountOut, BudgetUpdate, LotList, LotOut
 from api.admin.deps import After, Limit, Page, ResponseModel, to_page
 from api.admin.tenants import TenantOut, TenantUpdate
 from api.customer.member_deps import Member, MemberDeps
-from billing.metering.scope_budgets import BudgetScope
+from billing.metering.label_budgets import EVERY_END_USER, label_of
+from billing.metering.scope_budgets import AnyScope, BudgetScope
 
 
 class ScopeBudgetOut(ResponseModel):
-    """A budget of a project or key in the present UTC month."""
+    """A budget in the present UTC month. `name` is the end user, or the tag as tag_NAME=VALUE; null for the others."""
 
-    scope: BudgetScope
+    scope: AnyScope
     scope_id: UUID
+    name: str | None
+    stops: bool
     budget_usd: str
     spent_this_month_usd: str
     held_usd: str
+
+
+class LabelBudgetUpdate(BudgetUpdate):
+    """A monthly budget of an end user or tag; `stops` false: it sends notices and refuses nothing."""
+
+    stops: bool = True
 
 
 def router(deps: MemberDeps) -> APIRouter:
@@ -33,6 +42,7 @@ def router(deps: MemberDeps) -> APIRouter:
     routes = deps.router("account and budgets")
     _organisation_routes(routes, deps)
     _account_routes(routes, deps)
+    _label_budget_routes(routes, deps)
     _budget_routes(routes, deps)
     return routes
 
@@ -87,10 +97,44 @@ def _account_routes(routes: APIRouter, deps: MemberDeps) -> None:
         )
 
 
+def _label_budget_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    """Budgets of end users and tags. Their paths come before those of projects and keys, which would match them."""
+    auth = Depends(deps.member)
+
+    async def set_budget(
+        member: Member, label: str, usd: str | None, *, stops: bool = True
+    ) -> list[ScopeBudgetOut]:
+        rows = await admin_budgets.set_label_budget(
+            deps.database, member.actor, tenant_id=member.tenant_id, label=label, usd=usd, stops=stops
+        )
+        return [ScopeBudgetOut.model_validate(row) for row in rows]
+
+    @routes.put("/budgets/end_user", summary="Set or remove the monthly budget of every end user (owners)")
+    async def set_every_end_user(member: Annotated[Member, auth], body: BudgetUpdate) -> list[ScopeBudgetOut]:
+        """It holds for each end user that requests name and that has no budget of its own."""
+        return await set_budget(member, EVERY_END_USER, body.budget_usd)
+
+    @routes.put(
+        "/budgets/end_user/{name:path}", summary="Set or remove the monthly budget of an end user (owners)"
+    )
+    async def set_end_user(
+        member: Annotated[Member, auth], name: str, body: LabelBudgetUpdate
+    ) -> list[ScopeBudgetOut]:
+        """It takes the place of that of every end user. Beyond it, requests that name the end user get 402."""
+        return await set_budget(member, label_of("end_user", name), body.budget_usd, stops=body.stops)
+
+    @routes.put("/budgets/tag/{name:path}", summary="Set or remove the monthly budget of a tag (owners)")
+    async def set_tag(
+        member: Annotated[Member, auth], name: str, body: LabelBudgetUpdate
+    ) -> list[ScopeBudgetOut]:
+        """The tag is written tag_NAME=VALUE. Beyond its budget, requests with this tag get 402."""
+        return await set_budget(member, label_of("tag", name), body.budget_usd, stops=body.stops)
+
+
 def _budget_routes(routes: APIRouter, deps: MemberDeps) -> None:
     auth = Depends(deps.member)
 
-    @routes.get("/budgets", summary="Monthly budgets of projects and keys")
+    @routes.get("/budgets", summary="Monthly budgets of projects, keys, end users and tags")
     async def list_budgets(member: Annotated[Member, auth]) -> list[ScopeBudgetOut]:
         rows = await admin_budgets.list_budgets(deps.database, member.actor, tenant_id=member.tenant_id)
         return [ScopeBudgetOut.model_validate(row) for row in rows]

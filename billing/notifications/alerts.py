@@ -1,10 +1,11 @@
 """Budget and low-balance alerts: notices when spending reaches thresholds of a budget, or credit runs low.
 
-An organisation's budget is `billing_accounts.budget`, those of projects and keys are in `scope_budgets`. Holds enforce
-them (new requests get 402), and they alert at THRESHOLDS without a rule. A rule on a project or key has an amount of
-its own, which alerts and stops nothing. An organisation's spending is the account's counter; that of a project or key
-is the exact sum of its usage in the UTC month. Each threshold fires once per month and scope; when several are crossed
-together, one notice names the highest.
+An organisation's budget is `billing_accounts.budget`, those of projects, keys, end users and tags are in
+`scope_budgets`. Holds enforce them (new requests get 402) unless one of an end user or tag is watched only, and they
+alert at THRESHOLDS without a rule, except that of every end user. A rule on a project or key has an amount of its own,
+which alerts and stops nothing. An organisation's spending is the account's counter, that of an end user or tag its
+budget's; that of a project or key is the exact sum of its usage in the UTC month. Each threshold fires once per month
+and scope; when several are crossed together, one notice names the highest.
 """
 
 from typing import Any, Literal
@@ -47,6 +48,8 @@ class AlertView(msgspec.Struct, frozen=True):
     """The spending of this UTC month, or the balance."""
     fired: list[int]
     """Thresholds that fired this month."""
+    label: str | None = None
+    """Of an end user or tag: which one, as user=NAME or tag_NAME=VALUE."""
 
 
 async def set_rule(
@@ -157,20 +160,21 @@ _STATES = text("""
         date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC')::date AS day),
     rules AS (
         SELECT r.id, r.tenant_id, r.kind, r.scope, r.scope_id, r.thresholds, r.fired_at,
-            CASE WHEN r.kind = 'budget' AND r.scope = 'tenant' THEN b.budget ELSE r.amount END AS amount
+            CASE WHEN r.kind = 'budget' AND r.scope = 'tenant' THEN b.budget ELSE r.amount END AS amount,
+            r.scope = 'tenant' AS stops
         FROM alert_rules r JOIN billing_accounts b ON b.tenant_id = r.tenant_id
         WHERE CAST(:tenant AS uuid) IS NULL OR r.tenant_id = :tenant
         UNION ALL
-        SELECT NULL, b.tenant_id, 'budget', 'tenant', b.tenant_id, CAST(:defaults AS smallint[]), NULL, b.budget
+        SELECT NULL, b.tenant_id, 'budget', 'tenant', b.tenant_id, CAST(:defaults AS smallint[]), NULL, b.budget, true
         FROM billing_accounts b WHERE b.budget > 0 AND (CAST(:tenant AS uuid) IS NULL OR b.tenant_id = :tenant)
             AND NOT EXISTS (SELECT 1 FROM alert_rules r WHERE r.tenant_id = b.tenant_id AND r.kind = 'budget'
                 AND r.scope = 'tenant')
         UNION ALL
-        SELECT NULL, s.tenant_id, 'budget', s.scope, s.scope_id, CAST(:defaults AS smallint[]), NULL, s.amount
+        SELECT NULL, s.tenant_id, 'budget', s.scope, s.scope_id, CAST(:defaults AS smallint[]), NULL, s.amount, s.stops
         FROM scope_budgets s WHERE s.amount > 0 AND (CAST(:tenant AS uuid) IS NULL OR s.tenant_id = :tenant)
             AND NOT EXISTS (SELECT 1 FROM alert_rules r WHERE r.kind = 'budget' AND r.tenant_id = s.tenant_id
                 AND r.scope_id = s.scope_id)),
-    watched AS (SELECT DISTINCT tenant_id FROM rules WHERE kind = 'budget' AND scope <> 'tenant'),
+    watched AS (SELECT DISTINCT tenant_id FROM rules WHERE kind = 'budget' AND scope IN ('project', 'key')),
     dirty AS MATERIALIZED (
         SELECT DISTINCT hour FROM dirty_hours, now WHERE hour >= now.month AND EXISTS (SELECT 1 FROM watched)),
     counted AS (
@@ -186,10 +190,12 @@ _STATES = text("""
         UNION ALL SELECT tenant_id, key_id, sum(cost) FROM counted GROUP BY 1, 2)
     SELECT r.*, (SELECT day FROM now) AS month, b.mode,
         CASE WHEN r.kind = 'low_balance' THEN b.balance WHEN r.scope = 'tenant' THEN penstock_spent(b)
-            ELSE coalesce(s.cost, 0) END AS current,
+            WHEN r.scope IN ('end_user', 'tag') THEN penstock_scope_spent(c)
+            ELSE coalesce(s.cost, 0) END AS current, c.label,
         ARRAY(SELECT e.threshold FROM alert_events e, now WHERE e.tenant_id = r.tenant_id AND e.scope_id = r.scope_id
             AND e.month = now.day AND r.kind = 'budget' ORDER BY 1) AS fired
     FROM rules r JOIN billing_accounts b ON b.tenant_id = r.tenant_id
+    LEFT JOIN scope_budgets c ON c.tenant_id = r.tenant_id AND c.scope_id = r.scope_id
     LEFT JOIN spent s ON s.tenant_id = r.tenant_id AND s.scope_id = r.scope_id
     ORDER BY r.tenant_id, r.kind, r.scope, r.scope_id
 """)
@@ -212,6 +218,7 @@ async def list_rules(connection: AsyncConnection, tenant_id: UUID | None) -> lis
             thresholds=list(row.thresholds),
             current_usd=pico_to_usd(int(row.current)),
             fired=list(row.fired),
+            label=row.label,
         )
         for row in await _rule_states(connection, tenant_id)
     ]
@@ -274,7 +281,7 @@ async def _fire_budget(connection: AsyncConnection, state: Row[Any]) -> int:
     name = await _scope_name(connection, state)
     consequence = (
         "New requests are refused with 402 until the budget is raised or the month ends (UTC)."
-        if highest >= 100 and (state.scope == "tenant" or state.id is None)
+        if highest >= 100 and state.stops
         else "Requests go on."
     )
     await notify(
@@ -290,6 +297,7 @@ async def _fire_budget(connection: AsyncConnection, state: Row[Any]) -> int:
             "threshold_pct": highest,
             "spent_usd": spent,
             "budget_usd": budget,
+            **({} if state.label is None else {"label": state.label}),
         },
         key=f"budget|{state.scope_id}|{state.month}|{highest}",
     )
@@ -324,6 +332,8 @@ async def _fire_balance(connection: AsyncConnection, state: Row[Any]) -> int:
 
 async def _scope_name(connection: AsyncConnection, state: Row[Any]) -> str:
     """The display name of the scope."""
+    if state.label is not None:
+        return f"the end user {state.label[5:]}" if state.scope == "end_user" else f"the tag {state.label}"
     query = {
         "tenant": "SELECT name FROM tenants WHERE id = :id",
         "project": "SELECT 'project ' || name FROM projects WHERE id = :id AND tenant_id = :tenant",

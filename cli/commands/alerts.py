@@ -64,7 +64,8 @@ def set_(
 ) -> None:
     """Make, replace or remove a budget of a project or key, thresholds, or a low-balance alert.
 
-    The hard stop of an organisation is `penstock credits budget`; budgets of projects and keys only tell.
+    These rules send notices and stop nothing. What stops requests: `penstock credits budget` for the whole
+    organisation, `penstock budgets set` for a project, key, end user or tag.
     """
 
     async def act() -> None:

@@ -19,8 +19,20 @@ from console.format import money
 from console.panels.amounts import parse_usd
 from console.viewer import Viewer, toast_ok
 
-SCOPES = {"tenant": "Whole organisation", "project": "Project", "key": "Key"}
-BUDGETS = {"tenant": "budget; it stops requests", "project": "budget of a project", "key": "budget of a key"}
+SCOPES = {
+    "tenant": "Whole organisation",
+    "project": "Project",
+    "key": "Key",
+    "end_user": "End user",
+    "tag": "Tag",
+}
+BUDGETS = {
+    "tenant": "budget; it stops requests",
+    "project": "budget of a project",
+    "key": "budget of a key",
+    "end_user": "budget of an end user",
+    "tag": "budget of a tag",
+}
 _COLUMNS = (
     Column("what", "Watched"),
     Column("amount", "Budget or mark", numeric=True),
@@ -95,7 +107,7 @@ class AlertRulesPanel:
 
     def _row(self, rule: AlertView) -> Row:
         acts = [("remove", "Remove", "bad")] if self.may_set and rule.id is not None else []
-        name = self.names.get(rule.scope_id, SCOPES[rule.scope])
+        name = self.names.get(rule.scope_id, _name(rule))
         return {
             "id": f"{rule.kind} {rule.scope_id}",
             **rule_cells(rule, name),
@@ -215,6 +227,11 @@ def rule_cells(rule: AlertView, name: str) -> Row:
     }
 
 
+def _name(rule: AlertView) -> str:
+    """The end user or tag of a rule, or what kind of scope it has."""
+    return SCOPES[rule.scope] if rule.label is None else rule.label.removeprefix("user=")
+
+
 async def all_rules(console: Console, viewer: Viewer, names: dict[UUID, str]) -> None:
     """Draw the rules of all organisations for platform roles, those with the highest used share first."""
     rules = await admin_alerts.list_alerts(console.database, viewer.actor)
@@ -233,7 +250,7 @@ def _all_rows(rules: Sequence[AlertView], names: dict[UUID, str]) -> list[Row]:
         {
             "id": str(number),
             "tenant": cell(names.get(rule.tenant_id, "–"), href=f"/tenants/{rule.tenant_id}?tab=alerts"),
-            **rule_cells(rule, SCOPES[rule.scope]),
+            **rule_cells(rule, _name(rule)),
         }
         for number, rule in enumerate(ordered)
     ]

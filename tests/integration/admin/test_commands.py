@@ -183,8 +183,29 @@ def test_budgets_of_projects_and_keys(shell: Shell) -> None:
     assert shell.json("budgets", "set", "acme", "none", "--project", "default") == listed[1:]
     for words in ([], ["--project", "default", "--key", key["id"]]):
         refused = shell("budgets", "set", "acme", "1", *words)
-        assert (refused.exit_code, "--project or --key" in refused.stderr) == (2, True)
+        assert (refused.exit_code, "give one of --project, --key" in refused.stderr) == (2, True)
     assert shell("budgets", "set", "acme", "1", "--project", "other").exit_code == 2
+
+
+def test_budgets_of_end_users_and_tags(shell: Shell) -> None:
+    shell.json("tenants", "create", "Acme")
+    shell.json("budgets", "set", "acme", "2", "--every-end-user")
+    shell.json("budgets", "set", "acme", "50", "--end-user", "user 4711")
+    listed = shell.json("budgets", "set", "acme", "300", "--tag", "tag_team=search", "--notify-only")
+    assert [(one["scope"], one["name"], one["budget_usd"], one["stops"]) for one in listed] == [
+        ("tag", "tag_team=search", "300.00", False),
+        ("every_end_user", None, "2.00", True),
+        ("end_user", "user 4711", "50.00", True),
+    ]
+    shell.json("budgets", "set", "acme", "none", "--tag", "tag_team=search")
+    shell.json("budgets", "set", "acme", "none", "--end-user", "user 4711")
+    assert [one["scope"] for one in shell.json("budgets", "list", "acme")] == ["every_end_user"]
+    for words in (
+        ["--tag", "team=x"],
+        ["--every-end-user", "--notify-only"],
+        ["--project", "default", "--notify-only"],
+    ):
+        assert shell("budgets", "set", "acme", "1", *words).exit_code == 2
 
 
 def test_the_starter_credit(shell: Shell) -> None:

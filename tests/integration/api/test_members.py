@@ -79,6 +79,9 @@ def acts(acme: Organisation, other: str) -> list[tuple[str, str, object, tuple[i
         ("GET", "/budgets", None, everyone),
         ("PUT", f"/budgets/key/{acme.key_id}", {"budget_usd": "5"}, owners),
         ("PUT", f"/budgets/project/{acme.project_id}", {"budget_usd": None}, owners),
+        ("PUT", "/budgets/end_user", {"budget_usd": "2"}, owners),
+        ("PUT", "/budgets/end_user/a/b c", {"budget_usd": "5", "stops": False}, owners),
+        ("PUT", "/budgets/tag/tag_team=blue", {"budget_usd": "5"}, owners),
         ("GET", "/projects", None, everyone),
         ("POST", "/projects", {"name": uuid4().hex}, (201, 403, 403)),
         ("GET", "/keys", None, everyone),
@@ -137,6 +140,8 @@ async def test_every_route_is_in_the_table_of_roles(client: httpx.AsyncClient, a
         path = path.replace("/limits/project/{project_id}", "/limits/{scope_kind}/{scope_id}")
         path = path.replace("/budgets/key/{key_id}", "/budgets/{scope}/{scope_id}")
         path = path.replace("/budgets/project/{project_id}", "/budgets/{scope}/{scope_id}")
+        path = path.replace("/budgets/end_user/a/b c", "/budgets/end_user/{name}")
+        path = path.replace("/budgets/tag/tag_team=blue", "/budgets/tag/{name}")
         covered.add((method, f"/v1/organization{path}"))
     routes = {
         (method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods
