@@ -122,11 +122,15 @@ BEGIN
                     CONTINUE;
                 END IF;
             END IF;
+            -- Elements, not = ANY (v_scopes): PostgreSQL would take an array of unknown length for a long one, and plan
+            -- the statement again at each call.
             -- The budget with the least left. What all leave for new work once no hold is open decides can_wait.
             SELECT count(*), min(coalesce(b.amount, a.end_user_budget) - penstock_scope_spent(b)) FILTER (WHERE b.stops)
-                INTO v_budgets, v_scope_rest FROM scope_budgets b WHERE b.scope_id = ANY (v_scopes);
+                INTO v_budgets, v_scope_rest FROM scope_budgets b WHERE b.scope_id IN (v_scopes[1], v_scopes[2],
+                    v_scopes[3], v_scopes[4], v_scopes[5], v_scopes[6], v_scopes[7], v_scopes[8]);
             IF v_scope_rest IS NOT NULL THEN
-                SELECT * INTO v_scope FROM scope_budgets b WHERE b.scope_id = ANY (v_scopes) AND b.stops
+                SELECT * INTO v_scope FROM scope_budgets b WHERE b.stops AND b.scope_id IN (v_scopes[1], v_scopes[2],
+                    v_scopes[3], v_scopes[4], v_scopes[5], v_scopes[6], v_scopes[7], v_scopes[8])
                     ORDER BY coalesce(b.amount, a.end_user_budget) - penstock_scope_spent(b) - b.held, b.scope,
                         b.scope_id LIMIT 1;
                 v_scope_left := coalesce(v_scope.amount, a.end_user_budget) - penstock_scope_spent(v_scope);
@@ -176,7 +180,8 @@ BEGIN
                 a.open_holds := a.open_holds + 1;
                 v_changed := true;
                 IF v_budgets > 0 THEN
-                    UPDATE scope_budgets b SET held = b.held + needed WHERE b.scope_id = ANY (v_scopes);
+                    UPDATE scope_budgets b SET held = b.held + needed WHERE b.scope_id IN (v_scopes[1], v_scopes[2],
+                        v_scopes[3], v_scopes[4], v_scopes[5], v_scopes[6], v_scopes[7], v_scopes[8]);
                 END IF;
             ELSE
                 verdict := 'duplicate';

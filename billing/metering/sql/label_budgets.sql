@@ -6,7 +6,8 @@ BEGIN
 END $$;
 
 -- The scopes of the labels of a request, in their order. p_labels: one label a line, the end user first; null when the
--- request has none.
+-- request has none. A request has an end user and five tags at most (gateway/limits.py), so lines after the sixth do not
+-- count: penstock_hold looks at eight scopes.
 CREATE OR REPLACE FUNCTION penstock_label_scopes(p_tenant uuid, p_labels text) RETURNS uuid[]
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -14,7 +15,7 @@ DECLARE
     v_label text;
 BEGIN
     IF p_labels IS NOT NULL THEN
-        FOREACH v_label IN ARRAY string_to_array(p_labels, E'\n') LOOP
+        FOREACH v_label IN ARRAY (string_to_array(p_labels, E'\n'))[1:6] LOOP
             v_scopes := v_scopes || penstock_label_scope(p_tenant, v_label);
         END LOOP;
     END IF;
