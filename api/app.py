@@ -86,6 +86,8 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         restrictions,
         deps.counts,
         deps.responses,
+        deps.background,
+        deps.streams,
     )
     app.add_middleware(BodyDeadline)
     app.add_middleware(
@@ -95,7 +97,9 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
     app.include_router(health.router(deps.checks))
     view = ModelViews(deps.models, deps.prices, deps.availability, deps.scheduler)
     app.include_router(models.router(deps.keys, view, restrictions))
-    app.include_router(responses.router(deps.keys, deps.responses, restrictions))
+    app.include_router(
+        responses.router(deps.keys, deps.responses, deps.running, deps.events, deps.streams, restrictions)
+    )
     app.include_router(llms_txt.router(app))
     app.include_router(not_available.router(hotpath.ROUTES))
     for router in extra:

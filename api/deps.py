@@ -8,7 +8,9 @@ from uuid import UUID
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from api.customer.background import BackgroundResponses
 from api.customer.prices import PriceBook
+from api.customer.response_stream import ResponseStreams
 from api.pools import Pools
 from billing.metering.holds import HoldManager
 from billing.metering.meter import Meter
@@ -19,6 +21,8 @@ from core.redis import connect
 from core.settings import Settings
 from core.supervise import FAILING
 from gateway.admission import Admission
+from gateway.dialects.responses.events import ResponseEvents
+from gateway.dialects.responses.running import RunningResponses
 from gateway.dialects.responses.store import ResponseStore
 from gateway.director import Director
 from gateway.engine import HttpEngines
@@ -118,6 +122,20 @@ class Deps:
         )
         self.telemetry.track_open_requests(lambda: len(self.open_requests))
         self.director = self._director(settings)
+        self.running = RunningResponses(
+            self.pools.responses, settings.responses_kept_days, settings.background_per_project
+        )
+        self.events = ResponseEvents(self.redis)
+        self.streams = ResponseStreams(self.responses, self.events)
+        self.background = BackgroundResponses(
+            self.director,
+            self.open_requests,
+            self.running,
+            self.events,
+            self.telemetry,
+            available=settings.responses_kept_days > 0 and settings.background_per_project > 0,
+            drain_s=settings.drain_s,
+        )
         self.keys.on_revoked(self._revoked)
         self._services = (
             self.keys,
@@ -131,6 +149,7 @@ class Deps:
             self.prompts,
             self.parser,
             self.open_requests,
+            self.background,
         )
 
     def _director(self, settings: Settings) -> Director[RateGrant]:
@@ -163,6 +182,7 @@ class Deps:
 
     def _revoked(self, key_ids: frozenset[UUID]) -> None:
         self.open_requests.abort_keys(key_ids)
+        self.streams.abort_keys(key_ids)
 
     async def start(self) -> None:
         """Start all services."""

@@ -120,7 +120,7 @@ _RESPONSE = {
         "object": {"const": "response"},
         "created_at": _INTEGER,
         "completed_at": {"type": ["integer", "null"]},
-        "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
+        "status": {"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
         "incomplete_details": {"type": ["object", "null"]},
         "error": {"type": ["object", "null"]},
         "model": _STRING,

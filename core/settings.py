@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     """Base URL of the customer API as customers see it, without /v1; empty = http://host:port."""
     responses_kept_days: int = Field(default=30, ge=0, le=3650)
     """Days that responses are stored; 0 = none is stored, whatever requests say."""
+    background_per_project: int = Field(default=64, ge=0)
+    """Responses of a project that may run in the background at a time; 0 = none, whatever requests say."""
     drain_s: int = Field(default=600, ge=0)
     """Seconds that an API process that is stopped leaves to open answers; what is left then is cut with an error."""
     api_workers: int = 1

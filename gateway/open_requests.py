@@ -123,6 +123,10 @@ class OpenRequests:
         self._commented_at.pop(context.request.id, None)
         self._reads.pop(context.request.id, None)
 
+    def find(self, request_id: UUID) -> AnyContext | None:
+        """Return an open request; None when it is not open."""
+        return self._open.get(request_id)
+
     def abort_keys(self, key_ids: frozenset[UUID]) -> None:
         """Abort every open request of these keys, which were revoked."""
         for context in list(self._open.values()):

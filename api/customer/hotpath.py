@@ -18,11 +18,13 @@ import msgspec
 
 from api import cors, credentials, errors
 from api.customer.answer_headers import CLIENT_REQUEST_ID, check_client_request_id
+from api.customer.background import BackgroundResponses
 from api.customer.body import Receive, inflate, is_compressed, read_body
 from api.customer.dialect_reply import DialectReply
 from api.customer.protocol import EXTENSION, ClientConnection
 from api.customer.reply import HttpReply, Send
 from api.customer.response_reply import ResponseReply
+from api.customer.response_stream import ResponseStreams, send_stream
 from api.key_restrictions import KeyRestrictions
 from api.request_rates import InvalidRequestRate
 from core.errors import (
@@ -38,7 +40,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.messages.dialect import MessagesDialect
 from gateway.dialects.responses.store import ResponseStore
 from gateway.dialects.responses.stored import framed
-from gateway.dialects.responses.translation import Responses
+from gateway.dialects.responses.translation import Responses, response_id
 from gateway.director import Director
 from gateway.open_requests import OpenRequests
 from gateway.parsing.budget import INLINE_BYTES, BodyBudget
@@ -172,9 +174,13 @@ class HotPath:
         restrictions: KeyRestrictions,
         counts: TokenCounts[Any],
         responses: ResponseStore,
+        background: BackgroundResponses,
+        streams: ResponseStreams,
     ) -> None:
         self._keys = keys
         self._responses = responses
+        self._background = background
+        self._streams = streams
         self._rates = rates
         self._parser = parser
         self._invalid = invalid
@@ -211,6 +217,9 @@ class HotPath:
             await reply.fail(_ANSWERS_BUSY)
             return
         _drop_headers(scope)
+        if prepared.dialect_fields.get("background") and route.tokens is None:
+            await self._serve_background(scope, receive, principal, prepared, reply)
+            return
         watch: asyncio.Task[None] | None = None
         if connection is None:
             watch = asyncio.create_task(self._watch_disconnect(receive, request_id))
@@ -249,6 +258,33 @@ class HotPath:
         with self._budget.reserve(principal, len(body)), contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TOKENS_TIMEOUT_S):
                 await reply.respond(body, [])
+
+    async def _serve_background(
+        self,
+        scope: Scope,
+        receive: Receive,
+        principal: Principal,
+        prepared: PreparedRequest,
+        reply: HttpReply,
+    ) -> None:
+        """Start a response in the background and answer it as queued or with its stream. It outlives the connection."""
+        streamed = prepared.stream
+        try:
+            document = await self._background.begin(reply.request_id, principal, prepared)
+            if not streamed:
+                await reply.answer(200, msgspec.json.encode(document), reply.limits())
+                return
+            stream = self._streams.stream(principal, response_id(reply.request_id))
+            await send_stream(stream, reply.take_headers() + reply.limits(), scope, receive, reply.asgi_send)
+        except ClientDisconnected:
+            pass  # its response goes on
+        except PenstockError as error:
+            if isinstance(error, _INVALID):
+                self._invalid.count(scope, principal.key_id)
+            await reply.fail(error)
+        except Exception:
+            log.exception("request %s failed with an unexpected error", reply.request_id)
+            await reply.fail(errors.INTERNAL)
 
     def _reply(
         self, dialect: Dialect | None, send: Send, request_id: UUID, connection: ClientConnection | None

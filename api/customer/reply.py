@@ -41,7 +41,7 @@ class HttpReply:
     """The HTTP response to a client (gateway.ports.Reply)."""
 
     __slots__ = (
-        "_asgi_send", "_connection", "_now", "_received_at", "finished", "headers", "limits", "page_headers",
+        "_connection", "_now", "_received_at", "asgi_send", "finished", "headers", "limits", "page_headers",
         "quota_status", "request_id", "started", "write_now",
     )  # fmt: skip
 
@@ -56,7 +56,8 @@ class HttpReply:
 
         `now` returns monotonic seconds.
         """
-        self._asgi_send = send
+        self.asgi_send = send
+        """The server's own `send`."""
         self._connection = connection
         self._now = now
         self._received_at = now()
@@ -74,23 +75,23 @@ class HttpReply:
         self.started = False
         self.finished = False
 
-    def _own_headers(self) -> Headers:
-        """The headers of every response, which are not kept afterwards."""
+    async def _send(self, message: Message) -> None:
+        """Send an ASGI message. The server's errors mean that the connection is closed (RuntimeError: uvloop's)."""
+        try:
+            await self.asgi_send(message)
+        except (OSError, RuntimeError) as error:
+            raise ClientDisconnected(str(error)) from error
+
+    def take_headers(self) -> Headers:
+        """Return the headers of every response, which are not kept afterwards."""
         headers, self.headers = self.headers + self.page_headers, []
         headers.append(processing_ms(self._now() - self._received_at))
         return headers
 
-    async def _send(self, message: Message) -> None:
-        """Send an ASGI message. The server's errors mean that the connection is closed (RuntimeError: uvloop's)."""
-        try:
-            await self._asgi_send(message)
-        except (OSError, RuntimeError) as error:
-            raise ClientDisconnected(str(error)) from error
-
     async def start(self, headers: Headers, prompt_tokens: int = 0) -> None:
         """Send status 200 and the headers of an event stream. This form of answers tells `prompt_tokens` at the end."""
         self.started = True
-        written = [*_SSE, *self._own_headers(), *headers]
+        written = [*_SSE, *self.take_headers(), *headers]
         if self._connection is None or not self._connection.start_now(written):
             await self._send({"type": "http.response.start", "status": 200, "headers": written})
 
@@ -123,7 +124,7 @@ class HttpReply:
         When it is cancelled, the rest is not sent: such an answer counts as not received.
         """
         self.started = self.finished = True
-        written = [_JSON, *self._own_headers(), *headers]
+        written = [_JSON, *self.take_headers(), *headers]
         with self._closing_if_cancelled():
             if self._connection is None or not self._connection.start_now(written, body):
                 await self._start_answer(200, len(body), written)
@@ -134,7 +135,7 @@ class HttpReply:
     async def answer(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole JSON response without waiting for the client."""
         self.started = self.finished = True
-        await self._start_answer(status, len(body), [_JSON, *self._own_headers(), *headers])
+        await self._start_answer(status, len(body), [_JSON, *self.take_headers(), *headers])
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _start_answer(self, status: int, length: int, headers: Headers) -> None:

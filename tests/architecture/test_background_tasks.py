@@ -22,6 +22,7 @@ PACKAGES = (
 STARTERS = {"create_task", "ensure_future"}
 
 AWAITED = {
+    "api/customer/background.py": 1,  # one response, which ends with its row; errors are logged
     "api/customer/hotpath.py": 1,  # watches one request's connection
     "api/read_pace.py": 1,  # one write of one answer, awaited
     "billing/exports/datasets.py": 1,  # one download, awaited
@@ -29,7 +30,7 @@ AWAITED = {
     "cli/stack.py": 3,  # start and stop of the stack, awaited; one installation, awaited
     "core/supervise.py": 1,
     "gateway/acquire_both.py": 1,  # one placement, awaited
-    "gateway/dialects/responses/store.py": 1,  # one read or write, awaited for a bounded time
+    "gateway/dialects/responses/unbroken.py": 1,  # one read or write, awaited for a bounded time
     "gateway/open_requests.py": 1,  # one comment of one request
     "gateway/parsing/pool.py": 1,  # one body; its end starts the next
     "gateway/tokenization/hasher.py": 1,  # loads one tokenizer; tried again when it is next asked for

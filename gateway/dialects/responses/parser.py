@@ -64,6 +64,7 @@ def _parse(body: bytes, stored: StoredContext) -> PreparedRequest:
         "namespaces": namespaces(request.tools or []),
         "echo": msgspec.json.encode(_echo(request)),
         "store": request.store is not False,
+        "background": bool(request.background),
         "previous": request.previous_response_id or "",
         "input": zlib.compress(msgspec.json.encode(items), 1) if request.store is not False else b"",
     }
@@ -75,13 +76,18 @@ def _check_available(request: ResponsesRequest) -> None:
     for name, value, instead in (
         ("conversation", _is_set(request.conversation), "send the earlier items as 'input'"),
         ("prompt", _is_set(request.prompt), "send the text of the template as 'instructions' and 'input'"),
-        ("background", request.background, "ask for a stream"),
         ("truncation", request.truncation == "auto", "a prompt is never cut; leave out items in the client"),
     ):
         if value:
             raise UnsupportedField(
                 f"'{name}' is not available here: {instead}.", code="not_available", param=name
             )
+    if request.background and request.store is False:
+        raise UnsupportedField(
+            "A response in the background is stored until it is read: leave out 'store', or ask for it without "
+            "'background'.",
+            param="background",
+        )
     for each in request.include or ():
         if each not in _INCLUDABLE:
             raise UnsupportedField(
@@ -152,7 +158,7 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
     """The request's settings as the response repeats them, with their defaults."""
     reasoning, text = request.reasoning, request.text
     echo = {
-        "background": False,
+        "background": bool(request.background),
         "frequency_penalty": request.frequency_penalty or 0.0,
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,

@@ -7,18 +7,18 @@ import asyncio
 import logging
 import re
 import zlib
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
-import asyncpg
 import msgspec
 from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 
 from core.db import Database
 from core.errors import InvalidRequest, NotFound, RequestTooLarge, Unavailable
+from gateway.dialects.responses.state import STATE, document_of
 from gateway.dialects.responses.stored import StoredContext
+from gateway.dialects.responses.unbroken import FAILURES, UnbrokenWork
 from gateway.limits import MAX_BODY_BYTES
 from tenants.principal import Principal
 
@@ -36,6 +36,7 @@ _CHAIN = text(
     "WITH RECURSIVE chain AS ("
     "SELECT id, previous_id, input, response, 1 AS depth, octet_length(input) + octet_length(response) AS bytes "
     "FROM stored_responses WHERE id = :id AND tenant_id = :tenant AND project_id = :project AND expires_at > now() "
+    "AND (runs_until IS NULL OR runs_until <= now()) "
     "UNION ALL SELECT s.id, s.previous_id, s.input, s.response, c.depth + 1, "
     "c.bytes + octet_length(s.input) + octet_length(s.response) "
     "FROM chain c JOIN stored_responses s ON s.id = c.previous_id "
@@ -48,10 +49,6 @@ _SAVE = text(
     "VALUES (:id, :tenant, :project, :previous, now() + make_interval(days => :days), :input, :response)"
 )
 _OWN = "FROM stored_responses WHERE id = :id AND tenant_id = :tenant AND project_id = :project AND expires_at > now()"
-
-_FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
-"""What PostgreSQL's absence raises; TimeoutError is an OSError."""
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -109,9 +106,19 @@ def not_found(response: str) -> NotFound:
 def _previous_not_found(response: str) -> NotFound:
     return NotFound(
         f"The previous response '{response[:80]}', or one before it, is not stored: it was sent with 'store': false, "
-        "has been deleted or has expired, or belongs to another project. Send the whole conversation as 'input'.",
+        "has been deleted or has expired, belongs to another project, or still runs in the background. Send the whole "
+        "conversation as 'input'.",
         code="previous_response_not_found",
         param="previous_response_id",
+    )
+
+
+def unavailable() -> Unavailable:
+    """The error while PostgreSQL does not answer."""
+    return Unavailable(
+        "Stored responses cannot be read or written at the moment; try again in a second.",
+        code="responses_unavailable",
+        retry_after_s=1.0,
     )
 
 
@@ -127,26 +134,11 @@ class ResponseStore:
         """`days`: how long responses are kept; 0 = nothing is stored."""
         self._database = database
         self._days = days
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._work = UnbrokenWork()
 
     async def close(self) -> None:
         """Wait for writes in progress."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=SAVE_TIMEOUT_S)
-
-    async def _within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`. Raises TimeoutError after `seconds`; `work` itself is never cancelled.
-
-        A cancelled command would leave its connection in an unknown state (core/db.py).
-        """
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-        if not done:
-            task.add_done_callback(_forget)
-            raise TimeoutError(f"PostgreSQL has not answered for {seconds:.0f} s")
-        return task.result()
+        await self._work.close(SAVE_TIMEOUT_S)
 
     async def save(self, principal: Principal, request_id: UUID, kept: Kept, document: bytes) -> bool:
         """Store a response. False when it is not stored: too large, switched off, or PostgreSQL does not answer.
@@ -157,8 +149,8 @@ class ResponseStore:
         if not self._days or len(document) > MAX_BODY_BYTES:
             return False
         try:
-            await self._within(SAVE_TIMEOUT_S, self._save(principal, request_id, kept, document))
-        except _FAILURES as error:
+            await self._work.within(SAVE_TIMEOUT_S, self._save(principal, request_id, kept, document))
+        except FAILURES as error:
             log.warning("response %s could not be stored: %r", request_id, error)
             return False
         return True
@@ -238,18 +230,18 @@ class ResponseStore:
                 return (await connection.execute(statement, {**scope, **values})).all()
 
         try:
-            return await self._within(READ_TIMEOUT_S, rows())
-        except _FAILURES as error:
+            return await self._work.within(READ_TIMEOUT_S, rows())
+        except FAILURES as error:
             log.warning("stored responses cannot be read: %r", error)
-            raise Unavailable(
-                "Stored responses cannot be read at the moment; try again in a second.",
-                code="responses_unavailable",
-                retry_after_s=1.0,
-            ) from None
+            raise unavailable() from None
 
     async def get(self, principal: Principal, response: str) -> bytes:
-        """Return a response object. Raises NotFound or Unavailable."""
-        return zlib.decompress((await self._own(principal, response, "response"))[0])
+        """Return a response object as it is now. Raises NotFound or Unavailable."""
+        return document_of(await self._own(principal, response, STATE))
+
+    async def runs(self, principal: Principal, response: str) -> bool:
+        """Whether a response still runs in the background. Raises NotFound or Unavailable."""
+        return bool((await self._own(principal, response, "coalesce(runs_until > now(), false)"))[0])
 
     async def input_items(self, principal: Principal, response: str) -> list[dict[str, Any]]:
         """Return the items that the request of a response brought, with ids. Raises NotFound or Unavailable."""
@@ -307,12 +299,6 @@ def _unpack_outputs(rows: Sequence[Any]) -> list[msgspec.Raw]:
             raise RequestTooLarge("The items that are referred to are too large together.", param="input")
         items += _output_decoder.decode(document).output
     return items
-
-
-def _forget(task: "asyncio.Task[Any]") -> None:
-    """Take the late result of a task whose caller has given up."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("late work on stored responses failed: %r", error)
 
 
 def _too_long() -> RequestTooLarge:

@@ -57,9 +57,10 @@ class ResponseTranslation:
         "_id",
         "_model",
         "_now",
-        "_number",
         "_output",
         "_request_id",
+        "_told",
+        "number",
     )
 
     def __init__(self, request_id: UUID, prepared: PreparedRequest, now: Callable[[], float]) -> None:
@@ -68,8 +69,10 @@ class ResponseTranslation:
         self._model = prepared.model
         self._echo = msgspec.json.decode(prepared.dialect_fields["echo"], type=dict[str, msgspec.Raw])
         self._now = now
-        self._number = 0
+        self.number = 0
         """The number of the next event."""
+        self._told = ""
+        """The status that the stream has told last."""
         self._output = Output(request_id.hex, prepared.dialect_fields.get("namespaces", {}))
         self._finish_reason: str | None = None
         self._final: ChatEvent | None = None
@@ -95,6 +98,21 @@ class ResponseTranslation:
         parts = [*self._begin(), *self._encoded(self._taken(events))]
         return b"".join([*parts, *self._encoded(self._output.end(self._status))])
 
+    def queue(self) -> bytes:
+        """Return the first events of a response that runs in the background and has not begun."""
+        self._told = "queued"
+        document = self.document("queued")
+        kinds = ("response.created", "response.queued")
+        return b"".join(self._encoded([{"type": kind, "response": document} for kind in kinds]))
+
+    def progress(self) -> bytes:
+        """Return the event of a response in the background whose engine has begun; empty when it was told."""
+        return b"".join(self._begin())
+
+    def cancel(self) -> bytes:
+        """End the output of a response that its client has cancelled, and return the events of that."""
+        return b"".join([*self._begin(), *self._encoded(self._output.end("incomplete"))])
+
     def finish(self, *, stored: bool) -> bytes:
         """Return the last event of a stream, with the response, and [DONE]."""
         response = self.response(stored=stored)
@@ -102,7 +120,7 @@ class ResponseTranslation:
 
     def response(self, *, stored: bool) -> dict[str, Any]:
         """Return the response after its last item has ended. `stored`: whether it says that it is stored."""
-        return {**self._document(self._status), "store": stored}
+        return {**self.document(self._status), "store": stored}
 
     def fail(self, status: int, error: PenstockError) -> bytes:
         """Return the last events of a stream that `error` ends.
@@ -112,13 +130,16 @@ class ResponseTranslation:
         kind = "server_error" if status >= 500 else "invalid_request_error"
         named = {"code": error.code, "message": error.message, "param": error.param}
         ends = [*self._output.end("incomplete")]
-        failed = self._document("failed", error=response_error(status, error))
         tail: list[Event] = [
             *ends,
             {"type": "error", **named, "error": {"type": kind, **named}},
-            {"type": "response.failed", "response": failed},
+            {"type": "response.failed", "response": self.failed(status, error)},
         ]
         return b"".join([*self._begin(), *self._encoded(tail), DONE])
+
+    def failed(self, status: int, error: PenstockError) -> dict[str, Any]:
+        """Return the response after `fail`."""
+        return self.document("failed", error=response_error(status, error))
 
     def whole(self, body: bytes) -> bytes:
         """Return the response for a chat answer in one piece."""
@@ -137,10 +158,11 @@ class ResponseTranslation:
 
     def _begin(self) -> list[bytes]:
         """The first events of a stream, once."""
-        if self._number:
+        if self._told == "in_progress":
             return []
-        document = self._document("in_progress")
-        kinds = ("response.created", "response.in_progress")
+        document = self.document("in_progress")
+        kinds = ["response.in_progress"] if self._told else ["response.created", "response.in_progress"]
+        self._told = "in_progress"
         return self._encoded([{"type": kind, "response": document} for kind in kinds])
 
     def _taken(self, events: bytes) -> list[Event]:
@@ -158,13 +180,13 @@ class ResponseTranslation:
     def _encoded(self, events: Iterable[Event]) -> list[bytes]:
         parts = []
         for event in events:
-            event["sequence_number"] = self._number
-            self._number += 1
+            event["sequence_number"] = self.number
+            self.number += 1
             parts.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event)))
         return parts
 
-    def _document(self, status: str, error: dict[str, str] | None = None) -> dict[str, Any]:
-        """The response object."""
+    def document(self, status: str, error: dict[str, str] | None = None) -> dict[str, Any]:
+        """Return the response object with a status; its output are the items that have ended."""
         final, reason = self._final, _INCOMPLETE.get(self._finish_reason or "")
         document = {
             "id": self._id,
@@ -183,6 +205,15 @@ class ResponseTranslation:
             document["service_tier"] = final.service_tier or "default"
             document["penstock"] = final.penstock
         return document
+
+
+def last_event(response: dict[str, Any], number: int) -> bytes:
+    """Return the event with which the stream of a stored response ends; empty for a cancelled one, which has none."""
+    kind = f"response.{response['status']}"
+    if response["status"] not in ("completed", "incomplete", "failed"):
+        return b""
+    event = msgspec.json.encode({"type": kind, "response": response, "sequence_number": number})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), event)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -1,13 +1,10 @@
 """Responses: what an engine gets for a request, and that answers have the form that the official schemas describe."""
 
-import gzip
 import json
 import zlib
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import jsonschema
 import msgspec
 import pytest
 from hypothesis import given
@@ -23,8 +20,8 @@ from gateway.schemas.common import PreparedRequest
 from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.fields import IGNORED, OTHER_ROUTE, REFUSED
 from gateway.sse import DONE
+from tests.support.responses_schema import OPEN, OPENAI, check, validate
 
-DATA = Path(__file__).resolve().parents[2] / "data" / "responses"
 REQUEST_ID = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 NOW = 1_800_000_000.0
 USAGE = {
@@ -37,32 +34,6 @@ USAGE = {
 }
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 CUSTOM = {"type": "custom", "name": "shell"}
-
-
-def schemas(name: str) -> dict[str, Any]:
-    with gzip.open(DATA / f"{name}.json.gz") as file:
-        found: dict[str, Any] = json.load(file)
-    return found
-
-
-OPEN, OPENAI = schemas("openresponses"), schemas("openai")
-OPENAI_EVENTS = {
-    schema["properties"]["type"]["enum"][0]: name
-    for name, schema in OPENAI["components"]["schemas"].items()
-    if name.startswith("Response") and name.endswith("Event")
-}
-OPEN_EVENTS = {
-    schema["properties"]["type"]["enum"][0]: name
-    for name, schema in OPEN["components"]["schemas"].items()
-    if name.endswith("StreamingEvent")
-}
-
-
-def check(document: Any, name: str, description: dict[str, Any]) -> None:
-    """Validate against one schema of an API description."""
-    jsonschema.Draft202012Validator({"$ref": f"#/components/schemas/{name}", **description}).validate(
-        document
-    )
 
 
 def prepared(**fields: Any) -> PreparedRequest:
@@ -267,9 +238,9 @@ def test_settings_reach_the_engine() -> None:
         ({"text": {"format": {"type": "json_schema", "name": "n", "schema": []}}}, "text.format.schema"),
         ({"include": ["web_search_call.results"]}, "include"),
         ({"truncation": "auto"}, "truncation"),
+        (dict(background=True, store=False), "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"background": True}, "background"),
         ({"messages": [message("user", "A")]}, "messages"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"temprature": 1}, "temprature"),
@@ -372,18 +343,6 @@ def events_of(stream: bytes) -> list[dict[str, Any]]:
         found.append(event)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
-
-
-def validate(event: dict[str, Any]) -> None:
-    """Validate an event against both official schemas. Open Responses knows no custom tools and names reasoning
-    differently; OpenAI's error event has no member `error`, which is allowed."""
-    kind, known = event["type"], event
-    if (response := event.get("response")) and response["usage"] is None:
-        # Open Responses wants it null until the end, and OpenAI sends it so; its description knows no null.
-        known = {**event, "response": {name: value for name, value in response.items() if name != "usage"}}
-    check(known, OPENAI_EVENTS[kind], OPENAI)
-    if kind in OPEN_EVENTS and "custom" not in json.dumps(event):
-        check(event, OPEN_EVENTS[kind], OPEN)
 
 
 def stream_of(translation: Any, chunks: list[dict[str, Any]], cuts: list[int] | None = None) -> bytes:
