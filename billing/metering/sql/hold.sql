@@ -16,6 +16,7 @@
 -- p_wait: wait for a locked account, up to the session's lock_timeout. Without it no request waits for the account of
 -- another tenant. The default is what callers of before this parameter expect.
 -- p_labels: end user and tags of each request (see penstock_label_scopes). Absent or null: it names none.
+-- Generic plans: PostgreSQL would take the array of a request's scopes for a long one, and plan its statements each time.
 CREATE OR REPLACE FUNCTION penstock_hold(
     p_incarnation text, p_requests uuid[], p_tenants uuid[], p_projects uuid[], p_keys uuid[],
     p_models text[], p_tiers text[], p_inputs bigint[], p_outputs bigint[], p_defaults bigint[],
@@ -26,7 +27,7 @@ RETURNS TABLE (
     list_id bigint, list_input bigint, list_cached bigint, list_output bigint, list_reasoning bigint,
     amount numeric, output_tokens bigint, whole boolean, needed numeric, funds numeric, held numeric, open_holds integer,
     budget_scope text, budget_label text)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_order integer[];
@@ -122,15 +123,11 @@ BEGIN
                     CONTINUE;
                 END IF;
             END IF;
-            -- Elements, not = ANY (v_scopes): PostgreSQL would take an array of unknown length for a long one, and plan
-            -- the statement again at each call.
             -- The budget with the least left. What all leave for new work once no hold is open decides can_wait.
             SELECT count(*), min(coalesce(b.amount, a.end_user_budget) - penstock_scope_spent(b)) FILTER (WHERE b.stops)
-                INTO v_budgets, v_scope_rest FROM scope_budgets b WHERE b.scope_id IN (v_scopes[1], v_scopes[2],
-                    v_scopes[3], v_scopes[4], v_scopes[5], v_scopes[6], v_scopes[7], v_scopes[8]);
+                INTO v_budgets, v_scope_rest FROM scope_budgets b WHERE b.scope_id = ANY (v_scopes);
             IF v_scope_rest IS NOT NULL THEN
-                SELECT * INTO v_scope FROM scope_budgets b WHERE b.stops AND b.scope_id IN (v_scopes[1], v_scopes[2],
-                    v_scopes[3], v_scopes[4], v_scopes[5], v_scopes[6], v_scopes[7], v_scopes[8])
+                SELECT * INTO v_scope FROM scope_budgets b WHERE b.stops AND b.scope_id = ANY (v_scopes)
                     ORDER BY coalesce(b.amount, a.end_user_budget) - penstock_scope_spent(b) - b.held, b.scope,
                         b.scope_id LIMIT 1;
                 v_scope_left := coalesce(v_scope.amount, a.end_user_budget) - penstock_scope_spent(v_scope);
@@ -180,8 +177,7 @@ BEGIN
                 a.open_holds := a.open_holds + 1;
                 v_changed := true;
                 IF v_budgets > 0 THEN
-                    UPDATE scope_budgets b SET held = b.held + needed WHERE b.scope_id IN (v_scopes[1], v_scopes[2],
-                        v_scopes[3], v_scopes[4], v_scopes[5], v_scopes[6], v_scopes[7], v_scopes[8]);
+                    UPDATE scope_budgets b SET held = b.held + needed WHERE b.scope_id = ANY (v_scopes);
                 END IF;
             ELSE
                 verdict := 'duplicate';

@@ -7,7 +7,7 @@ END $$;
 
 -- The scopes of the labels of a request, in their order. p_labels: one label a line, the end user first; null when the
 -- request has none. A request has an end user and five tags at most (gateway/limits.py), so lines after the sixth do not
--- count: penstock_hold looks at eight scopes.
+-- count.
 CREATE OR REPLACE FUNCTION penstock_label_scopes(p_tenant uuid, p_labels text) RETURNS uuid[]
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
