@@ -25,6 +25,8 @@ TEMPLATE_TOKENS = 64
 """Tokens that a chat template may write around the messages, added to the upper bound of the prompt."""
 TOOL_TEMPLATE_TOKENS = 512
 """Tokens that a chat template may write around messages and tools, whose use it explains."""
+UNSET_MEMBERS_BYTES = 96
+"""Bytes that engines write for a tool without description and parameters: null for each, on indented lines."""
 
 
 class ChatRequest(ToolRequest, kw_only=True):
@@ -112,6 +114,7 @@ def _prompt(request: ChatRequest, offer: Offer) -> tuple[dict[str, Any], int, in
     if offer.parallel is not None:
         fields["parallel_tool_calls"] = offer.parallel
     bound += normalised_bytes(tools) + rewritten_growth(tools) + TOOL_TEMPLATE_TOKENS
+    bound += UNSET_MEMBERS_BYTES * len(offer.tools)
     return fields, size + len(tools), bound
 
 

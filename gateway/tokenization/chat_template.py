@@ -59,7 +59,7 @@ class ChatTemplate:
         """
         return self._template.render(
             messages=[self._message(message) for message in messages],
-            tools=tools,
+            tools=tools and [_tool(tool) for tool in tools],
             documents=None,
             **self._variables,
             **{"add_generation_prompt": generation_prompt, **kwargs},
@@ -94,6 +94,15 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     function["arguments"] = json.loads(function.get("arguments") or "{}")
     return {**call, "function": function}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as vLLM writes it: what is not set is null, except for `strict` (vllm FunctionDefinition)."""
+    found = tool["function"]
+    function = {name: found.get(name) for name in ("name", "description", "parameters")}
+    if found.get("strict") is not None:
+        function["strict"] = found["strict"]
+    return {"type": tool["type"], "function": function}
 
 
 def _iterates_content(tree: nodes.Template) -> bool:

@@ -183,6 +183,9 @@ def test_the_tiny_models_template() -> None:
     assert render(TINY, *messages, thinking=True) == expected + "<think>\n"
 
 
+F_AS_VLLM_WRITES = '{"type": "function", "function": {"name": "f", "description": null, "parameters": null}}'
+
+
 def test_the_tiny_models_tools() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": "<é>"}'}}
     messages: list[Json] = [
@@ -191,7 +194,7 @@ def test_the_tiny_models_tools() -> None:
     ]
     text = render(TINY, *messages, tools=[{"type": "function", "function": {"name": "f"}}])
     system, *turns = text.split(START)[1:]
-    assert '{"type": "function", "function": {"name": "f"}}\n</tools>' in system
+    assert f"{F_AS_VLLM_WRITES}\n</tools>" in system
     assert turns == [
         "assistant\n<think>\nhm\n</think>\n\n<tool_call>\n"
         f'{{"name": "f", "arguments": {{"x": "<é>"}}}}\n</tool_call>{END}\n',
@@ -213,8 +216,11 @@ def test_calls_tools_and_switches() -> None:
     )
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     tools = [{"type": "function", "function": {"name": "f"}}]
-    expected = '<s>{"x": "<é>"}[{"type": "function", "function": {"name": "f"}}]!'
-    assert render(source, message, tools=tools, thinking=True) == expected
+    assert render(source, message, tools=tools, thinking=True) == f'<s>{{"x": "<é>"}}[{F_AS_VLLM_WRITES}]!'
+    whole = {"parameters": {"type": "object"}, "strict": True, "description": "d", "name": "f"}
+    told = render("{{ tools | tojson }}", message, tools=[{"type": "function", "function": whole}])
+    assert json.loads(told) == [{"type": "function", "function": whole}]
+    assert told.index("name") < told.index("description") < told.index("parameters") < told.index("strict")
 
 
 def test_dates_and_training_marks() -> None:
