@@ -113,6 +113,10 @@ class Stack:
             self._admin("PUT", f"/tenants/{tenant}/limits/{kind}/{scope}", LIMITS)
         return str(tenant), str(key["secret"])
 
+    def reconcile(self) -> None:
+        """Compare the engines' counters with the books now."""
+        self._admin("POST", "/reconcile/run")
+
     def _admin(self, method: str, path: str, body: object = None) -> Any:
         answer = httpx.request(
             method,

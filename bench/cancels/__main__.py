@@ -76,7 +76,7 @@ def main() -> int:
         customers = [Customer(name, *stack.make_customer(name)) for name in CUSTOMERS]
         url = f"http://127.0.0.1:{stack.port}"
         ready = stack.ready
-        platform = Platform(url, ready["model"], customers, ready["database_url"], log)
+        platform = Platform(url, ready["model"], customers, ready["database_url"], log, stack.reconcile)
         outcome = asyncio.run(Run(platform, seed, given.cancels, given.connections, _say()).play())
     finally:
         stack.stop()

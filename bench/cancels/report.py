@@ -15,6 +15,7 @@ STAGES = ("before the head", "before the first token", "in the middle", "at the 
 SUMS = {
     "rows": "usage rows", "compared": "of them compared with the log of the engines",
     "delivered": "output tokens delivered", "billed": "output tokens billed",
+    "generated": "output tokens that the engines' counters showed",
     "unanswered": "requests whose client left before any answer", "strangers": "of them with a row",
 }  # fmt: skip
 _HEAD = """# Clients that leave
