@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser test simulate-money model-sql bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine chaos cancels load lock lock-engine compat clean
+.PHONY: help env up check unit docs engine browser test simulate-money model-sql fuzz bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine chaos cancels load lock lock-engine compat clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ simulate-money: env ## 10,000 seeded schedules of the money path on virtual time
 
 model-sql: env ## hold the simulation's model of the SQL functions to PostgreSQL over 2,000 random sequences: SEQUENCES=500
 	SEQUENCES=$(or $(SEQUENCES),2000) $(BIN)/pytest -q -n 0 tests/integration/billing/metering/test_sql_model.py
+
+fuzz: env ## requests made from the OpenAPI documents, ours and the official ones: EXAMPLES=200 of each operation
+	EXAMPLES=$(or $(EXAMPLES),100) $(BIN)/pytest -q -n 0 tests/integration/api/test_fuzz.py
 
 bench-gateway: env ## cost of the whole platform per request and per chunk, beside other gateways; a minute and a quarter: ARGS=--quick
 	$(BIN)/python -m bench.gateway $(ARGS)

@@ -13,7 +13,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
-from api import openapi_messages, openapi_tokens
+from api import openapi_messages, openapi_refusals, openapi_tokens
 from gateway.dialects.messages.request import CountRequest, MessagesRequest
 from gateway.dialects.responses.request import ResponsesRequest
 from gateway.schemas.chat import ChatRequest
@@ -29,35 +29,6 @@ _INFERENCE = (
 )
 _EMBEDDINGS = ("/v1/embeddings", "Embeddings of texts", EmbeddingsRequest)
 _INTEGER, _STRING = {"type": "integer"}, {"type": "string"}
-_REFUSALS = {
-    "400": "The request is wrong; `param` names the field.",
-    "401": "The API key is missing, unknown, expired or revoked.",
-    "402": "The balance or a budget does not cover the request (429 where the key's setting says so).",
-    "403": "The key may not do this.",
-    "404": "There is no such model.",
-    "413": "The body is too large.",
-    "415": "The Content-Encoding is not accepted.",
-    "429": "A limit is reached, or the organisation's share of a busy pool is used; see `retry-after`.",
-    "502": "The engine failed; nothing is charged.",
-    "503": "There is no capacity now; see `retry-after`.",
-}
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": _STRING,
-                "type": _STRING,
-                "param": {"type": ["string", "null"]},
-                "code": _STRING,
-                "details": {"type": "object"},
-            },
-        }
-    },
-}
 _USAGE = {
     "type": "object",
     "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
@@ -173,6 +144,7 @@ def _document(app: FastAPI, *, admin: bool) -> dict[str, Any]:
     used = _used(found["paths"], schemas)
     for name in schemas.keys() - used:
         del schemas[name]
+    openapi_refusals.add(found)
     if not admin:
         _add_inference(found)
     return found
@@ -202,8 +174,11 @@ def _add_inference(document: dict[str, Any]) -> None:
     _, components = msgspec.json.schema_components(requests, ref_template=_REF)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(components)
-    document["components"].setdefault("securitySchemes", {})["ApiKey"] = {"type": "http", "scheme": "bearer"}
-    schemas |= {"InferenceError": _ERROR, "InferenceUsage": _USAGE}
+    document["components"].setdefault("securitySchemes", {})[openapi_refusals.KEY] = {
+        "type": "http",
+        "scheme": "bearer",
+    }
+    schemas["InferenceUsage"] = _USAGE
     _add_responses(document, schemas)
     for path, title, request, kind, content in _INFERENCE:
         answer = f"{request.__name__.removesuffix('Request')}Answer"
@@ -221,7 +196,7 @@ def _add_inference(document: dict[str, Any]) -> None:
         "CountAnswer": openapi_messages.COUNT,
         "MessagesError": openapi_messages.ERROR,
     }
-    for path, operation in openapi_messages.operations(_REFUSALS, _REF).items():
+    for path, operation in openapi_messages.operations(openapi_refusals.INFERENCE, _REF).items():
         document["paths"][path] = {"post": operation}
 
 
@@ -286,8 +261,8 @@ def _operation(
         return {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}
 
     refusals = {
-        status: {"description": text, "content": content("InferenceError")}
-        for status, text in _REFUSALS.items()
+        status: {"description": text, "content": content(openapi_refusals.ERROR_SCHEMA)}
+        for status, text in openapi_refusals.INFERENCE.items()
     }
     events = {"text/event-stream": {"schema": _STRING}} if streams else {}
     stream = "; server-sent events with `stream: true`" if streams else ""
@@ -295,7 +270,7 @@ def _operation(
         "tags": ["inference"],
         "summary": title,
         "description": f"{api}'s request and response{stream}.",
-        "security": [{"ApiKey": []}],
+        "security": [{openapi_refusals.KEY: []}],
         "requestBody": {"required": True, "content": content(request)},
         "responses": {
             "200": {

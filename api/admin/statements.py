@@ -10,7 +10,7 @@ from pydantic import Field
 from admin import statements as admin_statements
 from admin.actor import Actor
 from api.admin.deps import AdminDeps, ReasonBody, RequestBody
-from api.customer.statements import as_download
+from api.customer.statements import DOWNLOAD, as_download
 from billing.ledger.months import parse_month
 
 
@@ -38,7 +38,10 @@ def _statement_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return {"data": msgspec.to_builtins(rows)}
 
     @routes.get(
-        "/tenants/{tenant_id}/statements/{month}", summary="Get a signed statement", response_model=None
+        "/tenants/{tenant_id}/statements/{month}",
+        summary="Get a signed statement",
+        response_model=None,
+        responses=DOWNLOAD,
     )
     async def get_statement(
         actor: Annotated[Actor, auth],

@@ -19,6 +19,10 @@ from core.errors import AuthenticationFailed, InvalidRequest
 from tenants.principal import Principal
 
 KEYS_PATH = "/.well-known/penstock-keys.json"
+DOWNLOAD: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "application/pdf": {}}}
+}
+"""The argument `responses` of routes that return a statement."""
 PUBLIC_KEYS_CACHE_S = 30.0
 """Seconds that the public keys are cached, since the endpoint needs no authentication."""
 
@@ -142,7 +146,9 @@ def _statement_routes(deps: AdminDeps) -> APIRouter:
             ]
         }
 
-    @routes.get("/statements/{month}", summary="A month's signed statement", response_model=None)
+    @routes.get(
+        "/statements/{month}", summary="A month's signed statement", response_model=None, responses=DOWNLOAD
+    )
     async def get_statement(
         scope: Annotated[tuple[Actor, UUID], Depends(actor_and_tenant)],
         month: str,
