@@ -28,7 +28,8 @@ EXAMPLES = int(os.environ.get("EXAMPLES", "0"))
 """Drawn requests of each operation; 0 = what `make test` takes."""
 DATA = Path(__file__).parents[2] / "data"
 INFERENCE = (
-    "^/v1/(chat/completions|completions|embeddings|messages(/count_tokens)?|responses(/input_tokens)?)$"
+    "^/v1/(chat/completions|completions|embeddings|messages(/count_tokens)?|responses(/input_tokens)?"
+    "|tokenize|detokenize)$"
 )
 OK = range(200, 300)
 KEY = ("Authorization", "Bearer {}")
@@ -111,7 +112,7 @@ async def test_inference(api: Api) -> None:
     key = api.organisation.key
     found = await fuzzed(api, document, lambda: key, drawn=25, phases=DRAWN, paths=INFERENCE)
     assert not found.report, found.report
-    assert len(found.statuses) == 7
+    assert len(found.statuses) == 9
     assert not found.never(OK) & {"POST /v1/chat/completions", "POST /v1/messages"}
 
 
