@@ -210,9 +210,8 @@ async def test_a_client_that_does_not_read_is_billed_and_dropped(
         return any(one.request.reply.unsent for one in registry) and (stream or not registry.has_room(tenant))
 
     tenant = api.organisation.tenant_id
-    registry._max_answer_bytes = (
-        4_000_000  # the whole answer has 2.2 MB: over the quarter, but not ended for it
-    )
+    # The whole answer has 2.2 MB: more than the organisation's quarter, but not ended for its memory.
+    registry._max_answer_bytes = 4_000_000
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.setblocking(False)
