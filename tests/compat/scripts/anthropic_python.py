@@ -69,7 +69,7 @@ def tools_stream():
         kinds = [event.type for event in events]
         final = events.get_final_message()
     assert "input_json" in kinds, kinds
-    [call] = [block for block in final.content if block.type == "tool_use"]
+    call, *_ = [block for block in final.content if block.type == "tool_use"]  # as many as the model likes
     is_colours(call.input)
 
 
