@@ -8,7 +8,7 @@ import math
 
 from scheduler.messages import Announce, ClientBatch, FromClient
 from scheduler.wire import PlaceRequest
-from workers.wire import EndedEngine, ReplicaStatus
+from workers.wire import EndedEngine, ReplicaStatus, TierTargets
 
 MAX_TOKENS = 1 << 30
 """Most tokens of a request or of a replica's cache, far above those of any model."""
@@ -76,8 +76,15 @@ def _is_valid(status: ReplicaStatus) -> bool:
         and MIN_RATE <= capacity.accept_per_step <= MAX_TOKENS
         and 0 <= capacity.max_num_seqs <= MAX_TOKENS
         and 0 <= capacity.kv_cache_tokens <= MAX_TOKENS
-        and MIN_STEP_S <= targets.ttft_s <= MAX_STEP_S
-        and (targets.tpot_s == 0.0 or MIN_STEP_S <= targets.tpot_s <= MAX_STEP_S)
+        and all(map(_is_valid_target, (targets, targets.priority, targets.batch)))
+    )
+
+
+def _is_valid_target(target: TierTargets | None) -> bool:
+    """Whether a tier's target is in range; None = the tier has none of its own."""
+    return target is None or (
+        MIN_STEP_S <= target.ttft_s <= MAX_STEP_S
+        and (target.tpot_s == 0.0 or MIN_STEP_S <= target.tpot_s <= MAX_STEP_S)
     )
 
 

@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.fair_queue import band_index
 from scheduler.core.placement import ActivePlacement
-from scheduler.core.rules import BANDS
+from scheduler.core.rules import BANDS, band_index
 from scheduler.listeners import Listener
 from scheduler.messages import PlaceRefused
 from scheduler.wire import ModelView, Placement, Released, TierView

@@ -20,6 +20,7 @@ from scheduler.service import SchedulerService
 from workers.catalog import load_catalog
 from workers.engine_counters import record_counters
 from workers.host_hours import record_heartbeat
+from workers.targets import TargetDirectory
 
 
 def main(settings: Settings) -> int:
@@ -40,6 +41,7 @@ async def _serve(settings: Settings) -> int:
     host_hours = HostHours(database, record_heartbeat)
     counters = EngineCounterStore(database, record_counters, clock.monotonic)
     trace = RequestTraceStore(database, clock, recording=settings.record_request_traces)
+    targets = TargetDirectory(database)
     service = SchedulerService(
         settings.scheduler_host,
         settings.scheduler_port,
@@ -48,12 +50,14 @@ async def _serve(settings: Settings) -> int:
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         listeners=[host_hours, counters, trace.trace],
         planner=LivePlanner(load_catalog()),
+        targets=targets,
     )
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     try:
         await host_hours.start()
         await counters.start()
         await trace.start()
+        targets.start()
         await _listen(service, settings)
         await metrics.start()
         freeze_heap()
@@ -61,6 +65,7 @@ async def _serve(settings: Settings) -> int:
     finally:
         await metrics.close()
         await service.close()
+        await targets.close()
         await host_hours.close()
         await counters.close()
         await trace.close()

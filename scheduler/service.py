@@ -37,6 +37,7 @@ from scheduler.model_activity import ModelActivity
 from scheduler.sessions import Session, TokenCheck
 from scheduler.views import HostRegistry, pool_snapshot
 from scheduler.wire import Placement, PlanView, PoolSnapshot
+from workers.targets import TargetDirectory
 from workers.wire import CommandResult, Heartbeat, KvDelta, KvResync, ReplicaCommand
 
 TICK_S = 0.1
@@ -75,9 +76,11 @@ class SchedulerService:
         rng: random.Random,
         listeners: Iterable[Listener] = (),
         planner: LivePlanner | None = None,
+        targets: TargetDirectory | None = None,
         grace_s: float = 3.0,
     ) -> None:
-        """`listeners` observe requests and heartbeats. Without a `planner` snapshots carry no plan.
+        """`listeners` observe requests and heartbeats. Without a `planner` snapshots carry no plan. `targets` replace
+        those of heartbeats.
 
         In the first `grace_s` seconds no request is refused for want of replicas.
         """
@@ -87,6 +90,7 @@ class SchedulerService:
         self._token = TokenCheck(token)
         self._clock, self._rng = clock, rng
         self._plan: PlanView | None = None
+        self._targets = targets
         self.state = SchedulerState(self.epoch, clock.monotonic(), grace_s=grace_s)
         self._hosts = HostRegistry()
         self._autoscaler = (
@@ -269,6 +273,9 @@ class SchedulerService:
         if unsound:
             metrics.REPLICAS_REFUSED.inc(len(unsound))
             log.warning("agent %s reports %s without sound figures", session.name, unsound[0])
+        if self._targets is not None:
+            for status in beat.replicas:
+                status.targets = self._targets.applied(status.model, status.targets)
         self._changed |= self.state.heartbeat(beat, now)
         for status in beat.replicas:
             self._resync(session, status.replica_id, now)

@@ -18,7 +18,8 @@ import msgspec
 from core.errors import InvalidRequest
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
 from workers.kv_endpoints import KvEndpoints
-from workers.wire import Capacity, Roofline
+from workers.service_level import TargetFigures, Tier, service_level, target_problem
+from workers.wire import Capacity, Roofline, Targets
 
 DEFAULT_CATALOG = Path(__file__).with_name("catalog.toml")
 
@@ -185,6 +186,8 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when it arrives."""
     experts: Experts | None = None
     """None for a dense model."""
+    targets: dict[Tier, TargetFigures] = {}
+    """Promised times by tier, a choice of the operator's; see `service_level`."""
     region: str = "local"
     quantization: Literal["int4", "int8", "fp4", "fp6", "fp8", "fp16", "bf16", "fp32"] | None = None
     """Number format of the weights; None = not known."""
@@ -193,6 +196,11 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix: Literal["mirrored", "exact"] = "mirrored"
     """How prompts are matched to prefix caches: by a mirror of the routed prompts, or by the engine's KV events on
     tokens. docs/adr/0014 has measurements and the reason for the default."""
+
+    @property
+    def service_level(self) -> Targets:
+        """The promised times, as live scheduler and simulation use them."""
+        return service_level(self.targets)
 
     def profile(self, name: str = "") -> EngineProfile:
         """The profile `name`, or the default one. Raises InvalidRequest with the known names."""
@@ -283,6 +291,9 @@ def _finish_model(source: Path, hosts: dict[str, HostKind], name: str, model: Ca
             f"the catalog {source} is wrong: {where}.experts needs 0 < per_token <= count, a weights_share between "
             "0 and 1, and a source"
         )
+    for tier, figures in model.targets.items():
+        if (problem := target_problem(figures.ttft_s, figures.tpot_s)) is not None:
+            raise InvalidRequest(f"the catalog {source} is wrong: {where}.targets.{tier}: {problem}")
     for kind in ("input", "cached_input", "output", "reasoning"):
         price: str = getattr(model.list_price, kind)
         _check(source, f"{where}.list_price.{kind}", per_mtok_to_pico_per_token, price)

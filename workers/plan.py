@@ -15,8 +15,8 @@ SMALL = "qwen2.5-0.5b"
 """The default model without a GPU when the hub is reachable."""
 _GPU_DEFAULTS = ("llama-3.3-70b", SMALL)
 
-UNLIMITED_TPOT_S = 60.0
-"""Target per output token of an external engine: no batch of it is too slow."""
+EXTERNAL_TARGETS = Targets(tpot_s=60.0)
+"""Targets of an external engine where no admin has set any: no batch of it is too slow."""
 MAX_KV_TOKENS = 10**9
 """KV cache that an engine that does not report its own is taken to have at most, in tokens."""
 
@@ -98,7 +98,7 @@ def plan_external(
             assumed=True,
         ),
         share=share,
-        targets=Targets(tpot_s=UNLIMITED_TPOT_S),
+        targets=EXTERNAL_TARGETS,
     )
 
 
@@ -180,6 +180,7 @@ def _host(
             capacity=profile.capacity,
             share=share,
             gpu_ids=groups[number] if groups else (),
+            targets=model.service_level,
         )
         for number in range(replicas)
     )

@@ -5,6 +5,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
+    Double,
     ForeignKey,
     Index,
     Integer,
@@ -38,6 +39,22 @@ models = Table(
 )
 """Models that customers may use. An alias refers to a model, never to another alias. A model that the catalog does not
 have carries its own context length, longest answer and capabilities."""
+
+model_targets = Table(
+    "model_targets",
+    metadata,
+    Column("model", Text, ForeignKey("models.name"), nullable=False),
+    string("tier"),
+    Column("ttft_s", Double, nullable=False),
+    Column("tpot_s", Double, nullable=False),
+    PrimaryKeyConstraint("model", "tier"),
+    CheckConstraint("tier IN ('priority', 'standard', 'batch')", name="tier"),
+    CheckConstraint(
+        "ttft_s BETWEEN 0.001 AND 3600 AND tpot_s BETWEEN 0.0001 AND 3600",
+        name="seconds",
+    ),
+)
+"""What an admin has promised a tier of a model in place of the catalog's figures, in seconds."""
 
 hosts = Table(
     "hosts",

@@ -67,13 +67,27 @@ class Capacity(msgspec.Struct, frozen=True):
     """Whether the speeds are assumptions that the scheduler replaces by what it measures (external engines)."""
 
 
-class Targets(msgspec.Struct, frozen=True):
-    """Service level of a model, from the catalog."""
+class TierTargets(msgspec.Struct, frozen=True):
+    """The times that are promised to one tier of a model."""
 
     ttft_s: float = 2.0
     """Seconds to the first token, in addition to the request's own prefill without a cache (`prompt / R`)."""
     tpot_s: float = 0.1
     """Mean seconds per output token after the first."""
+
+
+class Targets(TierTargets, frozen=True):
+    """Service level of a model: what the standard tier is promised, and the other tiers where they differ."""
+
+    priority: TierTargets | None = None
+    """Of the priority tier; None = as the standard tier."""
+    batch: TierTargets | None = None
+    """Of the batch tier; None = as the standard tier."""
+
+    def of(self, tier: str) -> TierTargets:
+        """What `tier` is promised; an unknown tier counts as standard."""
+        own = self.priority if tier == "priority" else self.batch if tier == "batch" else None
+        return self if own is None else own
 
 
 class EngineCounters(msgspec.Struct, frozen=True):

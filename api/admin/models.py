@@ -6,9 +6,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from admin import models
+from admin import models, targets
 from admin.actor import Actor
 from api.admin.deps import AdminDeps, RequestBody, ResponseModel
+from workers.service_level import Tier
 
 _NAME = "A model's name; it may contain slashes."
 
@@ -42,6 +43,34 @@ class ModelStatusUpdate(RequestBody):
 
     name: str = Field(description=_NAME)
     note: str | None = Field(default=None, description="What customers should use instead.")
+
+
+class TargetsOut(ResponseModel):
+    """What one tier of a model is promised."""
+
+    model: str
+    tier: Tier
+    ttft_s: float = Field(description="Seconds to the first token, on top of the prompt's own prefill.")
+    tpot_s: float = Field(description="Mean seconds per output token after the first.")
+    source: targets.Source = Field(description="Who set them; default = the catalog has none for this tier.")
+
+
+class TargetsUpdate(RequestBody):
+    """Other targets of one tier of a model; what is absent stays as it is."""
+
+    model: str = Field(description=_NAME, examples=["llama-3.3-70b"])
+    tier: Tier = "standard"
+    ttft_s: float | None = Field(default=None, examples=[1.0])
+    tpot_s: float | None = Field(default=None, examples=[0.05])
+    reason: str | None = None
+
+
+class TargetsReset(RequestBody):
+    """A tier of a model that returns to the catalog's targets."""
+
+    model: str = Field(description=_NAME, examples=["llama-3.3-70b"])
+    tier: Tier = "standard"
+    reason: str | None = None
 
 
 def router(deps: AdminDeps) -> APIRouter:
@@ -83,4 +112,40 @@ def router(deps: AdminDeps) -> APIRouter:
             await models.retire_model(deps.database, actor, name=body.name, note=body.note)
         )
 
+    _add_target_routes(routes, deps)
     return routes
+
+
+def _add_target_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    """The routes of latency targets."""
+
+    @routes.get("/models/targets")
+    async def list_targets(
+        actor: Annotated[Actor, Depends(deps.actor)], model: str | None = None
+    ) -> list[TargetsOut]:
+        """What each tier of the offered models is promised, or of one model."""
+        found = await targets.list_targets(deps.database, actor, model=model)
+        return [TargetsOut.model_validate(view) for view in found]
+
+    @routes.put("/models/targets")
+    async def set_targets(body: TargetsUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> TargetsOut:
+        """Change what a tier of a model is promised. The scheduler follows within seconds."""
+        return TargetsOut.model_validate(
+            await targets.set_targets(
+                deps.database,
+                actor,
+                model=body.model,
+                tier=body.tier,
+                ttft_s=body.ttft_s,
+                tpot_s=body.tpot_s,
+                reason=body.reason,
+            )
+        )
+
+    @routes.post("/models/targets/reset")
+    async def reset_targets(body: TargetsReset, actor: Annotated[Actor, Depends(deps.actor)]) -> TargetsOut:
+        """Return a tier of a model to the catalog's targets."""
+        view = await targets.reset_targets(
+            deps.database, actor, model=body.model, tier=body.tier, reason=body.reason
+        )
+        return TargetsOut.model_validate(view)

@@ -4,14 +4,17 @@ from typing import Annotated
 
 import typer
 
-from admin import models
+from admin import models, targets
 from cli.context import AsJson, DataDir, acting, emit, open_db, run
 from core.errors import InvalidRequest
 from workers.models import ModelSpec
+from workers.service_level import TIERS, Tier
 
 app = typer.Typer(help="Which models are offered to customers.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A model's name.")]
+TierOption = Annotated[str, typer.Option("--tier", help="priority, standard or batch.")]
+Reason = Annotated[str | None, typer.Option("--reason", help="Why, for the audit log.")]
 Note = Annotated[str | None, typer.Option("--note", help="What customers should use instead, or why.")]
 
 
@@ -28,6 +31,86 @@ def list_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             return await models.list_models(database, who)
 
     emit(run(act), as_json, title="Models")
+
+
+@app.command("targets")
+def list_targets(
+    name: Annotated[str | None, typer.Argument(help="A model's name; without it, all models.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each tier of a model is promised: seconds to the first token, on top of the prompt's own prefill (ttft_s),
+    and per further token (tpot_s). The source is the catalog, an admin, or the default.
+
+    Example: penstock models targets llama-3.3-70b --json
+    """
+
+    async def act() -> list[targets.TargetsView]:
+        async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
+            return await targets.list_targets(database, who, model=name)
+
+    emit(run(act), as_json, title="Targets")
+
+
+@app.command("set-targets")
+def set_targets(
+    name: Name,
+    tier: TierOption = "standard",
+    ttft_s: Annotated[
+        float | None, typer.Option("--ttft-s", help="Seconds to the first token, on top of the own prefill.")
+    ] = None,
+    tpot_s: Annotated[
+        float | None, typer.Option("--tpot-s", help="Mean seconds per further token, such as 0.03.")
+    ] = None,
+    reason: Reason = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Promise a tier of a model other times; the scheduler follows within seconds. What is not given stays as it is.
+
+    Example: penstock models set-targets llama-3.3-70b --tier priority --ttft-s 1 --tpot-s 0.05
+    """
+
+    async def act() -> targets.TargetsView:
+        async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
+            return await targets.set_targets(
+                database, who, model=name, tier=known_tier(tier), ttft_s=ttft_s, tpot_s=tpot_s, reason=reason
+            )
+
+    emit(run(act), as_json)
+
+
+@app.command("reset-targets")
+def reset_targets(
+    name: Name,
+    tier: TierOption = "standard",
+    reason: Reason = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Return a tier of a model to the catalog's targets.
+
+    Example: penstock models reset-targets llama-3.3-70b --tier priority
+    """
+
+    async def act() -> targets.TargetsView:
+        async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
+            return await targets.reset_targets(
+                database, who, model=name, tier=known_tier(tier), reason=reason
+            )
+
+    emit(run(act), as_json)
+
+
+def known_tier(name: str) -> Tier:
+    """The tier of that name. Raises InvalidRequest with the known ones."""
+    for tier in TIERS:
+        if tier == name:
+            return tier
+    raise InvalidRequest(f"unknown tier {name!r}; there are: {', '.join(TIERS)}", param="tier")
 
 
 @app.command("add")

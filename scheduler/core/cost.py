@@ -22,14 +22,8 @@ class ScoreInputs(NamedTuple, Generic[T]):
     awake_until: T
     """Until when the replica takes requests without another heartbeat; -inf = it is not ready, or has no free
     slot."""
-    open_until: T
-    """The same, while its batch keeps the target time per token: it takes any request."""
-    warm_until: T
-    """The same, while its batch nearly keeps the target: it takes requests whose prompt it holds."""
     kv_room: T
     """Tokens (prompt and answer) that still fit into its KV cache."""
-    room: T
-    """Tokens that still fit into its KV cache and its target time per token."""
     prefill_done_at: T
     """When its prefill backlog should be done."""
     min_backlog_s: T
@@ -52,6 +46,17 @@ class ScoreInputs(NamedTuple, Generic[T]):
     """Seconds that the eviction of one cached token costs."""
     hit_precision: T
     """Share of believed cache hits that the engine confirmed."""
+
+
+class Gate(NamedTuple, Generic[T]):
+    """What a replica takes of one band, whose target per token its batch keeps, as floats or as vectors."""
+
+    open_until: T
+    """`ScoreInputs.awake_until` while its batch keeps the target: it takes any request; else -inf."""
+    warm_until: T
+    """The same, while its batch nearly keeps the target: it takes requests whose prompt it holds."""
+    room: T
+    """Tokens that still fit into its KV cache and its target time per token."""
 
 
 def ttft_s(uncached: T, backlog_s: T, inputs: ScoreInputs[T]) -> T:

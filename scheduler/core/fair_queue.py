@@ -6,13 +6,13 @@ refunded whole.
 """
 
 import heapq
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from scheduler.core.band import Band, HitTokens
 from scheduler.core.flow import Flow, QueuedRequest, QueueOutcome, RequestKey
 from scheduler.core.placement import ActivePlacement
-from scheduler.core.rules import BANDS, NEW_TENANT, QueueRules
+from scheduler.core.rules import BANDS, NEW_TENANT, QueueRules, band_index
 from scheduler.messages import TenantCounter
 from scheduler.wire import Released
 
@@ -35,8 +35,8 @@ class FairQueue:
         """Number of active placements."""
         self._waiting: dict[RequestKey, QueuedRequest] = {}
         self._deadlines: list[tuple[float, int, RequestKey]] = []
-        self._arrivals: list[tuple[float, int, RequestKey]] = []
-        """Heap of the arrivals of requests that are not late yet; may contain requests that have left."""
+        self._arrivals: tuple[list[tuple[float, int, RequestKey]], ...] = tuple([] for _ in BANDS)
+        """By band, a heap of the arrivals of requests that are not late yet; may contain requests that have left."""
         self._changed: set[tuple[int, str]] = set()
         """Band index and flow name of every counter that changed since `take_changed`."""
 
@@ -74,7 +74,8 @@ class FairQueue:
         self._waiting[queued.key] = queued
         self.band(queued.request.tier).add(queued, now)
         heapq.heappush(self._deadlines, (queued.deadline_at, queued.seq, queued.key))
-        heapq.heappush(self._arrivals, (queued.enqueued_at, queued.seq, queued.key))
+        arrivals = self._arrivals[band_index(queued.request.tier)]
+        heapq.heappush(arrivals, (queued.enqueued_at, queued.seq, queued.key))
 
     def remove(self, key: RequestKey, outcome: QueueOutcome) -> QueuedRequest | None:
         """Remove a request with its outcome; None when the key is not queued."""
@@ -88,9 +89,10 @@ class FairQueue:
         if len(self._deadlines) > 64 and len(self._deadlines) > 2 * len(self._waiting):
             self._deadlines = [entry for entry in self._deadlines if entry[2] in self._waiting]
             heapq.heapify(self._deadlines)
-        if len(self._arrivals) > 64 and len(self._arrivals) > 2 * len(self._waiting):
-            self._arrivals = [entry for entry in self._arrivals if entry[2] in self._waiting]
-            heapq.heapify(self._arrivals)
+        arrivals = self._arrivals[band_index(queued.request.tier)]
+        if len(arrivals) > 64 and len(arrivals) > 2 * len(self._waiting):
+            arrivals[:] = [entry for entry in arrivals if entry[2] in self._waiting]
+            heapq.heapify(arrivals)
         return queued
 
     def remove_client(self, client: str) -> list[QueuedRequest]:
@@ -120,24 +122,25 @@ class FairQueue:
 
     def pick(
         self,
-        late_before: float,
+        late_before: Sequence[float],
         kv_tokens: int,
         hits: HitTokens,
         skipped: Container[QueuedRequest],
         strict: bool,
     ) -> QueuedRequest | None:
-        """The next request of the highest band with queued requests; see `Band.pick`."""
-        for band in self.bands:
-            queued = band.pick(late_before, kv_tokens, hits, skipped, strict)
+        """The next request of the highest band with queued requests; see `Band.pick`. `late_before` is by band."""
+        for band, before in zip(self.bands, late_before, strict=True):
+            queued = band.pick(before, kv_tokens, hits, skipped, strict)
             if queued is not None:
                 return queued
             if strict and band.order:
                 return None
         return None
 
-    def record_pick(self, queued: QueuedRequest, late_before: float) -> None:
-        """Remove a request that is placed."""
-        self.band(queued.request.tier).record_pick(queued, late_before)
+    def record_pick(self, queued: QueuedRequest, late_before: Sequence[float]) -> None:
+        """Remove a request that is placed. `late_before` is by band."""
+        index = band_index(queued.request.tier)
+        self.bands[index].record_pick(queued, late_before[index])
         self.remove(queued.key, QueueOutcome.PLACED)
 
     def backlog_before(self, tier: str, tenant_id: str, own: Backlog, sample: int) -> Backlog:
@@ -182,14 +185,16 @@ class FairQueue:
         rank = flow.rank(queued)
         return Backlog(flow.work * rank / len(flow), rank)
 
-    def newly_late(self, late_before: float, limit: int) -> list[QueuedRequest]:
-        """Requests that became late since the last call, oldest first, at most `limit`; the next call continues."""
+    def newly_late(self, late_before: Sequence[float], limit: int) -> list[QueuedRequest]:
+        """Requests that became late since the last call, oldest first in each band, at most `limit`; the next call
+        continues. `late_before` is by band."""
         late: list[QueuedRequest] = []
-        while self._arrivals and self._arrivals[0][0] < late_before and len(late) < limit:
-            _, seq, key = heapq.heappop(self._arrivals)
-            queued = self._waiting.get(key)
-            if queued is not None and queued.seq == seq:
-                late.append(queued)
+        for arrivals, before in zip(self._arrivals, late_before, strict=True):
+            while arrivals and arrivals[0][0] < before and len(late) < limit:
+                _, seq, key = heapq.heappop(arrivals)
+                queued = self._waiting.get(key)
+                if queued is not None and queued.seq == seq:
+                    late.append(queued)
         return late
 
     def others_waiting(self, tenant_id: str) -> bool:
@@ -307,11 +312,6 @@ class FairQueue:
         ]
 
 
-def band_index(tier: str) -> int:
-    """The index of a tier's band, 0 = served first. An unknown tier is standard."""
-    return _INDEX.get(tier, _STANDARD)
-
-
 def _reserved(entry: ActivePlacement) -> int:
     """Tokens of KV cache that a placement reserves: its uncached prompt and its answer, at least as long as
     estimated."""
@@ -321,7 +321,3 @@ def _reserved(entry: ActivePlacement) -> int:
 def largest_flows(flows: Iterable[Flow], count: int) -> list[Flow]:
     """The `count` flows with most queued requests, then most running ones."""
     return heapq.nlargest(count, flows, key=lambda flow: (len(flow), flow.running, flow.name))
-
-
-_INDEX = {tier: index for index, tier in enumerate(BANDS)}
-_STANDARD = _INDEX["standard"]

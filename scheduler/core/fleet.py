@@ -14,6 +14,7 @@ from scheduler.core.pool import Pool
 from scheduler.core.predict import PredictionReport
 from scheduler.core.prefix import ExactPrefixes, PrefixSource
 from scheduler.core.replica import DerivedCapacity, Load, Replica, ReplicaStats
+from scheduler.core.rules import band_index
 from scheduler.wire import PlaceRequest, Released
 from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
 
@@ -67,7 +68,7 @@ class Fleet:
             known.heartbeats += 1
             known.prefix.room_tokens = known.derived.kv_capacity
             known.prefix.trim(now)
-            pool.targets, pool.prefill_rate = status.targets, known.derived.prefill_rate
+            pool.prefill_rate = known.derived.prefill_rate
             pool.refresh(known, now)
             models.add(status.model)
         listed = {status.replica_id for status in heartbeat.replicas}
@@ -145,6 +146,7 @@ class Fleet:
             baseline.raw_ttft_s = entry.predicted_ttft_s - replica.stats.ttft.at(now)
             baseline.raw_itl_s = entry.predicted_itl_s / (1.0 + replica.stats.slowdown.at(now))
         load.running += 1
+        load.by_band[band_index(entry.tier)] += 1
         load.kv_tokens += uncached + entry.produced
         load.context_tokens += entry.prompt_tokens + entry.produced
         load.outstanding += _outstanding(entry)
@@ -214,6 +216,7 @@ class Fleet:
         """Remove a placement from the load. `released` is None when the client is lost or no longer announces it."""
         load = self._loads[entry.replica_id]
         load.running -= 1
+        load.by_band[band_index(entry.tier)] -= 1
         load.kv_tokens -= entry.uncached + entry.produced
         load.context_tokens -= entry.prompt_tokens + entry.produced
         load.outstanding -= _outstanding(entry)
@@ -254,8 +257,9 @@ class Fleet:
                     rates.observe_answer(batch, observed_s, answer - 1)
             replica.stats.slowdown.learn(observed_s / entry.baseline.raw_itl_s - 1.0, now)
             self._report(entry.model).itl.learn(entry.predicted_itl_s, observed_s)
+            promised_s = replica.status.targets.of(entry.tier).tpot_s
             self._pools[entry.model].model_stats.observe_itl(
-                entry.predicted_itl_s, observed_s, replica.status.targets.tpot_s, entry.queued_s
+                entry.predicted_itl_s, observed_s, promised_s, entry.queued_s
             )
 
     def _learn_hits(self, replica: Replica, entry: ActivePlacement, released: Released) -> None:

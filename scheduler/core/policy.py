@@ -16,6 +16,7 @@ from scheduler.core.cost import Vector, cost_s, sticky_limit_s, sticky_threshold
 from scheduler.core.pool import Pool
 from scheduler.core.predict import MIN_TTFT_S
 from scheduler.core.replica import Replica
+from scheduler.core.rules import band_index
 from scheduler.wire import PlaceRequest
 from workers.wire import ReplicaState
 
@@ -151,12 +152,13 @@ def filter_(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Fl
     under load, when every cache holds a bit of everything.
     """
     config, columns, need = pool.config, pool.columns, request.prompt_tokens + request.output_tokens
-    able: Flags = columns.open_until >= now
-    able &= columns.room >= need
+    gate = pool.gate_columns(band_index(request.tier))
+    able: Flags = gate.open_until >= now
+    able &= gate.room >= need
     able &= scores.backlog_s <= config.backlog_cold_s
     if scores.hits is not None:
         warm = scores.hits >= sticky_threshold(request, config)
-        warm &= columns.warm_until >= now
+        warm &= gate.warm_until >= now
         warm &= columns.kv_room >= need
         warm &= scores.backlog_s <= config.backlog_warm_s
         able |= warm
@@ -206,7 +208,8 @@ def blocked(request: PlaceRequest, pool: Pool, now: float) -> Blocked:
         if (row := pool.row_of(replica_id)) is not None:
             awake[row] = False
     if awake.any():
-        fits = awake & (pool.columns.room >= request.prompt_tokens + request.output_tokens)
+        room = pool.gate_columns(band_index(request.tier)).room
+        fits = awake & (room >= request.prompt_tokens + request.output_tokens)
         return Blocked(Reason.BUSY if fits.any() else Reason.KV_FULL)
     reasons = {replica.status.replica_id: blocked_reason(replica, pool, now) for replica in pool}
     reasons |= {replica_id: Reason.EXCLUDED for replica_id in excluded & reasons.keys()}

@@ -4,26 +4,30 @@
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
 from scheduler.core.config import PolicyConfig
-from scheduler.core.cost import ScoreInputs, Vector
+from scheduler.core.cost import Gate, ScoreInputs, Vector
 from scheduler.core.learnt_rates import LearntRates
 from scheduler.core.model_stats import ModelStats
 from scheduler.core.predict import step_s
 from scheduler.core.prefix_index import PrefixIndex
 from scheduler.core.prefix_tree import PrefixTree
 from scheduler.core.replica import Replica
-from workers.wire import ReplicaState, Targets
+from scheduler.core.rules import BANDS
+from workers.wire import ReplicaState
 
 INITIAL_ROWS = 8
 """Rows of the table at first; it doubles when it is full."""
 INFINITE = float("inf")
-EMPTY_ROW: ScoreInputs[float] = ScoreInputs(
-    -INFINITE, -INFINITE, -INFINITE, *[0.0] * (len(ScoreInputs._fields) - 3)
-)
+EMPTY_ROW: ScoreInputs[float] = ScoreInputs(-INFINITE, *[0.0] * (len(ScoreInputs._fields) - 1))
 """Inputs of a free row."""
+CLOSED: Gate[float] = Gate(-INFINITE, -INFINITE, 0.0)
+"""The gate of a free row."""
+GATES_AT = len(EMPTY_ROW)
+"""First row of the table that holds gates: those of the first band, then of the others."""
 MIN_HIT_SHARE = 1 / 16
 """Smallest part of a prompt that is looked up: smaller parts are held by many replicas and change little."""
 MIN_PREFILL_SHARE = 0.1
@@ -41,7 +45,6 @@ class Pool:
         """Prefixes of replicas whose engines report their caches."""
         self.tree = PrefixTree()
         """Prefixes of replicas whose caches are mirrored."""
-        self.targets = Targets()
         self.prefill_rate = 1.0
         """R of the replica with the last heartbeat, in tokens per second."""
         self.model_stats = ModelStats(config)
@@ -54,18 +57,30 @@ class Pool:
         """The score inputs of each row."""
         self._rows: list[Replica | None] = []
         self._by_id: dict[str, int] = {}
-        self._table = np.zeros((len(EMPTY_ROW), INITIAL_ROWS))
-        self._columns: ScoreInputs[Vector] = ScoreInputs(*self._table[:, :0])
+        self.gates: list[tuple[Gate[float], ...]] = []
+        """What each row takes, by band."""
+        self._table = np.zeros((GATES_AT + len(BANDS) * len(CLOSED), INITIAL_ROWS))
+        self._columns: ScoreInputs[Vector] = ScoreInputs(*self._table[:GATES_AT, :0])
         self._dirty_rows: set[int] = set()
         """Rows whose inputs have changed since they were written to the table, which is read more rarely."""
 
     @property
     def columns(self) -> ScoreInputs[Vector]:
         """The inputs of all rows, used or free, as vectors."""
-        for row in self._dirty_rows:
-            self._table[:, row] = self.inputs[row]
-        self._dirty_rows.clear()
+        self._write()
         return self._columns
+
+    def gate_columns(self, band: int) -> Gate[Vector]:
+        """What all rows take of a band, as vectors."""
+        self._write()
+        start = GATES_AT + band * len(CLOSED)
+        return Gate(*self._table[start : start + len(CLOSED), : len(self._rows)])
+
+    def _write(self) -> None:
+        """Write the changed rows to the table."""
+        for row in self._dirty_rows:
+            self._table[:, row] = [*self.inputs[row], *chain.from_iterable(self.gates[row])]
+        self._dirty_rows.clear()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -98,11 +113,12 @@ class Pool:
         if replica.row == len(self._rows):
             self._rows.append(replica)
             self.inputs.append(EMPTY_ROW)
+            self.gates.append((CLOSED,) * len(BANDS))
             count, room = len(self._rows), self._table.shape[1]
             if count > room:
-                self._table = np.zeros((len(EMPTY_ROW), 2 * room))
+                self._table = np.zeros((len(self._table), 2 * room))
                 self._dirty_rows.update(range(room))
-            self._columns = ScoreInputs(*self._table[:, :count])
+            self._columns = ScoreInputs(*self._table[:GATES_AT, :count])
             self._dirty_rows.add(replica.row)
         else:
             self._rows[replica.row] = replica
@@ -114,6 +130,7 @@ class Pool:
         self._rows[replica.row] = None
         del self._by_id[replica.status.replica_id]
         self.inputs[replica.row] = EMPTY_ROW
+        self.gates[replica.row] = (CLOSED,) * len(BANDS)
         self._dirty_rows.add(replica.row)
         self._open_rows.discard(replica.row)
 
@@ -137,27 +154,20 @@ class Pool:
         share = stats.prefill_share.at(now)
         context = replica.context_tokens
         step = step_s(status.capacity, running + 1, context)
-        batch_s, limit_s = step / accept, self._itl_limit_s(replica, context, share)
         itl = step / (accept * (1.0 - share)) * (1.0 + stats.slowdown.at(now))
         awake = running < derived.slots and replica.state is ReplicaState.READY
-        warm = awake and (not running or batch_s <= limit_s * config.warm_slack)
-        open_ = warm and status.waiting <= config.max_engine_waiting and (not running or batch_s <= limit_s)
-        until = replica.last_seen_at + config.heartbeat_stale_s
-        room = kv_room = INFINITE
+        until = replica.last_seen_at + config.heartbeat_stale_s if awake else -INFINITE
+        kv_room = INFINITE
         if running:
             planned = kv_tokens + config.kv_reserve * load.outstanding
-            room = kv_room = config.kv_fill * derived.kv_capacity - planned
-            if per_kv > 0:
-                room = min(kv_room, (limit_s - batch_s) / per_kv)
+            kv_room = config.kv_fill * derived.kv_capacity - planned
+        self.gates[row] = gates = self._gates(replica, step / accept, until, kv_room, share)
         cached = replica.prefix.tokens
         believed = 1.0 if load.overdue(now) else config.backlog_floor
         turnover_s = cached * per_token / max(share, 1e-3)
         self.inputs[row] = ScoreInputs(
-            until if awake else -INFINITE,
-            until if open_ else -INFINITE,
-            until if warm else -INFINITE,
+            until,
             kv_room,
-            room,
             replica.prefill_done_at,
             believed * load.unprefilled * self.model_stats.uncached_ratio * per_token,
             stats.ttft.at(now),
@@ -171,13 +181,36 @@ class Pool:
             stats.hit_precision,
         )
         self._dirty_rows.add(row)
-        if warm and kv_room > 0.0:
+        if kv_room > 0.0 and any(gate.warm_until > -INFINITE for gate in gates):
             self._open_rows.add(row)
         else:
             self._open_rows.discard(row)
 
-    def _itl_limit_s(self, replica: Replica, context_tokens: int, prefill_share: float) -> float:
-        """Seconds per output token that a batch may take without prefill.
+    def _gates(
+        self, replica: Replica, batch_s: float, until: float, kv_room: float, prefill_share: float
+    ) -> tuple[Gate[float], ...]:
+        """What a replica takes of each band, when its batch would take `batch_s` seconds per token with one more.
+
+        `until` is when it takes requests without another heartbeat; -inf = it takes none.
+        """
+        config, running, derived = self.config, replica.running, replica.derived
+        per_kv, targets = derived.itl_per_kv, derived.targets_itl_s
+        if derived.targets_differ:
+            targets = tuple([replica.target_itl_s(band) for band in range(len(BANDS))])
+        by_target: dict[float, Gate[float]] = {}
+        for target_s in set(targets):
+            limit_s = self._itl_limit_s(replica, target_s, prefill_share)
+            warm = not running or batch_s <= limit_s * config.warm_slack
+            short = replica.status.waiting <= config.max_engine_waiting
+            is_open = short and (not running or batch_s <= limit_s)
+            by_kv = (limit_s - batch_s) / per_kv if running and per_kv > 0 else kv_room
+            by_target[target_s] = Gate(
+                until if is_open else -INFINITE, until if warm else -INFINITE, min(kv_room, by_kv)
+            )
+        return tuple([by_target[target_s] for target_s in targets])
+
+    def _itl_limit_s(self, replica: Replica, target_s: float, prefill_share: float) -> float:
+        """Seconds per output token that a batch may take without prefill, where `target_s` is promised.
 
         The usable share of the target per token (`ModelStats.itl_slack`), less the part that prefill takes: `limit =
         target * (1 - phi)`. Phi is capped at its value for the highest rate of typical requests that keeps the
@@ -189,10 +222,10 @@ class Pool:
         A higher phi means that the engine works off a prefill backlog; fewer running answers would not end it.
         """
         capacity, derived, stats = replica.status.capacity, replica.derived, self.model_stats
-        promised_s = max(stats.itl_slack * derived.target_itl_s, derived.min_itl_s)
+        promised_s = max(stats.itl_slack * target_s, derived.min_itl_s)
         prefill_s = stats.typical_uncached / derived.prefill_rate
         decode_s = stats.typical_output * capacity.step_per_seq_s / derived.accept
-        fixed_s = capacity.step_base_s + capacity.step_per_kv_token_s * context_tokens
+        fixed_s = capacity.step_base_s + capacity.step_per_kv_token_s * replica.context_tokens
         sustained = (
             (1.0 - fixed_s / (promised_s * derived.accept)) * prefill_s / max(prefill_s + decode_s, 1e-9)
         )
@@ -235,10 +268,10 @@ class Pool:
         limit = max(self.config.backlog_cold_s, self.config.backlog_warm_s)
         for row in self._open_rows:
             inputs = self.inputs[row]
-            if inputs.warm_until >= now and max(inputs.prefill_done_at - now, inputs.min_backlog_s) <= limit:
+            if inputs.awake_until >= now and max(inputs.prefill_done_at - now, inputs.min_backlog_s) <= limit:
                 return True
         return False
 
     def open_rows(self, now: float) -> list[int]:
         """The open rows with some room, in order; no other row can be chosen."""
-        return sorted([row for row in self._open_rows if self.inputs[row].warm_until >= now])
+        return sorted([row for row in self._open_rows if self.inputs[row].awake_until >= now])

@@ -6,6 +6,7 @@ from scheduler.core.config import PolicyConfig
 from scheduler.core.learnt_rates import LearntRates
 from scheduler.core.predict import PrefillShare, Residual, step_s
 from scheduler.core.prefix import PrefixSource
+from scheduler.core.rules import BANDS
 from workers.wire import ReplicaState, ReplicaStatus
 
 SETTLING_HEARTBEATS = 2
@@ -29,6 +30,8 @@ class Load:
     """Tokens that a decode step attends to: whole prompts, cached or not, and the output so far."""
     outstanding: int = 0
     """Output tokens still expected from running requests."""
+    by_band: list[int] = field(default_factory=lambda: [0] * len(BANDS))
+    """Running sequences of each band."""
     first_tokens_due: dict[int, float] = field(default_factory=dict)
     """By placement, oldest first: when the first token is due, for requests that are not prefilled."""
 
@@ -65,7 +68,8 @@ class DerivedCapacity:
         "prefill_rate",
         "prefill_s_per_token",
         "slots",
-        "target_itl_s",
+        "targets_differ",
+        "targets_itl_s",
     )  # fmt: skip
 
     def __init__(self, status: ReplicaStatus, config: PolicyConfig) -> None:
@@ -83,8 +87,9 @@ class DerivedCapacity:
         self.itl_per_kv = capacity.step_per_kv_token_s / self.accept
         """Seconds per output token and token of KV cache."""
         alone_s = step_s(capacity, 1, 0) / self.accept
-        self.target_itl_s = status.targets.tpot_s
-        """Target seconds per output token."""
+        self.targets_itl_s = tuple(status.targets.of(tier).tpot_s for tier in BANDS)
+        """Target seconds per output token by band."""
+        self.targets_differ = len(set(self.targets_itl_s)) > 1
         self.min_itl_s = config.itl_floor * alone_s
         """Seconds per output token that a batch may take whatever the target."""
 
@@ -136,6 +141,20 @@ class Replica:
         Prompts that share a prefix share its room in the cache, but not the time to read it.
         """
         return max(self.load.context_tokens, self.derived.kv_used)
+
+    def target_itl_s(self, band: int) -> float:
+        """Seconds per output token that a batch with one more request of `band` may take.
+
+        The targets of higher bands that run here bind too, and those of lower bands do not: where a looser target has
+        let the batch grow, a request of a higher band joins it rather than wait until it has shrunk.
+        """
+        targets, running = self.derived.targets_itl_s, self.load.by_band
+        loosest = max(
+            target
+            for index, target in enumerate(targets)
+            if index == band or (index > band and running[index])
+        )
+        return min([loosest, *(targets[index] for index in range(band) if running[index])])
 
     @property
     def slots(self) -> int:

@@ -15,11 +15,12 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from scheduler.core.fair_queue import FairQueue, band_index
+from scheduler.core.fair_queue import FairQueue
 from scheduler.core.fleet import Fleet
 from scheduler.core.flow import QueuedRequest
 from scheduler.core.policy import Blocked, Choice, Reason, Rng
 from scheduler.core.replica import Replica
+from scheduler.core.rules import band_index
 from scheduler.core.warm import usable
 
 NOTHING = (0.0, sys.maxsize)

@@ -10,8 +10,14 @@ from scheduler.wire import PlaceRequest
 
 BANDS = ("priority", "standard", "batch")
 """Strict bands, first served first. An unknown tier counts as standard."""
+_INDEX = {tier: index for index, tier in enumerate(BANDS)}
 NEW_TENANT = ""
 """Tenant id that stands for a new tenant: its counter is where new tenants start."""
+
+
+def band_index(tier: str) -> int:
+    """The index of a tier's band, 0 = served first. An unknown tier is standard."""
+    return _INDEX.get(tier, _INDEX["standard"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from scheduler.core.cost import cost_s, sticky_limit_s, sticky_threshold, tokens_per_block, ttft_s
 from scheduler.core.pool import Pool
+from scheduler.core.rules import band_index
 from scheduler.wire import PlaceRequest
 
 
@@ -26,17 +27,18 @@ def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: floa
     """Filter and score `rows`: those that can take the request, with their costs."""
     config, prompt, output = pool.config, request.prompt_tokens, request.output_tokens
     need, held = prompt + output, cached_tokens(request, pool, rows)
-    holding = sticky_threshold(request, config)
+    holding, band = sticky_threshold(request, config), band_index(request.tier)
     excluded = [pool.row_of(replica_id) for replica_id in request.exclude]
     able = []
     for row in rows:
         inputs = pool.inputs[row]
         hits = held.get(row, 0.0) * inputs.hit_precision
         backlog_s = max(inputs.prefill_done_at - now, inputs.min_backlog_s)
-        cold = inputs.open_until >= now and inputs.room >= need and backlog_s <= config.backlog_cold_s
+        gate = pool.gates[row][band]
+        cold = gate.open_until >= now and gate.room >= need and backlog_s <= config.backlog_cold_s
         warm = (
             hits >= holding
-            and inputs.warm_until >= now
+            and gate.warm_until >= now
             and inputs.kv_room >= need
             and backlog_s <= config.backlog_warm_s
         )

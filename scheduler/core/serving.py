@@ -1,6 +1,7 @@
 """One pass over a model's queue: the candidates in fair order, and why some of them are skipped."""
 
 import sys
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from scheduler.core.fair_queue import FairQueue
@@ -49,7 +50,7 @@ class ServingPass:
         fleet: Fleet,
         reservations: Reservations,
         pool: WarmCapacity,
-        late_before: float,
+        late_before: Sequence[float],
         now: float,
     ) -> None:
         self.refused = 0

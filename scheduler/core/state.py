@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from scheduler.core import refusals
 from scheduler.core.decisions import Assignment, Decision, Placed, Rejection
-from scheduler.core.fair_queue import band_index
 from scheduler.core.fleet import Fleet
 from scheduler.core.flow import QueuedRequest, QueueOutcome
 from scheduler.core.model_queue import ModelQueue
@@ -19,7 +18,7 @@ from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import Reason, Rng
 from scheduler.core.predict import Accuracy
 from scheduler.core.queue_view import queue_view
-from scheduler.core.rules import BANDS, SchedulerConfig
+from scheduler.core.rules import BANDS, SchedulerConfig, band_index
 from scheduler.messages import Announce, AnnouncedPlacement, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, QueueView, Released
 from workers.wire import Heartbeat, ReplicaState

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from scheduler.core import refusals
 from scheduler.core.admission import Admission
-from scheduler.core.fair_queue import Backlog, FairQueue, band_index
+from scheduler.core.fair_queue import Backlog, FairQueue
 from scheduler.core.flow import QueuedRequest
 from scheduler.core.refusals import Standing
+from scheduler.core.rules import band_index
 from scheduler.core.warm import WarmPool
 from scheduler.messages import PlaceRefused
 from scheduler.wire import PlaceRequest
@@ -21,9 +22,10 @@ class WaitPredictor:
         self._rules = queue.rules
         self._pool = pool
 
-    def late_before(self, now: float) -> float:
-        """Requests that arrived before this time are late: they can hardly meet the TTFT target."""
-        return now - self._rules.late_ttft_share * self._pool.at(now).ttft_target_s
+    def late_before(self, now: float) -> tuple[float, ...]:
+        """By band: requests that arrived before this time are late, because they can hardly meet the TTFT target."""
+        share = self._rules.late_ttft_share
+        return tuple(now - share * target_s for target_s in self._pool.at(now).ttft_targets_s)
 
     def arriving(self, request: PlaceRequest, now: float) -> float | None:
         """The wait of a request that arrives now; None when there is nothing to predict from.
@@ -31,17 +33,15 @@ class WaitPredictor:
         It waits behind all requests of its tenant. In a growing queue only the timely ones count, if it can be served
         in time behind these.
         """
-        pool, rules = self._pool.at(now), self._rules
-        everything, timely = self._queue.tenant_backlog(
-            request.tier, request.tenant_id, self.late_before(now)
-        )
+        rules, late_before = self._rules, self.late_before(now)[band_index(request.tier)]
+        everything, timely = self._queue.tenant_backlog(request.tier, request.tenant_id, late_before)
         every = max(1, rules.oldest_every)
         if every > 1:
             own, turns = everything, 1.0
             if self._queue.band(request.tier).growth.sustained and everything != timely:
                 own, turns = timely, every / (every - 1)
             wait_s = self.behind(request, own, now, turns=turns)
-            if wait_s is None or wait_s <= rules.late_ttft_share * pool.ttft_target_s:
+            if wait_s is None or wait_s <= now - late_before:
                 return wait_s
         return self.behind(request, everything, now, late=every > 1)
 
@@ -56,7 +56,8 @@ class WaitPredictor:
         own = self._queue.older_backlog(queued)
         passing = 0.0
         if self._queue.band(request.tier).growth.sustained:
-            _, timely = self._queue.tenant_backlog(request.tier, request.tenant_id, self.late_before(now))
+            late_before = self.late_before(now)[band_index(request.tier)]
+            _, timely = self._queue.tenant_backlog(request.tier, request.tenant_id, late_before)
             passing = min(timely.work, (self._rules.oldest_every - 1) * own.work)
         return self.behind(request, Backlog(own.work + passing, own.requests), now, late=True)
 
@@ -83,7 +84,8 @@ class WaitPredictor:
         if queued is not None:
             own = self._queue.older_backlog(queued)
         else:
-            own, _ = self._queue.tenant_backlog(request.tier, request.tenant_id, self.late_before(now))
+            late_before = self.late_before(now)[band_index(request.tier)]
+            own, _ = self._queue.tenant_backlog(request.tier, request.tenant_id, late_before)
         sample = self._admission.rules.sampled_flows
         ahead = self._queue.backlog_before(request.tier, request.tenant_id, own, sample)
         return Standing(ahead.requests + 1, self._pool.at(now).ready, self.behind(request, own, now))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from scheduler.core.fleet import Fleet
 from scheduler.core.replica import Replica
+from scheduler.core.rules import BANDS
 from workers.wire import ReplicaState
 
 WARM_FRESH_S = 0.2
@@ -17,7 +18,8 @@ class WarmCapacity:
     ready: int
     slots: int
     kv_tokens: int
-    ttft_target_s: float
+    ttft_targets_s: tuple[float, ...] = (0.0,) * len(BANDS)
+    """Target for the first token by band."""
     largest_kv_tokens: int = 0
     """The largest KV cache of the model's replicas, warm or not, in tokens; 0 = not known."""
 
@@ -30,7 +32,7 @@ class WarmPool:
         self.stale_s = stale_s
         self._model = model
         self._fleet = fleet
-        self._capacity = WarmCapacity(0, 0, 0, 0.0)
+        self._capacity = WarmCapacity(0, 0, 0)
         self._fresh_until = float("-inf")
 
     def at(self, now: float) -> WarmCapacity:
@@ -42,7 +44,10 @@ class WarmPool:
                 len(ready),
                 sum(replica.slots for replica in ready),
                 sum(replica.kv_capacity for replica in ready),
-                max((replica.status.targets.ttft_s for replica in known), default=0.0),
+                tuple(
+                    max((replica.status.targets.of(tier).ttft_s for replica in known), default=0.0)
+                    for tier in BANDS
+                ),
                 max((replica.kv_capacity for replica in known), default=0),
             )
             self._fresh_until = now + WARM_FRESH_S

@@ -28,9 +28,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from scheduler.core.rules import BANDS, band_index
 from sim.engine.step_model.cost import StepCost
 from sim.pool.contract import SimRequest
 from sim.pool.pool import ReplicaSpec
+from workers.wire import TierTargets
 
 _PRICES = tuple(2.0**power for power in range(-12, 7))
 """Values of l that are tried, per sequence of the largest batch."""
@@ -117,18 +119,24 @@ class _Server:
         self.prefill_s = min(1.0 / each.prefill_tokens_per_s for each in capacities) / speed
         self._gamma = min(each.step_per_kv_token_s for each in capacities) / speed
         self._per_step = max(1.0, *(each.accept_per_step for each in capacities))
-        self._ttft_s = max(replica.targets.ttft_s for replica in replicas)
-        self._tpot_s = max(replica.targets.tpot_s for replica in replicas)
+        self._targets = {
+            tier: TierTargets(
+                max(replica.targets.of(tier).ttft_s for replica in replicas),
+                max(replica.targets.of(tier).tpot_s for replica in replicas),
+            )
+            for tier in BANDS
+        }
         self._slowest_prefill = min(each.prefill_tokens_per_s for each in capacities)
-        tau = self._tpot_s * self._per_step
+        tau = max(each.tpot_s for each in self._targets.values()) * self._per_step
         self._step_s = (
             min(decode_step_s(StepCost(each), each.max_num_seqs, tau) for each in capacities) / speed
         )
 
     def deadlines(self, request: SimRequest) -> tuple[float, float]:
         """Return when the request's first and last token are due, in seconds."""
-        first_by = request.at + self._ttft_s + request.prompt_tokens / self._slowest_prefill
-        return first_by, first_by + (request.output_tokens - 1) * self._tpot_s
+        promised = self._targets[BANDS[band_index(request.tier)]]
+        first_by = request.at + promised.ttft_s + request.prompt_tokens / self._slowest_prefill
+        return first_by, first_by + (request.output_tokens - 1) * promised.tpot_s
 
     def decode_s(self, request: SimRequest) -> float:
         """Return the least seconds of the pooled server for the request's decode steps."""

@@ -13,10 +13,6 @@ WAKE_S = (5.5, 30.0)
 """Wake seconds from sleep level 1 (published: 5-6 s for a 235B model) and level 2, where weights are read again."""
 CREATE_S = 180.0
 """Seconds from the request for a droplet until its engine starts."""
-TPOT_SLACK = 5.0
-"""Default target for the time per token, as a multiple of a single request's."""
-TTFT_TARGET_S = 2.0
-"""Default target for the first token in seconds, in addition to the request's prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +41,6 @@ class ReplicaSpec:
         return self.engine.capacity
 
 
-def default_targets(capacity: Capacity) -> Targets:
-    """Return the targets of a model for which the catalog has none.
-
-    The first token is due within 2 s plus the request's own prefill time; the time per token may be five times
-    that of a single request.
-    """
-    alone_s = (capacity.step_base_s + capacity.step_per_seq_s) / max(1.0, capacity.accept_per_step)
-    return Targets(TTFT_TARGET_S, TPOT_SLACK * alone_s)
-
-
 def pool_of(catalog: Catalog, models: Iterable[str], hosts: int, *, first_host: int = 1) -> list[ReplicaSpec]:
     """Return `hosts` hosts for each of `models` (NAME or NAME:PROFILE), each with as many replicas as its GPUs
     allow.
@@ -65,7 +51,8 @@ def pool_of(catalog: Catalog, models: Iterable[str], hosts: int, *, first_host: 
     number = first_host
     for each in models:
         name, _, profile_name = each.partition(":")
-        profile = catalog.model(name).profile(profile_name)
+        model = catalog.model(name)
+        profile = model.profile(profile_name)
         price = catalog.host_prices.get(profile.host_kind)
         gpus = max(1, catalog.hosts[profile.host_kind].gpus)
         for _ in range(hosts):
@@ -74,7 +61,7 @@ def pool_of(catalog: Catalog, models: Iterable[str], hosts: int, *, first_host: 
                     f"host-{number}/{name}-{instance}",
                     name,
                     StepConfig(profile.capacity, profile.block_size),
-                    default_targets(profile.capacity),
+                    model.service_level,
                     host=f"host-{number}",
                     usd_per_gpu_hour=float(price.usd_per_hour) / gpus if price else 0.0,
                 )

@@ -23,16 +23,18 @@ LOST = frozenset(("attempts_failed", "api_process_died"))
 
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
-    """SLO of an answer: the first token within ttft_s + prompt/R, the further ones at tpot_s on average (seconds)."""
+    """SLO of an answer: the first token within ttft_s + prompt/R, the further ones at tpot_s on average (seconds), as
+    its tier is promised."""
 
     targets: Targets
     prefill_tokens_per_s: float
 
     def met(self, record: Record) -> bool:
         """Return whether a finished request met the SLO."""
+        promised = self.targets.of(record.request.tier)
         own_prefill_s = record.request.prompt_tokens / self.prefill_tokens_per_s
-        in_time = record.ttft_s <= self.targets.ttft_s + own_prefill_s
-        return in_time and record.tpot_s <= self.targets.tpot_s
+        in_time = record.ttft_s <= promised.ttft_s + own_prefill_s
+        return in_time and record.tpot_s <= promised.tpot_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from sim.pool.autoscaling import POLICIES, Outcome, Policy, compare, policies_fo
 from sim.pool.autoscaling_load import Lengths
 from sim.pool.autoscaling_report import plot, rows
 from sim.pool.autoscaling_scenario import ANTIPHASE, CURVES, Scenario, single_model, two_models
-from sim.pool.pool import default_targets
 from workers.catalog import Catalog, load_catalog
 
 _BRING_UP = ("sleep", "cold", "droplet")
@@ -147,8 +146,8 @@ def _names(text: str, known: Iterable[str], what: str) -> list[str]:
 
 def _spec(catalog: Catalog, name: str) -> ModelSpec:
     model, _, profile = name.partition(":")
-    capacity = catalog.model(model).profile(profile).capacity
-    return ModelSpec(model, capacity, default_targets(capacity), {})
+    known = catalog.model(model)
+    return ModelSpec(model, known.profile(profile).capacity, known.service_level, {})
 
 
 def _wake_s(catalog: Catalog, bring_up: str) -> float:

@@ -20,7 +20,7 @@ from workers.wire import ReplicaState, ReplicaStatus
 SLOTS = 4
 SERVICE_S = 0.5
 """Mean seconds that a request holds a slot: the pool serves eight a second."""
-POOL = WarmCapacity(ready=1, slots=SLOTS, kv_tokens=1_000_000, ttft_target_s=2.0)
+POOL = WarmCapacity(ready=1, slots=SLOTS, kv_tokens=1_000_000, ttft_targets_s=(2.0, 2.0, 2.0))
 
 
 @dataclass

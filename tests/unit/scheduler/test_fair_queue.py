@@ -20,6 +20,7 @@ from tests.support.scheduling import MODEL, beat, replica, request
 
 TENANTS = ("t1", "t2", "t3")
 NOBODY: set[QueuedRequest] = set()
+NONE_LATE = (-1.0,) * 3
 PATIENT = SchedulerConfig(
     queue=QueueRules(slack=0.0, oldest_every=1, max_skips=0), admission=AdmissionRules(enabled=False)
 )
@@ -87,7 +88,7 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     @rule(hit=st.integers(0, 500))
     def serve(self, hit: int) -> None:
-        late_before = self.now - 5.0
+        late_before = (self.now - 5.0,) * 3
         queued = self.queue.pick(late_before, 10_000, lambda each: each.seq % 7, NOBODY, False)
         assert (queued is None) == (len(self.queue) == 0)
         if queued is None:
@@ -371,9 +372,9 @@ def test_bands_are_strict_and_counters_are_per_band() -> None:
     for seq, tier in enumerate(["batch", "standard", "priority"]):
         queue.add(QueuedRequest("api", request(tier, "t1", tier=tier), 0.0, 99.0, seq), 0.0)
     picked = []
-    while (queued := queue.pick(-1.0, 0, lambda each: 0, NOBODY, False)) is not None:
+    while (queued := queue.pick(NONE_LATE, 0, lambda each: 0, NOBODY, False)) is not None:
         picked.append(queued.request.request_id)
-        queue.record_pick(queued, -1.0)
+        queue.record_pick(queued, NONE_LATE)
     assert picked == ["priority", "standard", "batch"]
     assert queue.band("standard").flow("t1").counter == 0.0
 
@@ -385,9 +386,11 @@ def test_among_near_equals_the_longest_cached_prefix_goes_first_and_only_among_t
         queue.add(QueuedRequest("api", request(name, name), 0.0, 99.0, seq), 0.0)
     queue.on_open(placement(request("x", "rich", prompt_tokens=2000)))
     order = []
-    while (queued := queue.pick(-1.0, 0, lambda t: hits[t.request.tenant_id], NOBODY, False)) is not None:
+    while (
+        queued := queue.pick(NONE_LATE, 0, lambda t: hits[t.request.tenant_id], NOBODY, False)
+    ) is not None:
         order.append(queued.request.tenant_id)
-        queue.record_pick(queued, -1.0)
+        queue.record_pick(queued, NONE_LATE)
     assert order == ["warm", "cold", "rich"]
 
 
@@ -397,9 +400,9 @@ def test_in_a_growing_queue_no_cached_prefix_takes_the_turn_of_the_oldest() -> N
         queue.add(QueuedRequest("api", request(f"r{seq}"), float(seq), 99.0, seq), float(seq))
     queue.band("standard").growth.sustained = True
     order = []
-    while (queued := queue.pick(2.0, 0, lambda each: 10 * each.seq, NOBODY, True)) is not None:
+    while (queued := queue.pick((2.0,) * 3, 0, lambda each: 10 * each.seq, NOBODY, True)) is not None:
         order.append(queued.seq)
-        queue.record_pick(queued, 2.0)
+        queue.record_pick(queued, (2.0,) * 3)
     assert order[2::3] == [0, 1, 2]
     assert order[:2] == [8, 7]
 
@@ -408,19 +411,19 @@ def test_a_tenant_that_fills_the_cache_is_passed_over_while_others_wait_and_only
     queue = FairQueue(QueueRules(kv_share=0.5))
     queue.on_open(placement(request("x", "hog", prompt_tokens=6_000, output_tokens=0)))
     queue.add(QueuedRequest("api", request("mine", "hog"), 0.0, 99.0, 1), 0.0)
-    first = queue.pick(-1.0, 10_000, lambda each: 0, NOBODY, False)
+    first = queue.pick(NONE_LATE, 10_000, lambda each: 0, NOBODY, False)
     assert first is not None
     assert first.request.tenant_id == "hog", "alone it may have everything"
     queue.add(QueuedRequest("api", request("theirs", "other"), 0.0, 99.0, 2), 0.0)
     queue.on_open(placement(request("z", "other", prompt_tokens=1_000)))
     queue.band("standard").charge(queue.band("standard").flow("other"), 1e6)
-    second = queue.pick(-1.0, 10_000, lambda each: 0, NOBODY, False)
+    second = queue.pick(NONE_LATE, 10_000, lambda each: 0, NOBODY, False)
     assert second is not None
     assert second.request.tenant_id == "other", "whatever the counters say"
     heavy = request("heavy", "hog", weight=9.0)
     queue.remove(("api", "mine"), QueueOutcome.CANCELLED)
     queue.add(QueuedRequest("api", heavy, 0.0, 99.0, 3), 0.0)
-    third = queue.pick(-1.0, 10_000, lambda each: 0, NOBODY, False)
+    third = queue.pick(NONE_LATE, 10_000, lambda each: 0, NOBODY, False)
     assert third is not None
     assert third.request.tenant_id == "hog", "its weight entitles it to nine tenths"
 

@@ -142,6 +142,12 @@ WRONG = [
         "kv_cache_tokens = { value = 1000",
         "less than one sequence of 65536",
     ),
+    (
+        "standard = { ttft_s = 2.0, tpot_s = 0.025 }",
+        "standard = { ttft_s = 2.0, tpot_s = 0 }",
+        r"models\.deepseek-v3\.2\.targets\.standard: tpot_s is 0, must be between 0.0001 and 3600 seconds",
+    ),
+    ("standard = { ttft_s", "normal = { ttft_s", "Invalid enum value 'normal'"),
     ("[hosts.", "[hosts", "is not TOML"),
 ]
 
