@@ -3,10 +3,8 @@
 A row of an external engine's model describes it itself, so that the catalog need not have it.
 """
 
-import asyncio
 import builtins
 import difflib
-import logging
 import time
 from collections.abc import Callable, Collection
 from datetime import datetime
@@ -18,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
 from core.errors import ModelNotFound, Unavailable
-from core.supervise import supervise
+from core.polled_snapshot import PolledSnapshot
 from workers.catalog import Catalog, load_catalog
 from workers.tables import models
 
@@ -27,8 +25,6 @@ MAX_AGE_S = 600.0
 """Seconds for which the last models are used while they cannot be read, where no setting says otherwise."""
 
 AGE = Gauge("penstock_models_age_seconds", "Time since the models were last read from PostgreSQL.")
-
-log = logging.getLogger(__name__)
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -111,11 +107,8 @@ async def read_models(connection: AsyncConnection) -> list[ModelRow]:
     ]
 
 
-class ModelDirectory:
-    """All models that customers may use, polled from PostgreSQL every 2 s; the last ones stay when a poll fails.
-
-    They stay for `max_age_s` seconds; then no model is resolved. `now` returns monotonic seconds.
-    """
+class ModelDirectory(PolledSnapshot):
+    """All models that customers may use, polled every 2 s. None is resolved when they are not `fresh`."""
 
     def __init__(
         self,
@@ -125,45 +118,27 @@ class ModelDirectory:
         max_age_s: float = MAX_AGE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._database = database
-        self._max_age_s = max_age_s
-        self._now = now
-        self._read_at = now()
+        """`now` returns monotonic seconds."""
+        super().__init__(
+            database, "models", task="model-directory", every_s=POLL_S, max_age_s=max_age_s, now=now
+        )
         self._catalog = catalog or load_catalog()
         self._by_name: dict[str, ModelInfo] = {}
         self._models: list[ModelInfo] = []
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Read the models, then poll. Raises what `refresh` raises."""
-        await self.refresh()
-        AGE.set_function(lambda: self._now() - self._read_at)
-        self._task = supervise("model-directory", self._poll)
+        await super().start()
+        AGE.set_function(lambda: self.age_s)
 
-    async def close(self) -> None:
-        """Stop polling."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def refresh(self) -> None:
-        """Read the models now. Raises errors of SQLAlchemy or OSError when PostgreSQL is unavailable."""
-        began = self._now()
-        async with self._database.read() as connection:
-            rows = await read_models(connection)
-        self._models, self._by_name = _build(rows, self._catalog)
-        self._read_at = began
-
-    @property
-    def fresh(self) -> bool:
-        """Whether the models were read within `max_age_s`."""
-        return self._now() - self._read_at <= self._max_age_s
+    async def _read(self, connection: AsyncConnection) -> None:
+        self._models, self._by_name = _build(await read_models(connection), self._catalog)
 
     def resolve(self, name: str) -> ModelInfo:
         """A model by name or alias. Raises ModelNotFound with similar names, and Unavailable when none is `fresh`."""
         if not self.fresh:
             raise Unavailable(
-                f"The list of models and prices has not been read for more than {self._max_age_s:.0f} s, so nothing is "
+                f"The list of models and prices has not been read for more than {self.max_age_s:.0f} s, so nothing is "
                 "admitted; nothing was charged, try again shortly.",
                 code="models_stale",
                 retry_after_s=POLL_S,
@@ -182,18 +157,6 @@ class ModelDirectory:
     def list(self) -> builtins.list[ModelInfo]:
         """All models that customers may use, ordered by name, without aliases."""
         return self._models
-
-    async def _poll(self) -> None:
-        failing = False
-        while True:
-            await asyncio.sleep(POLL_S)
-            try:
-                await self.refresh()
-                failing = False
-            except Exception:
-                if not failing:
-                    log.warning("models cannot be read; the last known ones stay in force", exc_info=True)
-                failing = True
 
 
 def _build(rows: list[ModelRow], catalog: Catalog) -> tuple[list[ModelInfo], dict[str, ModelInfo]]:
