@@ -1,6 +1,6 @@
 """The HTTP response of an inference request in another API's form (gateway/dialects)."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 import msgspec
@@ -28,8 +28,6 @@ class DialectReply(HttpReply):
         self._dialect = dialect
         self._translation: Translation | None = None
         """Set when the request is known to be valid; until then only errors are answered."""
-        if connection is not None:
-            self.write_now = self._write_translated_now
 
     def begin(self, prepared: PreparedRequest, principal: Principal) -> None:
         """Begin the translation of the answer to a valid request."""
@@ -41,8 +39,12 @@ class DialectReply(HttpReply):
             raise RuntimeError("an answer begins after its request was parsed")
         return self._translation
 
+    @property
+    def write_now(self) -> Callable[[bytes], bool]:
+        """Sends the translated events without waiting; False, and nothing is translated, when only `write` can."""
+        return self._write_translated_now
+
     def _write_translated_now(self, events: bytes) -> bool:
-        """Write the translated events without waiting; False, and nothing is translated, when that is not possible."""
         connection = self._connection
         if connection is None or not connection.can_write_now():
             return False

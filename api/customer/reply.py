@@ -42,7 +42,7 @@ class HttpReply:
 
     __slots__ = (
         "_connection", "_now", "_received_at", "asgi_send", "finished", "headers", "limits", "page_headers",
-        "quota_status", "request_id", "started", "write_now",
+        "quota_status", "request_id", "started",
     )  # fmt: skip
 
     def __init__(
@@ -70,10 +70,13 @@ class HttpReply:
         """The status of an answer that money refuses."""
         self.limits: Callable[[], Headers] = list
         """Gives the x-ratelimit-* headers of an answer that refuses the request."""
-        self.write_now: Callable[[bytes], bool] = _never if connection is None else connection.write_now
-        """Sends whole events without waiting; False, and nothing is sent, when only `write` can send them."""
         self.started = False
         self.finished = False
+
+    @property
+    def write_now(self) -> Callable[[bytes], bool]:
+        """Sends whole events without waiting; False, and nothing is sent, when only `write` can send them."""
+        return _never if self._connection is None else self._connection.write_now
 
     async def _send(self, message: Message) -> None:
         """Send an ASGI message. The server's errors mean that the connection is closed (RuntimeError: uvloop's)."""

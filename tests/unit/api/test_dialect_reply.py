@@ -1,5 +1,7 @@
 """A reply in a dialect translates every event once, whether it is written at once or has to wait."""
 
+import gc
+import weakref
 from typing import Any
 from uuid import UUID
 
@@ -119,6 +121,22 @@ async def test_events_are_translated_once_whichever_way_they_go(client: Client) 
     await client.reply.end(b"z")
     assert client.connection.written == [b"1:a"]
     assert client.bodies == [b"2:b", b"ping", b"5:z"]
+
+
+async def test_an_answer_is_freed_with_its_request() -> None:
+    """A reply that refers to itself would stay, with its translation, until the garbage collector runs."""
+    gc.disable()
+    try:
+        connection: Any = Connection()
+        dialect = Counting()
+        kept = weakref.ref(dialect)
+        reply = DialectReply(Client().send, uuid7(), connection, dialect)
+        reply.begin(PREPARED, principal())
+        assert reply.write_now(b"a")
+        del reply, dialect
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_whole_answer_is_translated_with_its_length(client: Client) -> None:
