@@ -15,7 +15,7 @@ from api.pools import Pools
 from billing.metering.holds import HoldManager
 from billing.metering.meter import Meter
 from billing.metering.tokens_today import tokens_today
-from core.clock import SystemClock
+from core.clock import Clock, SystemClock
 from core.ids import incarnation
 from core.redis import connect
 from core.settings import Settings
@@ -42,7 +42,7 @@ from scheduler.availability import Availability
 from scheduler.client import SchedulerClient
 from tenants.keys import KeyRing
 from tenants.rates import RateGrant, RateLimiter
-from workers.catalog import load_catalog
+from workers.catalog import Catalog, load_catalog
 from workers.models import ModelDirectory
 from workers.tokenizer_files import tokenizer_directory
 
@@ -76,33 +76,11 @@ class Deps:
         catalog = load_catalog()
         self.models = ModelDirectory(self.pools.models, catalog, max_age_s=settings.catalog_max_age_s)
         self.prices = PriceBook(
-            self.pools.models,
-            settings.catalog_max_age_s,
-            now=time.monotonic,
-            today=lambda: datetime.now(UTC),
+            self.pools.models, settings.catalog_max_age_s, now=clock.monotonic, today=clock.now
         )
-        self.scheduler = SchedulerClient(
-            settings.scheduler_host,
-            settings.scheduler_port,
-            settings.internal_token.get_secret_value(),
-            name="api",
-            clock=clock,
-            rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
-        )
-
+        self.scheduler = _scheduler_client(settings, clock)
         self.availability = Availability(self.scheduler.snapshot, settings.queue_deadline_s)
-
-        def find(model: str) -> Path:
-            return tokenizer_directory(model, catalog, settings.data_dir, settings.tokenizer_dir)
-
-        self.prompts = TokenBlockHasher(
-            self.scheduler.snapshot,
-            find,
-            metrics=BlockMetrics(registry),
-            now=time.perf_counter,
-            today=lambda: datetime.now(UTC),
-            simulated=simulated_tokenizer,
-        )
+        self.prompts = self._hasher(settings, catalog, registry, simulated_tokenizer)
         self.engines = HttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)
         self.parser = BodyParser(self.models)
@@ -127,15 +105,7 @@ class Deps:
         )
         self.events = ResponseEvents(self.redis)
         self.streams = ResponseStreams(self.responses, self.events)
-        self.background = BackgroundResponses(
-            self.director,
-            self.open_requests,
-            self.running,
-            self.events,
-            self.telemetry,
-            available=settings.responses_kept_days > 0 and settings.background_per_project > 0,
-            drain_s=settings.drain_s,
-        )
+        self.background = self._background(settings)
         self.keys.on_revoked(self._revoked)
         self._services = (
             self.keys,
@@ -150,6 +120,36 @@ class Deps:
             self.parser,
             self.open_requests,
             self.background,
+        )
+
+    def _hasher(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        registry: CollectorRegistry,
+        simulated: PromptTokenizer | None,
+    ) -> TokenBlockHasher:
+        def find(model: str) -> Path:
+            return tokenizer_directory(model, catalog, settings.data_dir, settings.tokenizer_dir)
+
+        return TokenBlockHasher(
+            self.scheduler.snapshot,
+            find,
+            metrics=BlockMetrics(registry),
+            now=time.perf_counter,
+            today=lambda: datetime.now(UTC),
+            simulated=simulated,
+        )
+
+    def _background(self, settings: Settings) -> BackgroundResponses:
+        return BackgroundResponses(
+            self.director,
+            self.open_requests,
+            self.running,
+            self.events,
+            self.telemetry,
+            available=settings.responses_kept_days > 0 and settings.background_per_project > 0,
+            drain_s=settings.drain_s,
         )
 
     def _director(self, settings: Settings) -> Director[RateGrant]:
@@ -206,3 +206,14 @@ class Deps:
             "models": bool(self.models.list()) and self.models.fresh,
             **{f"task {name}": False for name in FAILING.names()},
         }
+
+
+def _scheduler_client(settings: Settings, clock: Clock) -> SchedulerClient:
+    return SchedulerClient(
+        settings.scheduler_host,
+        settings.scheduler_port,
+        settings.internal_token.get_secret_value(),
+        name="api",
+        clock=clock,
+        rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
+    )
