@@ -167,9 +167,7 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
             expires_at=body.expires_at,
             allowed_models=body.allowed_models,
         )
-        response.headers["cache-control"] = "no-store"
-        view = KeyOut.model_validate(created.view)
-        return CreatedKeyOut(**view.model_dump(), secret=created.secret)
+        return with_secret(created, response)
 
     @routes.get("/keys/{key_id}", summary="One key")
     async def get_key(actor: Annotated[Actor, auth], key_id: UUID) -> KeyOut:
@@ -201,6 +199,13 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return KeyOut.model_validate(
             await admin_keys.find_key(deps.database, actor, pepper=deps.pepper, raw=body.key)
         )
+
+
+def with_secret(created: admin_keys.CreatedKey, response: Response) -> CreatedKeyOut:
+    """Return a new key with its secret, in a response that no cache keeps."""
+    response.headers["cache-control"] = "no-store"
+    view = KeyOut.model_validate(created.view)
+    return CreatedKeyOut(**view.model_dump(), secret=created.secret)
 
 
 def _limit_routes(routes: APIRouter, deps: AdminDeps) -> None:

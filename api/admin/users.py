@@ -157,12 +157,17 @@ def _token_routes(routes: APIRouter, deps: AdminDeps) -> None:
         created = await admin_logins.create_admin_token(
             deps.database, actor, pepper=deps.pepper, user_id=user_id_of(actor), name=body.name
         )
-        response.headers["cache-control"] = "no-store"
-        view = TokenOut.model_validate(created.view)
-        return CreatedTokenOut(**view.model_dump(), secret=created.secret)
+        return token_with_secret(created, response)
 
     @routes.post("/tokens/{token_id}/revoke", summary="Revoke a token")
     async def revoke_token(actor: Annotated[Actor, auth], token_id: UUID) -> TokenOut:
         return TokenOut.model_validate(
             await admin_logins.revoke_admin_token(deps.database, actor, token_id=token_id)
         )
+
+
+def token_with_secret(created: admin_logins.CreatedToken, response: Response) -> CreatedTokenOut:
+    """Return a new token with its secret, in a response that no cache keeps."""
+    response.headers["cache-control"] = "no-store"
+    view = TokenOut.model_validate(created.view)
+    return CreatedTokenOut(**view.model_dump(), secret=created.secret)

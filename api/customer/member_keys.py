@@ -19,7 +19,7 @@ from api.admin.deps import (
     RequestBody,
     to_page,
 )
-from api.admin.keys import CreatedKeyOut, KeyOut, LimitsBody, LimitsOut, ScopedLimitsOut
+from api.admin.keys import CreatedKeyOut, KeyOut, LimitsBody, LimitsOut, ScopedLimitsOut, with_secret
 from api.admin.tenants import ProjectCreate, ProjectOut
 from api.customer.member_deps import Member, MemberDeps
 from tenants.names import MAX_NETWORKS
@@ -74,6 +74,7 @@ def router(deps: MemberDeps) -> APIRouter:
     routes = deps.router("keys and limits")
     _project_routes(routes, deps)
     _key_routes(routes, deps)
+    _secret_routes(routes, deps)
     _limit_routes(routes, deps)
     return routes
 
@@ -174,6 +175,11 @@ def _key_routes(routes: APIRouter, deps: MemberDeps) -> None:
             )
         )
 
+
+def _secret_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    """Routes that end a key's secret."""
+    auth = Depends(deps.member)
+
     @routes.post(
         "/keys/{key_id}/rotate",
         summary="Replace the secret; the old one works on for the overlap (owners, developers)",
@@ -204,13 +210,6 @@ def _key_routes(routes: APIRouter, deps: MemberDeps) -> None:
                 deps.admin.for_revocations, member.actor, key_id=key_id, reason=body.reason
             )
         )
-
-
-def with_secret(created: admin_keys.CreatedKey, response: Response) -> CreatedKeyOut:
-    """Return a new key with its secret, in a response that no cache keeps."""
-    response.headers["cache-control"] = "no-store"
-    view = KeyOut.model_validate(created.view)
-    return CreatedKeyOut(**view.model_dump(), secret=created.secret)
 
 
 def _limit_routes(routes: APIRouter, deps: MemberDeps) -> None:

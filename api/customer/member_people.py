@@ -13,7 +13,15 @@ from admin import sessions as admin_sessions
 from admin import users as admin_users
 from admin.actor import user_id_of
 from api.admin.deps import After, Limit, Page, RequestBody, ResponseModel, to_page
-from api.admin.users import CreatedTokenOut, Password, RoleUpdate, TokenCreate, TokenOut, UserOut
+from api.admin.users import (
+    CreatedTokenOut,
+    Password,
+    RoleUpdate,
+    TokenCreate,
+    TokenOut,
+    UserOut,
+    token_with_secret,
+)
 from api.customer.member_deps import Member, MemberDeps
 from billing.notifications.mail import parse_smtp
 from tenants.names import PASSWORD_MAX_LENGTH
@@ -186,10 +194,3 @@ def _token_routes(routes: APIRouter, deps: MemberDeps) -> None:
             new=body.new,
             address=deps.address_of(request),
         )
-
-
-def token_with_secret(created: admin_logins.CreatedToken, response: Response) -> CreatedTokenOut:
-    """Return a new token with its secret, in a response that no cache keeps."""
-    response.headers["cache-control"] = "no-store"
-    view = TokenOut.model_validate(created.view)
-    return CreatedTokenOut(**view.model_dump(), secret=created.secret)

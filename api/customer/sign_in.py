@@ -6,9 +6,8 @@ from pydantic import Field
 from admin import invitations as admin_invitations
 from admin import sessions as admin_sessions
 from api.admin.deps import ERROR_RESPONSES, RequestBody, SizeLimitedRoute
-from api.admin.users import CreatedTokenOut, Password, UserOut
+from api.admin.users import CreatedTokenOut, Password, UserOut, token_with_secret
 from api.customer.member_deps import MemberDeps
-from api.customer.member_people import token_with_secret
 
 
 class SignIn(RequestBody):
