@@ -96,7 +96,7 @@ def runtime(data_dir: Path | None) -> dict[str, Any]:
 async def open_db(data_dir: Path | None = None) -> AsyncIterator[Database]:
     """The database of DATABASE_URL, else of the `penstock up` in `data_dir`. Raises InvalidRequest, Unavailable."""
     url = os.environ.get("DATABASE_URL") or str(runtime(data_dir)["database_url"])
-    database = Database(database_url(url), pool_size=1)
+    database = Database(database_url(url), name="penstock-cli", pool_size=1)
     try:
         yield database
     finally:

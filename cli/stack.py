@@ -172,7 +172,8 @@ class Platform:
         return self._options.engine == "external"
 
     async def _bootstrap(self) -> None:
-        database, catalog = Database(self._urls["database_url"], pool_size=2), load_catalog()
+        database = Database(self._urls["database_url"], name="penstock-up", pool_size=2)
+        catalog = load_catalog()
         try:
             settings = Settings()
             limits = default_limits(settings)

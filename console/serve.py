@@ -70,7 +70,7 @@ def _api_base_url(settings: Settings) -> str:
 
 async def _serve(settings: Settings) -> int:
     clock = SystemClock()
-    database = Database(settings.database_url)
+    database = Database(settings.database_url, name="penstock-console")
     redis = core_redis.connect(settings.redis_url)
     database.after_change = partial(announce, redis)
     scheduler = SchedulerClient(

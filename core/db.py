@@ -45,7 +45,10 @@ class Database:
     For everything but the hot path, which uses `connect_system`.
     """
 
-    def __init__(self, database_url: str, *, pool_size: int = 5, max_overflow: int = 5) -> None:
+    def __init__(
+        self, database_url: str, *, name: str = "penstock", pool_size: int = 5, max_overflow: int = 5
+    ) -> None:
+        """`name`: the application_name of its connections, which tells pools apart in pg_stat_activity."""
         self.url = database_url
         self.after_change: Callable[[], Awaitable[None]] | None = None
         """Called after each committed administrative act, so that it takes effect before the next poll."""
@@ -56,7 +59,7 @@ class Database:
             pool_pre_ping=True,
             # The connection used last, and not each in turn: a backend keeps what it has learnt of every statement.
             pool_use_lifo=True,
-            connect_args={"server_settings": {"timezone": "UTC", "application_name": "penstock"}},
+            connect_args={"server_settings": {"timezone": "UTC", "application_name": name}},
         )
 
     async def close(self) -> None:

@@ -41,9 +41,9 @@ class _JobContext:
     With connections by worker thread, every backend would in time run every job.
     """
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str, job: str) -> None:
         self.loop = asyncio.Runner()
-        self.database = Database(database_url, pool_size=2)
+        self.database = Database(database_url, name=job, pool_size=2)
 
     def close(self) -> None:
         """Close the pool and the loop. Nothing may run on them any more."""
@@ -87,7 +87,7 @@ class Runner:
         with self._lock:
             context = self._contexts.get(job.name)
             if context is None:
-                context = self._contexts[job.name] = _JobContext(self._settings.database_url)
+                context = self._contexts[job.name] = _JobContext(self._settings.database_url, job.name)
             return context
 
     def close(self) -> None:

@@ -199,7 +199,7 @@ async def _migrate(url: str, settings: Settings) -> list[str]:
     from workers.catalog import load_catalog
 
     await migrate_database(url)
-    database = Database(url, pool_size=1)
+    database = Database(url, name="penstock-migrate", pool_size=1)
     try:
         actor = system_actor("penstock migrate")
         await offer_models(database, actor, load_catalog())

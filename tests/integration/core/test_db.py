@@ -5,9 +5,13 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from api.pools import Pools
 from core.db import Database, connect_system
 from core.ids import uuid7
 from core.outbox import enqueue
+
+POOLS = ("admin", "customers", "exports", "key-feed", "keys", "models", "responses", "revocations")
+"""Those of an API process."""
 
 
 async def test_sessions_run_as_their_roles(database: Database) -> None:
@@ -24,6 +28,21 @@ async def test_sessions_run_as_their_roles(database: Database) -> None:
             "",
             None,
         )
+
+
+async def test_postgresql_names_the_pool_of_each_connection(database: Database, pg_url: str) -> None:
+    pools = Pools(pg_url)
+    try:
+        for pool in vars(pools).values():
+            async with pool.read():
+                pass
+        async with database.read() as connection:
+            named = await connection.scalars(
+                text("SELECT application_name FROM pg_stat_activity WHERE datname = current_database()")
+            )
+            assert sorted(named) == sorted(["penstock", *(f"penstock-api-{pool}" for pool in POOLS)])
+    finally:
+        await pools.close()
 
 
 async def test_a_read_session_cannot_write(database: Database) -> None:
