@@ -10,7 +10,7 @@ from core.clock import Clock, SystemClock
 from core.db import Database
 from core.errors import AuthenticationFailed
 from core.ids import uuid7
-from tenants import admin_tokens
+from tenants import admin_tokens, members
 from tenants.key_format import hash_key, new_key
 
 SESSION_LIFE = timedelta(hours=12)
@@ -52,9 +52,14 @@ async def open_session(
 
 
 async def end_sessions(database: Database, actor: Actor) -> int:
-    """End all REST sessions of the actor, this one included; returns how many there were."""
+    """End all sessions of the actor, over REST and of the console; returns how many there were over REST.
+
+    Lasting tokens stay.
+    """
+    user_id = user_id_of(actor)
     async with write_system(database) as connection:
-        ended = await admin_tokens.revoke_expiring(connection, user_id_of(actor))
+        ended = await admin_tokens.revoke_expiring(connection, user_id)
+        await members.end_sessions(connection, user_id)
         await record(
             connection,
             actor,

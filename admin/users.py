@@ -161,8 +161,10 @@ async def enable_user(database: Database, actor: Actor, *, user_id: UUID) -> Use
 
 
 async def reset_password(database: Database, actor: Actor, *, user_id: UUID, password: str) -> UserView:
-    """Set another person's password; a person of the platform must then be confirmed, as a new one.
+    """Set another person's password.
 
+    All sessions and tokens of an organisation's member end. A person of the platform must be confirmed, as a new one:
+    theirs end then (`apply_confirmation`).
     Raises PermissionDenied for the actor's own, NotFound, InvalidRequest.
     """
     password_hash = await hash_password(check_password(password))
@@ -171,7 +173,9 @@ async def reset_password(database: Database, actor: Actor, *, user_id: UUID, pas
             connection, actor, user_id, "reset your own password; change it with the old one"
         )
         await members.set_password_hash(connection, user_id, password_hash)
-        if before.tenant_id is None:
+        if before.tenant_id is not None:
+            await members.end_access(connection, user_id)  # of whoever knew the password of before
+        else:
             await _ask_to_confirm(connection, actor, user_id, before.email, new=False)
         return await _read_and_record(connection, actor, "user.reset_password", user_id, before)
 

@@ -2,8 +2,8 @@
 
 Redis never holds a token, so its content is not enough to sign in. Every sign-in creates a new token.
 A session ends on sign-out, after IDLE_TIMEOUT_S without a page or an action, after MAX_AGE_S, when its person is
-disabled, and when that person's access is ended (a recovered or confirmed password). The role is read for every page
-and action, so that a change of role applies at once.
+disabled, and when all sessions of that person are ended (a changed, recovered or confirmed password, or over REST). The
+role is read for every page and action, so that a change of role applies at once.
 """
 
 import hashlib

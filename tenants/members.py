@@ -171,11 +171,16 @@ async def sessions_from(connection: AsyncConnection, user_id: UUID) -> datetime 
     return found
 
 
-async def end_access(connection: AsyncConnection, user_id: UUID) -> None:
-    """End all sessions and tokens of a person."""
+async def end_sessions(connection: AsyncConnection, user_id: UUID) -> None:
+    """End all console sessions of a person."""
     await connection.execute(
         update(users).where(users.c.id == user_id).values(sessions_from=func.clock_timestamp())
     )
+
+
+async def end_access(connection: AsyncConnection, user_id: UUID) -> None:
+    """End all sessions and tokens of a person."""
+    await end_sessions(connection, user_id)
     await connection.execute(
         update(admin_tokens)
         .where(admin_tokens.c.user_id == user_id, admin_tokens.c.revoked_at.is_(None))

@@ -180,6 +180,7 @@ def _token_routes(routes: APIRouter, deps: MemberDeps) -> None:
 
     @routes.delete("/sessions", status_code=204, summary="End all own sessions, this one included")
     async def end_sessions(member: Annotated[Member, auth]) -> None:
+        """Those of the console end, too; tokens stay."""
         await admin_sessions.end_sessions(deps.admin.for_revocations, member.actor)
 
     @routes.post("/password", status_code=204, summary="Change the own password")

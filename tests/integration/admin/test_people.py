@@ -12,8 +12,8 @@ from admin import audit as admin_audit
 from admin import keys as admin_keys
 from admin import limits as admin_limits
 from admin import projects as admin_projects
+from admin import sessions, users
 from admin import tenants as admin_tenants
-from admin import users
 from admin.actor import Actor
 from core.db import Database
 from core.errors import (
@@ -237,6 +237,37 @@ async def test_a_new_password_ends_sessions_and_tokens_of_before(database: Datab
     assert await users.current_actor(database, UUID(actor.id), since=began) is None
     with pytest.raises(AuthenticationFailed):
         await users.authenticate_token(database, token.secret, pepper=PEPPER)
+
+
+async def test_a_password_that_another_person_sets_ends_sessions_and_tokens_of_a_member(
+    database: Database,
+) -> None:
+    acme = await make_organisation(database)
+    actor = await person(database, "tenant_developer", acme.tenant_id)
+    began = datetime.now(UTC) - timedelta(minutes=1)
+    token = await users.create_admin_token(
+        database, actor, pepper=PEPPER, user_id=UUID(actor.id), name="script"
+    )
+    await users.reset_password(database, ADMIN, user_id=UUID(actor.id), password="another password")
+    assert await users.current_actor(database, UUID(actor.id), since=began) is None
+    with pytest.raises(AuthenticationFailed):
+        await users.authenticate_token(database, token.secret, pepper=PEPPER)
+
+
+async def test_all_own_sessions_end_and_lasting_tokens_stay(database: Database) -> None:
+    acme = await make_organisation(database)
+    actor = await person(database, "tenant_viewer", acme.tenant_id)
+    user_id, began = UUID(actor.id), datetime.now(UTC) - timedelta(minutes=1)
+    token = await users.create_admin_token(database, actor, pepper=PEPPER, user_id=user_id, name="script")
+    session = await sessions.open_session(
+        database, pepper=PEPPER, email=actor.label, password=PASSWORD, address="192.0.2.1"
+    )
+    assert await users.current_actor(database, user_id, since=began) is not None
+    assert await sessions.end_sessions(database, actor) == 1
+    assert await users.current_actor(database, user_id, since=began) is None, "those of the console, too"
+    with pytest.raises(AuthenticationFailed):
+        await users.authenticate_token(database, session.secret, pepper=PEPPER)
+    assert (await users.authenticate_token(database, token.secret, pepper=PEPPER)).id == actor.id
 
 
 async def test_an_organisation_has_a_bounded_number_of_active_keys(
