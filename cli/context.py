@@ -6,7 +6,7 @@ import os
 import pwd
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -140,6 +140,23 @@ async def acting(database: Database, data_dir: Path | None) -> Actor:
     """
     secret = os.environ.get("PENSTOCK_ADMIN_TOKEN", "").strip()
     return await authenticate_token(database, secret, pepper=pepper(data_dir)) if secret else shell_actor()
+
+
+def perform(
+    act: Callable[[Database, Actor], Awaitable[object]],
+    data_dir: Path | None,
+    as_json: bool,
+    *,
+    title: str = "",
+    opening: Callable[[Path | None], AbstractAsyncContextManager[Database]] = open_db,
+) -> None:
+    """Run `act` on the database as the person of `acting`, and print what it returns. Ends as `run` does."""
+
+    async def call() -> None:
+        async with opening(data_dir) as database:
+            emit(await act(database, await acting(database, data_dir)), as_json, title)
+
+    run(call, as_json=as_json)
 
 
 def emit(rows: object, as_json: bool, title: str = "") -> None:

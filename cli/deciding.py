@@ -7,7 +7,7 @@ from uuid import UUID
 import typer
 
 from admin.actor import Actor
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, perform
 from cli.tenancy import MaybeReason, parse_id
 from core.db import Database
 
@@ -41,12 +41,10 @@ def add_decisions(
             data_dir: DataDir = None,
             as_json: AsJson = False,
         ) -> None:
-            async def act() -> None:
-                async with open_db(data_dir) as database:
-                    who = await acting(database, data_dir)
-                    emit(await decide(database, who, parse_id(request, what), yes, reason), as_json)
+            async def act(database: Database, who: Actor) -> object:
+                return await decide(database, who, parse_id(request, what), yes, reason)
 
-            run(act)
+            perform(act, data_dir, as_json)
 
     add(f"approve{suffix}", approve, yes=True)
     add(f"reject{suffix}", reject, yes=False)

@@ -7,7 +7,7 @@ import typer
 
 from admin import adjustments as admin_adjustments
 from admin.actor import Actor
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, perform
 from cli.deciding import add_decisions
 from cli.tenancy import Reason, TenantRef, tenant_id_of
 from core.db import Database
@@ -43,20 +43,17 @@ def request(
 ) -> None:
     """Ask for a correction: booked at once up to the limit, else it waits for a second person."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            made = await admin_adjustments.request_adjustment(
-                database,
-                who,
-                tenant_id=await tenant_id_of(database, who, tenant),
-                amount_usd=usd,
-                reason=reason,
-                corrects=corrects,
-            )
-            emit(made, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_adjustments.request_adjustment(
+            database,
+            who,
+            tenant_id=await tenant_id_of(database, who, tenant),
+            amount_usd=usd,
+            reason=reason,
+            corrects=corrects,
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 async def _decide(
@@ -88,18 +85,12 @@ def list_(
 ) -> None:
     """List booked corrections, the newest first, or those that wait."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            if waiting:
-                emit(await admin_adjustments.list_requests(database, who, tenant_id=tenant_id), as_json)
-                return
-            emit(
-                await admin_adjustments.list_adjustments(
-                    database, who, tenant_id=tenant_id, month=month, limit=limit
-                ),
-                as_json,
-            )
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        if waiting:
+            return await admin_adjustments.list_requests(database, who, tenant_id=tenant_id)
+        return await admin_adjustments.list_adjustments(
+            database, who, tenant_id=tenant_id, month=month, limit=limit
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)

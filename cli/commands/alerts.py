@@ -9,7 +9,7 @@ import typer
 from admin import alerts as admin_alerts
 from admin.actor import Actor
 from billing.notifications.webhooks import parse_hosts
-from cli.context import AsJson, DataDir, acting, emit, open_db, pepper, run
+from cli.context import AsJson, DataDir, pepper, perform
 from cli.tenancy import TenantRef, parse_id, project_of, tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
@@ -35,13 +35,11 @@ def list_(
 ) -> None:
     """List budgets and low-balance alerts with what is spent."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            emit(await admin_alerts.list_alerts(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_alerts.list_alerts(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(
@@ -68,30 +66,24 @@ def set_(
     organisation, `penstock budgets set` for a project, key, end user or tag.
     """
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            scope, scope_id = await _scope(database, who, tenant_id, project, key)
-            if remove:
-                await admin_alerts.remove_alert(
-                    database, who, tenant_id=tenant_id, kind=kind, scope_id=scope_id
-                )
-                emit(await admin_alerts.list_alerts(database, who, tenant_id=tenant_id), as_json)
-                return
-            rows = await admin_alerts.set_alert(
-                database,
-                who,
-                tenant_id=tenant_id,
-                kind=kind,
-                scope=scope,
-                scope_id=scope_id,
-                amount_usd=usd,
-                thresholds=_percentages(thresholds),
-            )
-            emit(rows, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        scope, scope_id = await _scope(database, who, tenant_id, project, key)
+        if remove:
+            await admin_alerts.remove_alert(database, who, tenant_id=tenant_id, kind=kind, scope_id=scope_id)
+            return await admin_alerts.list_alerts(database, who, tenant_id=tenant_id)
+        return await admin_alerts.set_alert(
+            database,
+            who,
+            tenant_id=tenant_id,
+            kind=kind,
+            scope=scope,
+            scope_id=scope_id,
+            amount_usd=usd,
+            thresholds=_percentages(thresholds),
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 async def _scope(
@@ -119,14 +111,12 @@ def _percentages(text: str | None) -> list[int] | None:
 def send_test(tenant: ForTenant = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Send a test notice to every endpoint; `penstock alerts notices` shows what became of it."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            await admin_alerts.send_test(database, who, tenant_id=tenant_id)
-            emit(await admin_alerts.list_notices(database, who, tenant_id=tenant_id, limit=1), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        await admin_alerts.send_test(database, who, tenant_id=tenant_id)
+        return await admin_alerts.list_notices(database, who, tenant_id=tenant_id, limit=1)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock alerts notices --tenant acme-robotics --json")
@@ -140,29 +130,24 @@ def notices(
 ) -> None:
     """List what was told and how its deliveries stand, the newest first."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            if outbox:
-                emit(await admin_alerts.list_outbox(database, who), as_json)
-                return
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            emit(await admin_alerts.list_notices(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        if outbox:
+            return await admin_alerts.list_outbox(database, who)
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_alerts.list_notices(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @endpoints.command("list", epilog="Example: penstock alerts endpoints list --tenant acme-robotics")
 def list_endpoints(tenant: ForTenant = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List webhook addresses and mailboxes."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            emit(await admin_alerts.list_endpoints(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_alerts.list_endpoints(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @endpoints.command(
@@ -177,23 +162,20 @@ def add_endpoint(
 ) -> None:
     """Add a webhook address or a mailbox. A webhook's signing secret is printed this once."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            created = await admin_alerts.add_endpoint(
-                database,
-                who,
-                tenant_id=tenant_id,
-                channel="webhook" if "://" in target else "email",
-                target=target,
-                kinds=None if kinds is None else [kind.strip() for kind in kinds.split(",")],
-                pepper=pepper(data_dir),
-                allow_hosts=parse_hosts(os.environ.get("PENSTOCK_WEBHOOK_ALLOW_HOSTS", "")),
-            )
-            emit(created, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_alerts.add_endpoint(
+            database,
+            who,
+            tenant_id=tenant_id,
+            channel="webhook" if "://" in target else "email",
+            target=target,
+            kinds=None if kinds is None else [kind.strip() for kind in kinds.split(",")],
+            pepper=pepper(data_dir),
+            allow_hosts=parse_hosts(os.environ.get("PENSTOCK_WEBHOOK_ALLOW_HOSTS", "")),
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @endpoints.command(
@@ -207,13 +189,11 @@ def remove_endpoint(
 ) -> None:
     """Send nothing there any more."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            await admin_alerts.remove_endpoint(
-                database, who, tenant_id=tenant_id, endpoint_id=parse_id(endpoint, "endpoint")
-            )
-            emit(await admin_alerts.list_endpoints(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        await admin_alerts.remove_endpoint(
+            database, who, tenant_id=tenant_id, endpoint_id=parse_id(endpoint, "endpoint")
+        )
+        return await admin_alerts.list_endpoints(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json)

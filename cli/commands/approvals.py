@@ -7,7 +7,7 @@ import typer
 
 from admin import decisions, money_rules
 from admin.actor import Actor
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, emit, open_db, perform, run
 from cli.deciding import add_decisions
 from cli.tenancy import Reason, tenant_id_of
 from core.db import Database
@@ -33,16 +33,11 @@ def list_(
 ) -> None:
     """List what waits, the oldest first."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            found = await decisions.list_approvals(
-                database, who, kind=kind, tenant_id=tenant_id, expired=expired
-            )
-            emit(found, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await decisions.list_approvals(database, who, kind=kind, tenant_id=tenant_id, expired=expired)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock approvals rules")
@@ -75,20 +70,17 @@ def set_rules(
 ) -> None:
     """Change the rules about money. On a platform with two people this waits for another person, too."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            changed = await money_rules.set_rules(
-                database,
-                who,
-                reason=reason,
-                approval_limit_usd=approval_limit,
-                approval_days=approval_days,
-                default_credit_limit_usd=default_credit_limit,
-            )
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await money_rules.set_rules(
+            database,
+            who,
+            reason=reason,
+            approval_limit_usd=approval_limit,
+            approval_days=approval_days,
+            default_credit_limit_usd=default_credit_limit,
+        )
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json)
 
 
 async def _decide(

@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 
 from admin import audit as admin_audit
-from cli.context import AsJson, DataDir, acting, emit, run
+from admin.actor import Actor
+from cli.context import AsJson, DataDir, perform
 from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of
+from core.db import Database
 
 app = typer.Typer(no_args_is_help=True, help="The audit log: who changed what, when and why.")
 
@@ -25,34 +27,30 @@ def list_(
 ) -> None:
     """List administrative acts, newest first. The table leaves out what changed; --json has it."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            rows = await admin_audit.list_audit(
-                database,
-                who,
-                tenant_id=None if tenant is None else await tenant_id_of(database, who, tenant),
-                action=action,
-                object_id=object_id,
-                limit=limit,
-                after=None if after is None else parse_id(after, "row"),
-            )
-            if as_json:
-                emit(rows, as_json)
-                return
-            table = [
-                {
-                    "at": row.at.isoformat(timespec="seconds"),
-                    "actor": row.actor_label,
-                    "action": row.action,
-                    "object": f"{row.object_kind} {row.object_id}",
-                    "reason": row.reason,
-                }
-                for row in rows
-            ]
-            emit(table, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        rows = await admin_audit.list_audit(
+            database,
+            who,
+            tenant_id=None if tenant is None else await tenant_id_of(database, who, tenant),
+            action=action,
+            object_id=object_id,
+            limit=limit,
+            after=None if after is None else parse_id(after, "row"),
+        )
+        if as_json:
+            return rows
+        return [
+            {
+                "at": row.at.isoformat(timespec="seconds"),
+                "actor": row.actor_label,
+                "action": row.action,
+                "object": f"{row.object_kind} {row.object_id}",
+                "reason": row.reason,
+            }
+            for row in rows
+        ]
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.callback()

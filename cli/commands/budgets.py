@@ -8,8 +8,8 @@ import typer
 from admin import budgets as admin_budgets
 from admin.actor import Actor
 from billing.metering.label_budgets import EVERY_END_USER, label_of
-from billing.metering.scope_budgets import BudgetScope, ScopeBudget
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from billing.metering.scope_budgets import BudgetScope
+from cli.context import AsJson, DataDir, perform
 from cli.tenancy import TenantRef, parse_id, project_of, tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
@@ -25,13 +25,11 @@ app = typer.Typer(
 def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the budgets of an organisation's projects, keys, end users and tags, with what is spent and held."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            emit(await admin_budgets.list_budgets(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_budgets.list_budgets(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command("set", epilog="Example: penstock budgets set acme-robotics 50 --project default")
@@ -54,33 +52,29 @@ def set_(
     """Set or lift the budget of a project, key, end user or tag; requests beyond it get 402. Shows all budgets."""
     given = sum(one is not None for one in (project, key, end_user, tag)) + every_end_user
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            amount = None if usd.lower() == "none" else usd
-            if given != 1:
-                raise InvalidRequest(
-                    "give one of --project, --key, --end-user, --every-end-user and --tag; "
-                    "the budget of the whole organisation is `penstock credits budget`"
-                )
-            label = _label(end_user, tag, every=every_end_user)
-            if label is None:
-                if notify_only:
-                    raise InvalidRequest(
-                        "--notify-only is for end users and tags; for a project or key: penstock alerts set"
-                    )
-                scope, scope_id = await _scope(database, who, tenant_id, project, key)
-                budgets: list[ScopeBudget] = await admin_budgets.set_budget(
-                    database, who, tenant_id=tenant_id, scope=scope, scope_id=scope_id, usd=amount
-                )
-            else:
-                budgets = await admin_budgets.set_label_budget(
-                    database, who, tenant_id=tenant_id, label=label, usd=amount, stops=not notify_only
-                )
-            emit(budgets, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        amount = None if usd.lower() == "none" else usd
+        if given != 1:
+            raise InvalidRequest(
+                "give one of --project, --key, --end-user, --every-end-user and --tag; "
+                "the budget of the whole organisation is `penstock credits budget`"
+            )
+        label = _label(end_user, tag, every=every_end_user)
+        if label is not None:
+            return await admin_budgets.set_label_budget(
+                database, who, tenant_id=tenant_id, label=label, usd=amount, stops=not notify_only
+            )
+        if notify_only:
+            raise InvalidRequest(
+                "--notify-only is for end users and tags; for a project or key: penstock alerts set"
+            )
+        scope, scope_id = await _scope(database, who, tenant_id, project, key)
+        return await admin_budgets.set_budget(
+            database, who, tenant_id=tenant_id, scope=scope, scope_id=scope_id, usd=amount
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 def _label(end_user: str | None, tag: str | None, *, every: bool) -> str | None:

@@ -6,9 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from admin import contracts as admin_contracts
+from admin.actor import Actor
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, acting, emit, open_db, run, warn
+from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run, warn
 from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of
+from core.db import Database
 from core.errors import InvalidRequest
 
 app = typer.Typer(
@@ -46,26 +48,23 @@ def add(
 ) -> None:
     """Make a contract; its discount is in the customer's prices at once."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            contract = await admin_contracts.add_contract(
-                database,
-                who,
-                tenant_id=await tenant_id_of(database, who, tenant),
-                effective_from=None if effective_from is None else parse_instant(effective_from, "--from"),
-                effective_to=None if effective_to is None else parse_instant(effective_to, "--to"),
-                discount_bps=discount_bps,
-                commit_monthly_usd=commit,
-                payment_days=payment_days,
-                automatic_payment=automatic_payment,
-                sla=_object(sla),
-                currency=currency,
-                reason=reason,
-            )
-            emit(contract, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_contracts.add_contract(
+            database,
+            who,
+            tenant_id=await tenant_id_of(database, who, tenant),
+            effective_from=None if effective_from is None else parse_instant(effective_from, "--from"),
+            effective_to=None if effective_to is None else parse_instant(effective_to, "--to"),
+            discount_bps=discount_bps,
+            commit_monthly_usd=commit,
+            payment_days=payment_days,
+            automatic_payment=automatic_payment,
+            sla=_object(sla),
+            currency=currency,
+            reason=reason,
+        )
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json)
 
 
 @app.command("list", epilog="Example: penstock contracts list --tenant acme-robotics")
@@ -76,13 +75,11 @@ def list_(
 ) -> None:
     """List contracts, past and future."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            emit(await admin_contracts.list_contracts(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_contracts.list_contracts(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(

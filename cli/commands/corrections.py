@@ -12,7 +12,7 @@ from admin.actor import Actor
 from billing.invoicing.corrections import DryRun
 from billing.ledger.months import parse_month
 from cli.commands.invoices import Month
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run
 from cli.deciding import add_decisions
 from cli.tenancy import Reason, parse_id, tenant_id_of
 from core.db import Database
@@ -99,16 +99,13 @@ def request(
     """Ask for a correction; it waits for another person's yes."""
     rate = _rate(model, tier, input_, cached_input, output, reasoning)
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            spec = await _spec(database, who, file, rate, as_of, model, tenant, refund)
-            asked = await admin_corrections.request_correction(
-                database, who, month=parse_month(month), spec=spec, reason=reason
-            )
-            emit(asked, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        spec = await _spec(database, who, file, rate, as_of, model, tenant, refund)
+        return await admin_corrections.request_correction(
+            database, who, month=parse_month(month), spec=spec, reason=reason
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 async def _decide(
@@ -137,15 +134,12 @@ def reverse(
 ) -> None:
     """Ask to undo an approved correction; another person approves the reversal like a correction."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            asked = await admin_corrections.request_reversal(
-                database, who, correction_id=parse_id(correction, "correction"), reason=reason
-            )
-            emit(asked, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_corrections.request_reversal(
+            database, who, correction_id=parse_id(correction, "correction"), reason=reason
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command("list", epilog="Example: penstock corrections list --month 2026-11 --json")
@@ -157,15 +151,12 @@ def list_(
 ) -> None:
     """List corrections, the newest first."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            rows = await admin_corrections.list_corrections(
-                database, who, month=None if month is None else parse_month(month), limit=limit
-            )
-            emit(rows, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_corrections.list_corrections(
+            database, who, month=None if month is None else parse_month(month), limit=limit
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock corrections show 0199a1b2-0000-7000-8000-000000000000")

@@ -6,10 +6,12 @@ import typer
 
 from admin import accounts as admin_accounts
 from admin import credits as admin_credits
+from admin.actor import Actor
 from billing.ledger.credits import LotKind
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, perform
 from cli.tenancy import Reason, TenantRef, tenant_id_of
+from core.db import Database
 
 app = typer.Typer(no_args_is_help=True, help="Credit, budgets and balances of organisations.")
 
@@ -21,26 +23,22 @@ UsdOrNone = Annotated[str, typer.Argument(metavar="USD|none", help="Dollars, or 
 def show(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show balance, held money, budget and this month's spending."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            emit(await admin_accounts.get_account(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_accounts.get_account(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command("list", epilog="Example: penstock credits list acme-robotics")
 def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the credits an organisation was given, the newest first."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            emit(await admin_credits.list_grants(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_credits.list_grants(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(
@@ -64,23 +62,20 @@ def grant(
 ) -> None:
     """Give prepaid credit."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            account = await admin_credits.grant_credit(
-                database,
-                who,
-                tenant_id=tenant_id,
-                amount_usd=usd,
-                reason=reason,
-                kind=cast(LotKind, kind),
-                expires_at=None if expires is None else parse_instant(expires, "--expires"),
-                priority=priority,
-            )
-            emit(account, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_credits.grant_credit(
+            database,
+            who,
+            tenant_id=tenant_id,
+            amount_usd=usd,
+            reason=reason,
+            kind=cast(LotKind, kind),
+            expires_at=None if expires is None else parse_instant(expires, "--expires"),
+            priority=priority,
+        )
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock credits lots acme-robotics --spent --json")
@@ -92,30 +87,22 @@ def lots(
 ) -> None:
     """List credit by lot in the order of use: kind, priority, expiry, what remains."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            rows = await admin_credits.list_lots(database, who, tenant_id=tenant_id, spent=spent)
-            emit(rows, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_credits.list_lots(database, who, tenant_id=tenant_id, spent=spent)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock credits budget acme-robotics 500")
 def budget(tenant: TenantRef, usd: UsdOrNone, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Set or lift the monthly budget (UTC month); requests beyond it get 402."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            account = await admin_accounts.set_budget(
-                database, who, tenant_id=tenant_id, usd=_usd_or_none(usd)
-            )
-            emit(account, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_accounts.set_budget(database, who, tenant_id=tenant_id, usd=_usd_or_none(usd))
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog='Example: penstock credits limit acme-robotics 10000 --reason "contract 2026-11"')
@@ -124,20 +111,17 @@ def limit(
 ) -> None:
     """Bound what a postpaid organisation may owe."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            account = await admin_accounts.set_credit_limit(
-                database,
-                who,
-                tenant_id=tenant_id,
-                usd=_usd_or_none(usd),
-                reason=reason,
-            )
-            emit(account, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_accounts.set_credit_limit(
+            database,
+            who,
+            tenant_id=tenant_id,
+            usd=_usd_or_none(usd),
+            reason=reason,
+        )
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json)
 
 
 def _usd_or_none(text: str) -> str | None:

@@ -10,13 +10,15 @@ import msgspec
 import typer
 
 from admin import economics as admin_economics
+from admin.actor import Actor
 from billing.economics.digitalocean import API, fetch_invoice
 from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
 from billing.economics.published_costs import published_example
 from billing.ledger.months import bounds, parse_month
 from billing.usage.period import parse_group_by, parse_instant, parse_period
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run
 from cli.tenancy import Reason, parse_id
+from core.db import Database
 from core.errors import InvalidRequest
 from workers.catalog import load_catalog
 
@@ -150,19 +152,17 @@ def set_price(
 ) -> None:
     """Enter what a kind of host costs from an hour on."""
 
-    async def act() -> Any:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await admin_economics.set_host_price(
-                database,
-                who,
-                host_kind=host_kind,
-                usd_per_hour=usd_per_hour,
-                source=source,
-                effective_from=None if effective_from is None else parse_instant(effective_from, "--from"),
-            )
+    async def act(database: Database, who: Actor) -> Any:
+        return await admin_economics.set_host_price(
+            database,
+            who,
+            host_kind=host_kind,
+            usd_per_hour=usd_per_hour,
+            source=source,
+            effective_from=None if effective_from is None else parse_instant(effective_from, "--from"),
+        )
 
-    emit(run(act), as_json)
+    perform(act, data_dir, as_json)
 
 
 @prices.command("list", epilog="Example: penstock economics host-price list --json")
@@ -173,12 +173,10 @@ def list_prices(
 ) -> None:
     """Show all prices with their dates."""
 
-    async def act() -> Any:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await admin_economics.list_host_prices(database, who, host_kind=host_kind)
+    async def act(database: Database, who: Actor) -> Any:
+        return await admin_economics.list_host_prices(database, who, host_kind=host_kind)
 
-    emit(run(act), as_json, "Host prices")
+    perform(act, data_dir, as_json, title="Host prices")
 
 
 @invoices.command(epilog="Example: penstock economics provider-invoice enter do-2026-11.json")
@@ -295,9 +293,7 @@ def void(
 def variance(month: Month, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show what was invoiced for a month against what our host-hours cost."""
 
-    async def act() -> Any:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await admin_economics.provider_variance(database, who, month=parse_month(month))
+    async def act(database: Database, who: Actor) -> Any:
+        return await admin_economics.provider_variance(database, who, month=parse_month(month))
 
-    emit(run(act), as_json, f"Invoiced against accounted, {month}")
+    perform(act, data_dir, as_json, title=f"Invoiced against accounted, {month}")

@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 import typer
 
 from admin import exports as admin_exports
+from admin.actor import Actor
 from billing.exports.datasets import DATASETS
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, emit, perform, run
 from cli.report_files import export_settings
 from cli.tenancy import MaybeReason, tenant_id_of
+from core.db import Database
 
 app = typer.Typer(no_args_is_help=True, help="Scheduled exports with manifests, and their checks.")
 
@@ -42,38 +44,29 @@ def create(
 ) -> None:
     """Schedule an export. The store's address and credentials come from PENSTOCK_EXPORT_S3_*."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            made = await admin_exports.create_export(
-                database,
-                who,
-                name=name,
-                dataset=dataset,
-                format=output_format,
-                cadence=schedule,
-                destination=to,
-                group_by=by,
-                tenant_id=tenant_id,
-                starts_at=None if since is None else parse_instant(since, "from"),
-                reason=reason,
-            )
-            emit(made, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_exports.create_export(
+            database,
+            who,
+            name=name,
+            dataset=dataset,
+            format=output_format,
+            cadence=schedule,
+            destination=to,
+            group_by=by,
+            tenant_id=tenant_id,
+            starts_at=None if since is None else parse_instant(since, "from"),
+            reason=reason,
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command("list", epilog="Example: penstock exports list --json")
 def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List scheduled exports."""
-
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_exports.list_exports(database, who), as_json)
-
-    run(act)
+    perform(admin_exports.list_exports, data_dir, as_json)
 
 
 @app.command("run", epilog="Example: penstock exports run usage-daily 2026-11-20")
@@ -85,15 +78,12 @@ def run_(
 ) -> None:
     """Export one period now. Nothing new is written when nothing changed."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            made = await admin_exports.run_export(
-                database, who, export_settings(data_dir), name=name, period=period
-            )
-            emit(made, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_exports.run_export(
+            database, who, export_settings(data_dir), name=name, period=period
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock exports runs usage-daily --json")
@@ -105,12 +95,10 @@ def runs(
 ) -> None:
     """List what was written, the newest period first."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_exports.list_runs(database, who, name=name, limit=limit), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_exports.list_runs(database, who, name=name, limit=limit)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog='Example: penstock exports stop usage-daily --reason "moved to the warehouse"')
@@ -126,13 +114,10 @@ def resume(name: Name, reason: MaybeReason = None, data_dir: DataDir = None, as_
 
 
 def _enable(name: str, enabled: bool, reason: str | None, data_dir: Path | None, as_json: bool) -> None:
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            made = await admin_exports.enable_export(database, who, name=name, enabled=enabled, reason=reason)
-            emit(made, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_exports.enable_export(database, who, name=name, enabled=enabled, reason=reason)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock exports verify .penstock/exports/usage")

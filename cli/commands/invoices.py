@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from admin import invoices as admin_invoices
+from admin.actor import Actor
 from billing.ledger.months import parse_month
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run
 from cli.tenancy import Reason, parse_id, tenant_id_of
+from core.db import Database
 
 app = typer.Typer(
     no_args_is_help=True, help="Invoices: make a month's, list and show them, trace, void, write off."
@@ -34,16 +36,13 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 def make(month: Month, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Make the missing invoices of a month that is over for 48 hours; again makes nothing more."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            with progress_bar(f"Invoices of {month}") as progress:
-                done = await admin_invoices.make_invoices(
-                    database, who, month=parse_month(month), progress=progress
-                )
-            emit(done, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        with progress_bar(f"Invoices of {month}") as progress:
+            return await admin_invoices.make_invoices(
+                database, who, month=parse_month(month), progress=progress
+            )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command("list", epilog="Example: penstock invoices list --month 2026-11 --status open --json")
@@ -59,21 +58,18 @@ def list_(
 ) -> None:
     """List invoices, the newest month first."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            rows = await admin_invoices.list_invoices(
-                database,
-                who,
-                month=None if month is None else parse_month(month),
-                tenant_id=tenant_id,
-                status=status,
-                limit=limit,
-            )
-            emit(rows, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_invoices.list_invoices(
+            database,
+            who,
+            month=None if month is None else parse_month(month),
+            tenant_id=tenant_id,
+            status=status,
+            limit=limit,
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock invoices show PS-2026-11-000123")
@@ -130,12 +126,10 @@ def trace(
 def void(invoice: InvoiceRef, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Take an open invoice back; the next one carries its amount."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_invoices.void_invoice(database, who, ref=invoice, reason=reason), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_invoices.void_invoice(database, who, ref=invoice, reason=reason)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(
@@ -144,10 +138,7 @@ def void(invoice: InvoiceRef, reason: Reason, data_dir: DataDir = None, as_json:
 def write_off(invoice: InvoiceRef, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Give up what is open of an invoice: it becomes an expense."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            done = await admin_invoices.write_off_invoice(database, who, ref=invoice, reason=reason)
-            emit(done, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_invoices.write_off_invoice(database, who, ref=invoice, reason=reason)
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json)

@@ -8,9 +8,11 @@ import msgspec
 import typer
 
 from admin import keys as admin_keys
-from cli.context import AsJson, DataDir, acting, emit, pepper, run
+from admin.actor import Actor
+from cli.context import AsJson, DataDir, pepper, perform
 from cli.tenancy import MaybeReason, TenantRef, open_db_for_changes, parse_id, project_of, tenant_id_of
 from core.clock import SystemClock
+from core.db import Database
 from core.errors import InvalidRequest
 
 app = typer.Typer(no_args_is_help=True, help="API keys: make, revoke, find the owner of a leaked one.")
@@ -23,13 +25,11 @@ _MAX_DAYS = 36_500
 def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List keys, dead ones included."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            emit(await admin_keys.list_keys(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_keys.list_keys(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock keys create acme-robotics --name production --expires-in-days 90")
@@ -51,38 +51,34 @@ def create(
     if expires_in_days is not None and not 1 <= expires_in_days <= _MAX_DAYS:
         raise InvalidRequest(f"--expires-in-days must be 1 to {_MAX_DAYS}, not {expires_in_days}")
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            found = await project_of(database, who, tenant_id, project)
-            days = None if expires_in_days is None else timedelta(days=expires_in_days)
-            created = await admin_keys.create_key(
-                database,
-                who,
-                pepper=pepper(data_dir),
-                tenant_id=tenant_id,
-                project_id=found.id,
-                name=name,
-                kind=kind,
-                expires_at=None if days is None else SystemClock().now() + days,
-                allowed_models=model or None,
-            )
-            emit({"secret": created.secret, **msgspec.to_builtins(created.view)}, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        found = await project_of(database, who, tenant_id, project)
+        days = None if expires_in_days is None else timedelta(days=expires_in_days)
+        created = await admin_keys.create_key(
+            database,
+            who,
+            pepper=pepper(data_dir),
+            tenant_id=tenant_id,
+            project_id=found.id,
+            name=name,
+            kind=kind,
+            expires_at=None if days is None else SystemClock().now() + days,
+            allowed_models=model or None,
+        )
+        return {"secret": created.secret, **msgspec.to_builtins(created.view)}
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock keys show 0198c0de-7a11-7000-8000-5f2b6c1d9e30")
 def show(key_id: KeyId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show one key as far as it may be shown."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_keys.get_key(database, who, key_id=parse_id(key_id, "key")), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_keys.get_key(database, who, key_id=parse_id(key_id, "key"))
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(
@@ -93,15 +89,10 @@ def revoke(
 ) -> None:
     """Refuse a key for good and cut its open streams."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            changed = await admin_keys.revoke_key(
-                database, who, key_id=parse_id(key_id, "key"), reason=reason
-            )
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_keys.revoke_key(database, who, key_id=parse_id(key_id, "key"), reason=reason)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(
@@ -123,19 +114,16 @@ def client_settings(
 ) -> None:
     """Replace what a key's clients see: the status of a used-up quota, and the origins of browsers (CORS)."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            changed = await admin_keys.set_client_settings(
-                database,
-                who,
-                key_id=parse_id(key_id, "key"),
-                quota_status=quota_status,
-                cors_origins=cors_origin,
-            )
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_keys.set_client_settings(
+            database,
+            who,
+            key_id=parse_id(key_id, "key"),
+            quota_status=quota_status,
+            cors_origins=cors_origin,
+        )
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock keys find < leaked.txt")
@@ -147,9 +135,7 @@ def find(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         else sys.stdin.buffer.read(1024).decode("utf-8", "replace")
     )
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_keys.find_key(database, who, pepper=pepper(data_dir), raw=raw), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_keys.find_key(database, who, pepper=pepper(data_dir), raw=raw)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)

@@ -15,7 +15,7 @@ from admin.actor import Actor
 from billing.ledger.journal import JournalLine, TransferLine
 from billing.ledger.journal_files import FORMATS, stream_csv, write
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run
 from cli.tenancy import tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
@@ -109,16 +109,13 @@ def deferred(
 ) -> None:
     """List unused credit by lot and expiry; it adds up to the ledger's liability."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            instant: datetime | None = None if at is None else parse_instant(at, "--at")
-            rows = await admin_ledger.deferred_revenue(
-                database, who, at=instant, tenant_id=await _tenant(database, who, tenant)
-            )
-            emit(rows, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        instant: datetime | None = None if at is None else parse_instant(at, "--at")
+        return await admin_ledger.deferred_revenue(
+            database, who, at=instant, tenant_id=await _tenant(database, who, tenant)
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock ledger verify")

@@ -8,7 +8,7 @@ import typer
 
 from admin import limits as admin_limits
 from admin.actor import Actor
-from cli.context import AsJson, DataDir, acting, emit, run
+from cli.context import AsJson, DataDir, emit, perform
 from cli.tenancy import TenantRef, open_db_for_changes, parse_id, project_of, tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
@@ -26,15 +26,13 @@ Value = Annotated[str | None, typer.Option(metavar="N|none", help="A number, or 
 def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List every scope of an organisation that has limits."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            rows = await admin_limits.list_limits(
-                database, who, tenant_id=await tenant_id_of(database, who, tenant)
-            )
-            emit([_row(row.scope_kind, row.scope_id, row.limits) for row in rows], as_json)
+    async def act(database: Database, who: Actor) -> object:
+        rows = await admin_limits.list_limits(
+            database, who, tenant_id=await tenant_id_of(database, who, tenant)
+        )
+        return [_row(row.scope_kind, row.scope_id, row.limits) for row in rows]
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock limits defaults --json")
@@ -53,16 +51,14 @@ def show(
 ) -> None:
     """Show the limits of an organisation, or of one of its projects or keys."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id, kind, scope_id = await _scope(database, who, tenant, project, key)
-            limits = await admin_limits.get_limits(
-                database, who, tenant_id=tenant_id, scope_kind=kind, scope_id=scope_id
-            )
-            emit(_row(kind, scope_id, limits), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id, kind, scope_id = await _scope(database, who, tenant, project, key)
+        limits = await admin_limits.get_limits(
+            database, who, tenant_id=tenant_id, scope_kind=kind, scope_id=scope_id
+        )
+        return _row(kind, scope_id, limits)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(
@@ -92,24 +88,22 @@ def set_(
     if not changes:
         raise InvalidRequest("name at least one limit to set, such as --requests-per-min 600")
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id, kind, scope_id = await _scope(database, who, tenant, project, key)
-            present = await admin_limits.get_limits(
-                database, who, tenant_id=tenant_id, scope_kind=kind, scope_id=scope_id
-            )
-            limits = await admin_limits.set_limits(
-                database,
-                who,
-                tenant_id=tenant_id,
-                scope_kind=kind,
-                scope_id=scope_id,
-                limits=msgspec.structs.replace(present, **changes),
-            )
-            emit(_row(kind, scope_id, limits), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id, kind, scope_id = await _scope(database, who, tenant, project, key)
+        present = await admin_limits.get_limits(
+            database, who, tenant_id=tenant_id, scope_kind=kind, scope_id=scope_id
+        )
+        limits = await admin_limits.set_limits(
+            database,
+            who,
+            tenant_id=tenant_id,
+            scope_kind=kind,
+            scope_id=scope_id,
+            limits=msgspec.structs.replace(present, **changes),
+        )
+        return _row(kind, scope_id, limits)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 async def _scope(

@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 from admin import models, targets
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from admin.actor import Actor
+from cli.context import AsJson, DataDir, perform
+from core.db import Database
 from core.errors import InvalidRequest
 from workers.models import ModelSpec
 from workers.service_level import TIERS, Tier
@@ -24,13 +26,7 @@ def list_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     Example: penstock models list --json
     """
-
-    async def act() -> list[models.ModelView]:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await models.list_models(database, who)
-
-    emit(run(act), as_json, title="Models")
+    perform(models.list_models, data_dir, as_json, title="Models")
 
 
 @app.command("targets")
@@ -45,12 +41,10 @@ def list_targets(
     Example: penstock models targets llama-3.3-70b --json
     """
 
-    async def act() -> list[targets.TargetsView]:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await targets.list_targets(database, who, model=name)
+    async def act(database: Database, who: Actor) -> list[targets.TargetsView]:
+        return await targets.list_targets(database, who, model=name)
 
-    emit(run(act), as_json, title="Targets")
+    perform(act, data_dir, as_json, title="Targets")
 
 
 @app.command("set-targets")
@@ -72,14 +66,12 @@ def set_targets(
     Example: penstock models set-targets llama-3.3-70b --tier priority --ttft-s 1 --tpot-s 0.05
     """
 
-    async def act() -> targets.TargetsView:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await targets.set_targets(
-                database, who, model=name, tier=known_tier(tier), ttft_s=ttft_s, tpot_s=tpot_s, reason=reason
-            )
+    async def act(database: Database, who: Actor) -> targets.TargetsView:
+        return await targets.set_targets(
+            database, who, model=name, tier=known_tier(tier), ttft_s=ttft_s, tpot_s=tpot_s, reason=reason
+        )
 
-    emit(run(act), as_json)
+    perform(act, data_dir, as_json)
 
 
 @app.command("reset-targets")
@@ -95,14 +87,10 @@ def reset_targets(
     Example: penstock models reset-targets llama-3.3-70b --tier priority
     """
 
-    async def act() -> targets.TargetsView:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await targets.reset_targets(
-                database, who, model=name, tier=known_tier(tier), reason=reason
-            )
+    async def act(database: Database, who: Actor) -> targets.TargetsView:
+        return await targets.reset_targets(database, who, model=name, tier=known_tier(tier), reason=reason)
 
-    emit(run(act), as_json)
+    perform(act, data_dir, as_json)
 
 
 def known_tier(name: str) -> Tier:
@@ -153,12 +141,10 @@ def add_model(
     elif context_len is not None:
         spec = ModelSpec(context_len, min(max_output_tokens or context_len, context_len))
 
-    async def act() -> models.ModelView:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await models.add_model(database, who, name=name, note=note, spec=spec)
+    async def act(database: Database, who: Actor) -> models.ModelView:
+        return await models.add_model(database, who, name=name, note=note, spec=spec)
 
-    emit(run(act), as_json)
+    perform(act, data_dir, as_json)
 
 
 @app.command("alias")
@@ -173,12 +159,10 @@ def set_alias(
     Example: penstock models alias llama-latest llama-3.3-70b
     """
 
-    async def act() -> models.ModelView:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await models.set_alias(database, who, name=name, target=target)
+    async def act(database: Database, who: Actor) -> models.ModelView:
+        return await models.set_alias(database, who, name=name, target=target)
 
-    emit(run(act), as_json)
+    perform(act, data_dir, as_json)
 
 
 @app.command("deprecate")
@@ -188,12 +172,10 @@ def deprecate_model(name: Name, note: Note = None, data_dir: DataDir = None, as_
     Example: penstock models deprecate llama-3.3-70b --note "use qwen3.5-397b"
     """
 
-    async def act() -> models.ModelView:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await models.deprecate_model(database, who, name=name, note=note)
+    async def act(database: Database, who: Actor) -> models.ModelView:
+        return await models.deprecate_model(database, who, name=name, note=note)
 
-    emit(run(act), as_json)
+    perform(act, data_dir, as_json)
 
 
 @app.command("retire")
@@ -203,9 +185,7 @@ def retire_model(name: Name, note: Note = None, data_dir: DataDir = None, as_jso
     Example: penstock models retire llama-3.3-70b
     """
 
-    async def act() -> models.ModelView:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await models.retire_model(database, who, name=name, note=note)
+    async def act(database: Database, who: Actor) -> models.ModelView:
+        return await models.retire_model(database, who, name=name, note=note)
 
-    emit(run(act), as_json)
+    perform(act, data_dir, as_json)

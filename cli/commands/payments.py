@@ -10,7 +10,7 @@ import typer
 from admin import payments as admin_payments
 from admin.actor import Actor
 from billing.ledger.months import parse_month
-from cli.context import AsJson, DataDir, acting, emit, open_db, run, runtime
+from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run, runtime
 from cli.deciding import add_decisions
 from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of
 from core.db import Database
@@ -46,13 +46,11 @@ def customers(
 ) -> None:
     """List payers: Stripe customer, saved card, tax id, dunning state."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            scope = await _scope(database, who, tenant)
-            emit(await admin_payments.list_customers(database, who, tenant_id=scope, limit=limit), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        scope = await _scope(database, who, tenant)
+        return await admin_payments.list_customers(database, who, tenant_id=scope, limit=limit)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command("list", epilog="Example: penstock payments list --tenant acme-robotics")
@@ -61,13 +59,11 @@ def list_(
 ) -> None:
     """List payments that arrived, the newest first."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            scope = await _scope(database, who, tenant)
-            emit(await admin_payments.list_payments(database, who, tenant_id=scope, limit=limit), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        scope = await _scope(database, who, tenant)
+        return await admin_payments.list_payments(database, who, tenant_id=scope, limit=limit)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock payments topup acme-robotics 25")
@@ -101,13 +97,11 @@ def topups(
 ) -> None:
     """List purchases of credit, the newest first."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            scope = await _scope(database, who, tenant)
-            emit(await admin_payments.list_topups(database, who, tenant_id=scope, limit=limit), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        scope = await _scope(database, who, tenant)
+        return await admin_payments.list_topups(database, who, tenant_id=scope, limit=limit)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command("auto-topup", epilog="Example: penstock payments auto-topup acme-robotics 10 50 500")
@@ -122,22 +116,19 @@ def auto_topup(
 ) -> None:
     """Buy credit automatically by the saved card."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            rule = await admin_payments.set_auto_topup(
-                database,
-                who,
-                tenant_id=tenant_id,
-                enabled=not off,
-                threshold_usd=below,
-                amount_usd=usd,
-                monthly_cap_usd=cap,
-            )
-            emit(rule, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_payments.set_auto_topup(
+            database,
+            who,
+            tenant_id=tenant_id,
+            enabled=not off,
+            threshold_usd=below,
+            amount_usd=usd,
+            monthly_cap_usd=cap,
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog='Example: penstock payments refund acme-robotics pi_123 10 --reason "unhappy"')
@@ -153,21 +144,18 @@ def refund(
 ) -> None:
     """Take bought credit back and pay it back to the card; above the limit it waits for a second person."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            made = await admin_payments.refund(
-                database,
-                who,
-                tenant_id=tenant_id,
-                payment_intent=payment_intent,
-                amount_usd=usd,
-                reason=reason,
-            )
-            emit(made, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_payments.refund(
+            database,
+            who,
+            tenant_id=tenant_id,
+            payment_intent=payment_intent,
+            amount_usd=usd,
+            reason=reason,
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 async def _decide(
@@ -199,16 +187,13 @@ def refunds(
 ) -> None:
     """List refunds, the newest first, or those that wait."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            scope = await _scope(database, who, tenant)
-            if waiting:
-                emit(await admin_payments.list_waiting_refunds(database, who, tenant_id=scope), as_json)
-                return
-            emit(await admin_payments.list_refunds(database, who, tenant_id=scope, limit=limit), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        scope = await _scope(database, who, tenant)
+        if waiting:
+            return await admin_payments.list_waiting_refunds(database, who, tenant_id=scope)
+        return await admin_payments.list_refunds(database, who, tenant_id=scope, limit=limit)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock payments disputes")
@@ -217,13 +202,11 @@ def disputes(
 ) -> None:
     """List disputes, the newest first."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            scope = await _scope(database, who, tenant)
-            emit(await admin_payments.list_disputes(database, who, tenant_id=scope, limit=limit), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        scope = await _scope(database, who, tenant)
+        return await admin_payments.list_disputes(database, who, tenant_id=scope, limit=limit)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock payments events --open")
@@ -235,24 +218,16 @@ def events(
 ) -> None:
     """List Stripe's events and what became of them."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_payments.list_events(database, who, only_open=only_open, limit=limit), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_payments.list_events(database, who, only_open=only_open, limit=limit)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock payments blocked")
 def blocked(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List invoices and credit notes that could not be sent to Stripe."""
-
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_payments.list_blocked(database, who), as_json)
-
-    run(act)
+    perform(admin_payments.list_blocked, data_dir, as_json)
 
 
 @app.command(

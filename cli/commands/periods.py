@@ -5,10 +5,12 @@ from typing import Annotated
 import typer
 
 from admin import periods as admin_periods
+from admin.actor import Actor
 from billing.ledger.months import parse_month
 from cli.commands.invoices import Month, progress_bar
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run
 from cli.tenancy import MaybeReason, Reason, parse_id
+from core.db import Database
 
 app = typer.Typer(
     no_args_is_help=True, help="Accounting months: show them, check whether one can be closed, close it."
@@ -18,13 +20,7 @@ app = typer.Typer(
 @app.command(epilog="Example: penstock periods show --json")
 def show(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show every month since the first booking."""
-
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_periods.list_periods(database, who), as_json)
-
-    run(act)
+    perform(admin_periods.list_periods, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock periods check --month 2026-11")
@@ -48,16 +44,14 @@ def close(
 ) -> None:
     """Make the month's invoices and freeze it; refused, with reasons, while a check is red."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            with progress_bar(f"Invoices of {month}") as progress:
-                closed = await admin_periods.close_period(
-                    database, who, month=parse_month(month), reason=reason, progress=progress
-                )
-            emit(closed if as_json else closed.checks, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        with progress_bar(f"Invoices of {month}") as progress:
+            closed = await admin_periods.close_period(
+                database, who, month=parse_month(month), reason=reason, progress=progress
+            )
+        return closed if as_json else closed.checks
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json)
 
 
 @app.command(

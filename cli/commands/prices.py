@@ -5,9 +5,11 @@ from typing import Annotated
 import typer
 
 from admin import prices as admin_prices
+from admin.actor import Actor
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, perform
 from cli.tenancy import MaybeReason, Reason, tenant_id_of
+from core.db import Database
 
 app = typer.Typer(
     no_args_is_help=True, help="Prices per million tokens: list them, set or schedule a new one."
@@ -30,16 +32,13 @@ def list_(
 ) -> None:
     """List current and scheduled prices in dollars per million tokens."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            rows = await admin_prices.list_prices(
-                database, who, model=model, tenant_id=tenant_id, history=history
-            )
-            emit(rows, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_prices.list_prices(
+            database, who, model=model, tenant_id=tenant_id, history=history
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(
@@ -63,27 +62,24 @@ def set_(
 ) -> None:
     """Set or schedule a price; requests that are running keep theirs."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            price = await admin_prices.set_price(
-                database,
-                who,
-                model=model,
-                tier=tier,
-                tenant_id=tenant_id,
-                input=input_,
-                cached_input=cached_input,
-                output=output,
-                reasoning=reasoning,
-                effective_from=None if effective_from is None else parse_instant(effective_from, "--from"),
-                currency=currency,
-                reason=reason,
-            )
-            emit(price, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_prices.set_price(
+            database,
+            who,
+            model=model,
+            tier=tier,
+            tenant_id=tenant_id,
+            input=input_,
+            cached_input=cached_input,
+            output=output,
+            reasoning=reasoning,
+            effective_from=None if effective_from is None else parse_instant(effective_from, "--from"),
+            currency=currency,
+            reason=reason,
+        )
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock prices history llama-3.3-70b --tenant acme-robotics")
@@ -92,16 +88,11 @@ def history(
 ) -> None:
     """Show every price a model had, has and will have: ended, current, scheduled, withdrawn."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            rows = await admin_prices.list_prices(
-                database, who, model=model, tenant_id=tenant_id, history=True
-            )
-            emit(rows, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_prices.list_prices(database, who, model=model, tenant_id=tenant_id, history=True)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(
@@ -118,22 +109,19 @@ def end(
 ) -> None:
     """End a price book: the list price holds afterwards, and a model without a list price is refused."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            rows = await admin_prices.end_price(
-                database,
-                who,
-                model=model,
-                tier=tier,
-                tenant_id=tenant_id,
-                at=None if at is None else parse_instant(at, "--at"),
-                reason=reason,
-            )
-            emit(rows, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_prices.end_price(
+            database,
+            who,
+            model=model,
+            tier=tier,
+            tenant_id=tenant_id,
+            at=None if at is None else parse_instant(at, "--at"),
+            reason=reason,
+        )
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog='Example: penstock prices withdraw 12 --reason "typing error"')
@@ -147,22 +135,13 @@ def withdraw(
 ) -> None:
     """Take back a scheduled price before it begins."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            price = await admin_prices.withdraw_price(database, who, version=version, reason=reason)
-            emit(price, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_prices.withdraw_price(database, who, version=version, reason=reason)
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock prices unpriced --json")
 def unpriced(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List traffic that was refused for want of a price, and offered models without one; normally nothing."""
-
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_prices.unpriced(database, who), as_json)
-
-    run(act)
+    perform(admin_prices.unpriced, data_dir, as_json)

@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 
 from admin import projects as admin_projects
-from cli.context import AsJson, DataDir, acting, emit, run
+from admin.actor import Actor
+from cli.context import AsJson, DataDir, perform
 from cli.tenancy import MaybeReason, TenantRef, open_db_for_changes, project_of, tenant_id_of
+from core.db import Database
 
 app = typer.Typer(
     no_args_is_help=True, help="Projects: what keys and limits of an organisation are grouped by."
@@ -19,13 +21,11 @@ ProjectRef = Annotated[str, typer.Argument(metavar="PROJECT", help="Name or id o
 def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List projects, archived ones included."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            emit(await admin_projects.list_projects(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_projects.list_projects(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock projects create acme-robotics support-bot")
@@ -37,13 +37,11 @@ def create(
 ) -> None:
     """Make a project."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            emit(await admin_projects.create_project(database, who, tenant_id=tenant_id, name=name), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_projects.create_project(database, who, tenant_id=tenant_id, name=name)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock projects archive acme-robotics support-bot")
@@ -56,17 +54,14 @@ def archive(
 ) -> None:
     """Refuse a project's keys from now on and cut their streams."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            found = await project_of(database, who, tenant_id, project)
-            changed = await admin_projects.archive_project(
-                database, who, tenant_id=tenant_id, project_id=found.id, reason=reason
-            )
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        found = await project_of(database, who, tenant_id, project)
+        return await admin_projects.archive_project(
+            database, who, tenant_id=tenant_id, project_id=found.id, reason=reason
+        )
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock projects restore acme-robotics support-bot")
@@ -79,14 +74,11 @@ def restore(
 ) -> None:
     """Take an archived project into use again."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            found = await project_of(database, who, tenant_id, project)
-            changed = await admin_projects.restore_project(
-                database, who, tenant_id=tenant_id, project_id=found.id, reason=reason
-            )
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        found = await project_of(database, who, tenant_id, project)
+        return await admin_projects.restore_project(
+            database, who, tenant_id=tenant_id, project_id=found.id, reason=reason
+        )
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)

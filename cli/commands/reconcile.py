@@ -6,11 +6,13 @@ import msgspec
 import typer
 
 from admin import reconcile as admin_reconcile
+from admin.actor import Actor
 from billing.ledger.months import parse_month
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, acting, emit, open_db
+from cli.context import AsJson, DataDir, acting, emit, open_db, perform
 from cli.context import run as run_command
 from cli.tenancy import Reason
+from core.db import Database
 
 app = typer.Typer(no_args_is_help=True, help="Engines' counters against usage, ledger and Stripe.")
 
@@ -86,12 +88,10 @@ def trace(
 def accept(boot: BootId, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Accept what is unexplained of an engine and cannot be mended; it stays on the lines, and in the audit log."""
 
-    async def act() -> Any:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await admin_reconcile.accept(database, who, boot_id=boot, reason=reason)
+    async def act(database: Database, who: Actor) -> Any:
+        return await admin_reconcile.accept(database, who, boot_id=boot, reason=reason)
 
-    emit(run_command(act), as_json, boot)
+    perform(act, data_dir, as_json, title=boot)
 
 
 @app.command(epilog="Example: penstock reconcile chain --month 2026-11")
@@ -100,9 +100,7 @@ def chain(
 ) -> None:
     """Show a month as gateway, ledger, invoices and Stripe tell it, with the differences."""
 
-    async def act() -> Any:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            return await admin_reconcile.cross_check_month(database, who, month=parse_month(month))
+    async def act(database: Database, who: Actor) -> Any:
+        return await admin_reconcile.cross_check_month(database, who, month=parse_month(month))
 
-    emit(run_command(act), as_json, month)
+    perform(act, data_dir, as_json, title=month)

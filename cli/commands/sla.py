@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 
 from admin import statements as admin_statements
+from admin.actor import Actor
 from billing.ledger.months import parse_month
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, perform
+from core.db import Database
 
 app = typer.Typer(no_args_is_help=True, help="Service levels of contracts, measured and credited.")
 
@@ -25,12 +27,7 @@ def run_(
 ) -> None:
     """Measure a month against every contract's service level and credit what was missed, once."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(
-                await admin_statements.run_sla(database, who, month=parse_month(month), dry_run=dry_run),
-                as_json,
-            )
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_statements.run_sla(database, who, month=parse_month(month), dry_run=dry_run)
 
-    run(act)
+    perform(act, data_dir, as_json)

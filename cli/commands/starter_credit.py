@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 
 from admin import starter_credit as admin_starter_credit
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from admin.actor import Actor
+from cli.context import AsJson, DataDir, perform
 from cli.tenancy import Reason
+from core.db import Database
 
 app = typer.Typer(no_args_is_help=True, help="The credit that new prepaid organisations get.")
 
@@ -14,13 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="The credit that new prepaid organi
 @app.command(epilog="Example: penstock starter-credit show --json")
 def show(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show what a new prepaid organisation gets."""
-
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_starter_credit.get_starter_credit(database, who), as_json)
-
-    run(act)
+    perform(admin_starter_credit.get_starter_credit, data_dir, as_json)
 
 
 @app.command("set", epilog='Example: penstock starter-credit set 5 --expires-days 90 --reason "launch"')
@@ -35,12 +31,9 @@ def set_(
 ) -> None:
     """Set what organisations that are made from now on get; another person approves it where there are two."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            value = await admin_starter_credit.set_starter_credit(
-                database, who, amount_usd=usd, expires_days=expires_days, reason=reason
-            )
-            emit(value, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_starter_credit.set_starter_credit(
+            database, who, amount_usd=usd, expires_days=expires_days, reason=reason
+        )
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json)

@@ -8,10 +8,12 @@ import msgspec
 import typer
 
 from admin import statements as admin_statements
+from admin.actor import Actor
 from billing.ledger.months import parse_month
 from cli.commands.roles import load_settings
-from cli.context import DEFAULT_DATA_DIR, AsJson, DataDir, acting, emit, open_db, run
+from cli.context import DEFAULT_DATA_DIR, AsJson, DataDir, acting, emit, open_db, perform, run
 from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of
+from core.db import Database
 from core.errors import InvalidRequest
 from core.settings import Settings
 
@@ -41,13 +43,11 @@ def write(path: Path, data: bytes) -> None:
 def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the final statements of an organisation."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            emit(await admin_statements.list_statements(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_statements.list_statements(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock statements get acme-robotics 2026-10 --format pdf --out statements/")
@@ -140,15 +140,12 @@ def keys(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def rotate_key(reason: Reason, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Make a new signing key in the data directory; the old one retires and still verifies."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            rows = await admin_statements.rotate_key(
-                database, who, settings=signing_settings(data_dir), reason=reason
-            )
-        emit(rows, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_statements.rotate_key(
+            database, who, settings=signing_settings(data_dir), reason=reason
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command("retire-key", epilog='Example: penstock statements retire-key 3f2a... --reason "it leaked"')
@@ -160,10 +157,7 @@ def retire_key(
 ) -> None:
     """Let a key sign nothing more; what it has signed still verifies."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            rows = await admin_statements.retire_key(database, who, key_id=key_id, reason=reason)
-        emit(rows, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_statements.retire_key(database, who, key_id=key_id, reason=reason)
 
-    run(act)
+    perform(act, data_dir, as_json)

@@ -5,9 +5,11 @@ from typing import Annotated
 import typer
 
 from admin import tenants as admin_tenants
+from admin.actor import Actor
 from admin.tenants import BillingMode
-from cli.context import AsJson, DataDir, acting, emit, run
+from cli.context import AsJson, DataDir, perform
 from cli.tenancy import MaybeReason, Reason, TenantRef, open_db_for_changes, tenant_id_of
+from core.db import Database
 from core.errors import InvalidRequest
 from core.settings import Settings
 from tenants.principal import default_limits
@@ -18,13 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Organisations: make, rename, suspe
 @app.command("list", epilog="Example: penstock tenants list --json")
 def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List organisations, oldest first."""
-
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_tenants.list_tenants(database, who), as_json)
-
-    run(act)
+    perform(admin_tenants.list_tenants, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog='Example: penstock tenants create "Acme Robotics" --billing prepaid')
@@ -40,32 +36,27 @@ def create(
 
     settings = Settings()
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            made = await admin_tenants.create_tenant(
-                database,
-                who,
-                name=name,
-                tier=tier,
-                billing_mode=mode,
-                limits=default_limits(settings),
-            )
-            emit(made, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_tenants.create_tenant(
+            database,
+            who,
+            name=name,
+            tier=tier,
+            billing_mode=mode,
+            limits=default_limits(settings),
+        )
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock tenants show acme-robotics")
 def show(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show one organisation."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            emit(await admin_tenants.find_tenant(database, who, text=tenant), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_tenants.find_tenant(database, who, text=tenant)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog='Example: penstock tenants rename acme-robotics "Acme Robots"')
@@ -77,13 +68,11 @@ def rename(
 ) -> None:
     """Give an organisation another name."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            emit(await admin_tenants.rename_tenant(database, who, tenant_id=tenant_id, name=name), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_tenants.rename_tenant(database, who, tenant_id=tenant_id, name=name)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command("tier", epilog='Example: penstock tenants tier acme-robotics priority --reason "contract 12"')
@@ -96,16 +85,11 @@ def set_tier(
 ) -> None:
     """Move an organisation to another tier: another band of the queue, other prices. Takes two people."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            changed = await admin_tenants.set_tier(
-                database, who, tenant_id=tenant_id, tier=tier, reason=reason
-            )
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_tenants.set_tier(database, who, tenant_id=tenant_id, tier=tier, reason=reason)
 
-    run(act, as_json=as_json)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command("share", epilog='Example: penstock tenants share acme-robotics 200 --reason "contract 12"')
@@ -118,30 +102,24 @@ def set_share(
 ) -> None:
     """Change what an organisation gets of busy pools beside others of its tier."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            changed = await admin_tenants.set_share(
-                database, who, tenant_id=tenant_id, percent=percent, reason=reason
-            )
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_tenants.set_share(
+            database, who, tenant_id=tenant_id, percent=percent, reason=reason
+        )
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog='Example: penstock tenants suspend acme-robotics --reason "unpaid since May"')
 def suspend(tenant: TenantRef, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Refuse all keys of an organisation and cut its open streams."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            changed = await admin_tenants.suspend_tenant(database, who, tenant_id=tenant_id, reason=reason)
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_tenants.suspend_tenant(database, who, tenant_id=tenant_id, reason=reason)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock tenants resume acme-robotics")
@@ -150,14 +128,11 @@ def resume(
 ) -> None:
     """Let a suspended organisation work again."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = await tenant_id_of(database, who, tenant)
-            changed = await admin_tenants.resume_tenant(database, who, tenant_id=tenant_id, reason=reason)
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        return await admin_tenants.resume_tenant(database, who, tenant_id=tenant_id, reason=reason)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(
@@ -174,21 +149,18 @@ def throttle(
 ) -> None:
     """Cap an organisation's requests for a while."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            changed = await admin_tenants.throttle_tenant(
-                database,
-                who,
-                tenant_id=await tenant_id_of(database, who, tenant),
-                minutes=minutes,
-                requests_per_min=requests_per_min,
-                concurrency=concurrency,
-                reason=reason,
-            )
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_tenants.throttle_tenant(
+            database,
+            who,
+            tenant_id=await tenant_id_of(database, who, tenant),
+            minutes=minutes,
+            requests_per_min=requests_per_min,
+            concurrency=concurrency,
+            reason=reason,
+        )
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 def _mode(text: str) -> BillingMode:

@@ -7,14 +7,16 @@ import typer
 
 from admin import archive as admin_archive
 from admin import usage as admin_usage
+from admin.actor import Actor
 from billing.ledger.months import parse_month
 from billing.reports.usage_report import Totals
 from billing.usage.archive import archive_dir
 from billing.usage.period import parse_group_by, parse_period
 from billing.usage.query import DIMENSIONS
-from cli.context import AsJson, DataDir, acting, emit, open_db, run
+from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run
 from cli.report_files import ReportArguments, write_comparison, write_report
 from cli.tenancy import tenant_id_of
+from core.db import Database
 from core.money import pico_to_usd, usd_to_pico
 from core.settings import Settings
 
@@ -126,15 +128,12 @@ def archive(
 ) -> None:
     """Write a closed month's usage to Parquet with a manifest; running it again writes the same bytes."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            manifest = await admin_archive.archive_month(
-                database, who, _archive(data_dir), month=parse_month(month), drop_partition=drop_partition
-            )
-            emit(manifest, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_archive.archive_month(
+            database, who, _archive(data_dir), month=parse_month(month), drop_partition=drop_partition
+        )
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock usage months --from 2026-09 --to 2026-11 --by month,model --json")
@@ -153,23 +152,21 @@ def months(
 ) -> None:
     """Sum up whole months: archived ones from Parquet, the others from the database."""
 
-    async def act() -> None:
-        async with open_db(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            report = await admin_archive.months(
-                database,
-                who,
-                _archive(data_dir),
-                first=parse_month(start, "from"),
-                last=parse_month(end, "to"),
-                group_by=parse_group_by(by),
-                tenant_id=tenant_id,
-            )
-            lines = [{**line.by, **{k: getattr(line, k) for k in _LINE}} for line in report.lines]
-            emit(report if as_json else lines, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        report = await admin_archive.months(
+            database,
+            who,
+            _archive(data_dir),
+            first=parse_month(start, "from"),
+            last=parse_month(end, "to"),
+            group_by=parse_group_by(by),
+            tenant_id=tenant_id,
+        )
+        lines = [{**line.by, **{k: getattr(line, k) for k in _LINE}} for line in report.lines]
+        return report if as_json else lines
 
-    run(act)
+    perform(act, data_dir, as_json)
 
 
 _LINE = (

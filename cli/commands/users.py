@@ -9,7 +9,7 @@ import typer
 from admin import users as admin_users
 from admin.actor import Actor, user_id_of
 from admin.recovery import make_recovery_code, recover_password
-from cli.context import AsJson, DataDir, acting, emit, pepper, run
+from cli.context import AsJson, DataDir, emit, pepper, perform, run
 from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of, user_of
 from core.db import Database
 from core.errors import AuthenticationFailed
@@ -30,13 +30,11 @@ def list_(
 ) -> None:
     """List people with their roles."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            emit(await admin_users.list_users(database, who, tenant_id=tenant_id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_users.list_users(database, who, tenant_id=tenant_id)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock users create ada@example.com tenant_owner --tenant acme-robotics")
@@ -50,29 +48,24 @@ def create(
     """Make a person. The password is asked for, or read from standard input."""
     password = _read_password()
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
-            made = await admin_users.create_user(
-                database, who, email=email, password=password, role=role, tenant_id=tenant_id
-            )
-            emit(made, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await admin_users.create_user(
+            database, who, email=email, password=password, role=role, tenant_id=tenant_id
+        )
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command("role", epilog="Example: penstock users role ada@example.com tenant_developer")
 def set_role(user: UserRef, role: RoleName, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Give a person another role in the same organisation, or on the platform."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            found = await user_of(database, who, user)
-            emit(await admin_users.set_role(database, who, user_id=found.id, role=role), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        found = await user_of(database, who, user)
+        return await admin_users.set_role(database, who, user_id=found.id, role=role)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock users password ada@example.com")
@@ -80,39 +73,33 @@ def password(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -
     """Give a person a new password: asked for, or read from standard input."""
     new = _read_password()
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            found = await user_of(database, who, user)
-            emit(await admin_users.reset_password(database, who, user_id=found.id, password=new), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        found = await user_of(database, who, user)
+        return await admin_users.reset_password(database, who, user_id=found.id, password=new)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock users disable ada@example.com")
 def disable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """End a person's sign-ins and tokens."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            found = await user_of(database, who, user)
-            emit(await admin_users.disable_user(database, who, user_id=found.id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        found = await user_of(database, who, user)
+        return await admin_users.disable_user(database, who, user_id=found.id)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock users enable ada@example.com")
 def enable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Let a disabled person in again."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            found = await user_of(database, who, user)
-            emit(await admin_users.enable_user(database, who, user_id=found.id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        found = await user_of(database, who, user)
+        return await admin_users.enable_user(database, who, user_id=found.id)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(epilog="Example: penstock users token ada@example.com --name terraform")
@@ -175,13 +162,11 @@ def recover(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> 
 def tokens(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List a person's tokens, dead ones included."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            found = await user_of(database, who, user)
-            emit(await admin_users.list_admin_tokens(database, who, user_id=found.id), as_json)
+    async def act(database: Database, who: Actor) -> object:
+        found = await user_of(database, who, user)
+        return await admin_users.list_admin_tokens(database, who, user_id=found.id)
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 @app.command(
@@ -194,15 +179,10 @@ def revoke_token(
 ) -> None:
     """Refuse a token for good."""
 
-    async def act() -> None:
-        async with open_db_for_changes(data_dir) as database:
-            who = await acting(database, data_dir)
-            changed = await admin_users.revoke_admin_token(
-                database, who, token_id=parse_id(token_id, "token")
-            )
-            emit(changed, as_json)
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_users.revoke_admin_token(database, who, token_id=parse_id(token_id, "token"))
 
-    run(act)
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
 async def _signed_in(database: Database, email: str, password: str) -> Actor:
