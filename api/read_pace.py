@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.customer.protocol import EXTENSION, ClientConnection
+from api.customer.client_connection import EXTENSION, ClientConnection
 from gateway.open_requests import StreamTimeouts
 
 log = logging.getLogger(__name__)

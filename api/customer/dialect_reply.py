@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 
 from api import errors
-from api.customer.protocol import ClientConnection
+from api.customer.client_connection import ClientConnection
 from api.customer.reply import HttpReply, Send, no_op
 from core.errors import PenstockError
 from gateway.dialects.dialect import Dialect, Translation

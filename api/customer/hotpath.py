@@ -20,8 +20,8 @@ from api import cors, credentials, errors
 from api.customer.answer_headers import CLIENT_REQUEST_ID, check_client_request_id
 from api.customer.background import BackgroundResponses
 from api.customer.body import Receive, inflate, is_compressed, read_body
+from api.customer.client_connection import EXTENSION, ClientConnection
 from api.customer.dialect_reply import DialectReply
-from api.customer.protocol import EXTENSION, ClientConnection
 from api.customer.reply import HttpReply, Send
 from api.customer.response_reply import ResponseReply
 from api.customer.response_stream import ResponseStreams, send_stream

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from api import errors
 from api.customer.answer_headers import OPENAI_VERSION, processing_ms
-from api.customer.protocol import ClientConnection
+from api.customer.client_connection import ClientConnection
 from core.errors import PenstockError
 from gateway.ports import ClientDisconnected, Headers
 from gateway.schemas.common import PreparedRequest

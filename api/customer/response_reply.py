@@ -4,8 +4,8 @@ from uuid import UUID
 
 import msgspec
 
+from api.customer.client_connection import ClientConnection
 from api.customer.dialect_reply import DialectReply
-from api.customer.protocol import ClientConnection
 from api.customer.reply import HttpReply, Send
 from gateway.dialects.responses.store import Kept, ResponseStore
 from gateway.dialects.responses.translation import Responses, ResponseTranslation

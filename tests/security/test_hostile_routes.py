@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from admin import limits as admin_limits
-from api.customer.protocol import EXTENSION
+from api.customer.client_connection import EXTENSION
 from api.customer.reply import HttpReply
 from core import body_deadline
 from core.ids import uuid7

@@ -13,7 +13,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from api.customer import hotpath
-from api.customer.protocol import EXTENSION, ClientConnection, HeadLimitProtocol
+from api.customer.client_connection import EXTENSION, ClientConnection
+from api.customer.protocol import HeadLimitProtocol
 from api.customer.reply import HttpReply
 from core.ids import uuid7
 
@@ -233,7 +234,12 @@ def test_headers_are_not_kept_but_for_the_clients_address() -> None:
 
 async def test_an_open_request_keeps_little_memory() -> None:
     """What uvicorn and we keep of a connection and its request, for as long as a stream is open."""
-    files = ("*/uvicorn/protocols/*", "*/api/customer/protocol.py", "*/asyncio/locks.py")
+    files = (
+        "*/uvicorn/protocols/*",
+        "*/api/customer/protocol.py",
+        "*/api/customer/client_connection.py",
+        "*/asyncio/locks.py",
+    )
     clients: list[Client] = []
     tracemalloc.start()
     try:

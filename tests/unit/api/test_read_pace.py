@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.customer.protocol import EXTENSION
+from api.customer.client_connection import EXTENSION
 from api.read_pace import ReadPace
 from gateway.open_requests import StreamTimeouts
 
