@@ -186,6 +186,7 @@ class Page(BaseModel, Generic[ResponseT]):
 
 
 Limit = Annotated[int, Query(ge=1, le=500, description="Rows of a page.")]
+MonthFilter = Annotated[str | None, Query(max_length=7, description="A month such as 2026-11.")]
 After = Annotated[
     UUID | None, Query(description="Continue after the row with this id (`next` of the last page).")
 ]
