@@ -85,22 +85,8 @@ def router(
                 "Only responses that run in the background can be cancelled; close the connection of others.",
                 code="not_cancellable",
             )
-        await _cancel(principal, response_id)
+        await _cancel(running, store, principal, response_id)
         return Response(await store.get(principal, response_id), media_type="application/json")
-
-    async def _cancel(principal: Principal, response_id: str) -> None:
-        """Ask for the end of a response and wait until it is there, at most CANCEL_WAIT_S. Raises Unavailable."""
-        request_id = request_id_of(response_id)
-        if request_id is None:
-            return
-        try:
-            await running.cancel(principal, request_id)
-        except FAILURES:
-            raise unavailable() from None
-        for _ in range(int(CANCEL_WAIT_S / CANCEL_POLL_S)):
-            if not await store.runs(principal, response_id):
-                return
-            await asyncio.sleep(CANCEL_POLL_S)
 
     @routes.get("/{response_id}/input_items", summary="The items of a response's request")
     async def list_input_items(
@@ -114,18 +100,40 @@ def router(
         items = await store.input_items(await caller(request), response_id)
         if order == "desc":
             items.reverse()
-        if after is not None:
-            places = [number for number, item in enumerate(items) if item["id"] == after]
-            if not places:
-                raise InvalidRequest(f"There is no item '{after[:80]}' in this response.", param="after")
-            items = items[places[0] + 1 :]
-        page = items[:limit]
-        return {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > limit,
-        }
+        return _page(items, limit, after)
 
     return routes
+
+
+async def _cancel(
+    running: RunningResponses, store: ResponseStore, principal: Principal, response_id: str
+) -> None:
+    """Ask for the end of a response and wait until it is there, at most CANCEL_WAIT_S. Raises Unavailable."""
+    request_id = request_id_of(response_id)
+    if request_id is None:
+        return
+    try:
+        await running.cancel(principal, request_id)
+    except FAILURES:
+        raise unavailable() from None
+    for _ in range(int(CANCEL_WAIT_S / CANCEL_POLL_S)):
+        if not await store.runs(principal, response_id):
+            return
+        await asyncio.sleep(CANCEL_POLL_S)
+
+
+def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
+    """A page of `items` that begins behind the one with the id `after`. Raises InvalidRequest when there is none."""
+    if after is not None:
+        places = [number for number, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise InvalidRequest(f"There is no item '{after[:80]}' in this response.", param="after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > limit,
+    }
