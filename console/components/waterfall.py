@@ -34,6 +34,16 @@ def bars(steps: Sequence[Step]) -> list[tuple[float, float]]:
     return found
 
 
+def _bar(value: float, colour: str, label: str | None, position: str) -> dict[str, Any]:
+    """One bar of a series; `label` stands at its `position`, None = no label."""
+    shown = {"show": True, "formatter": label, "color": _AXIS, "fontSize": 11, "position": position}
+    return {
+        "value": value,
+        "itemStyle": {"color": colour, "borderRadius": 2},
+        "label": {"show": False} if label is None else shown,
+    }
+
+
 def waterfall(steps: Sequence[Step], *, label: str) -> None:
     """Draw the columns with their amounts. A column that crosses zero consists of two bars."""
     base: list[float] = []
@@ -42,31 +52,11 @@ def waterfall(steps: Sequence[Step], *, label: str) -> None:
     for step, (begin, end) in zip(steps, bars(steps), strict=True):
         low, high = min(begin, end), max(begin, end)
         base.append(low if low > 0 else high if high < 0 else 0.0)
-        colour = _TOTAL if step.is_total else _UP if end >= begin else _DOWN
         up, down = max(high, 0.0) - max(low, 0.0), min(low, 0.0) - min(high, 0.0)
-        label_style = {
-            "show": True,
-            "formatter": step.amount.text,
-            "color": _AXIS,
-            "fontSize": 11,
-        }
-        hidden = {"show": False}
-        style = {"color": colour, "borderRadius": 2}
         is_above = up > 0 or down == 0
-        above.append(
-            {
-                "value": up,
-                "itemStyle": style,
-                "label": {**label_style, "position": "top"} if is_above else hidden,
-            }
-        )
-        below.append(
-            {
-                "value": down,
-                "itemStyle": style,
-                "label": hidden if is_above else {**label_style, "position": "bottom"},
-            }
-        )
+        colour = _TOTAL if step.is_total else _UP if end >= begin else _DOWN
+        above.append(_bar(up, colour, step.amount.text if is_above else None, "top"))
+        below.append(_bar(down, colour, None if is_above else step.amount.text, "bottom"))
     series = {
         "type": "bar",
         "stack": "all",

@@ -99,32 +99,11 @@ async def show_correction(
     )
     own = found.requested_by == viewer.actor.label
 
-    async def decide(approve: bool) -> None:
-        effect = (
-            f"{money(found.delta_usd).text} is booked over {len(found.tenants)} organisations as adjustments dated "
-            "now, with credit notes on invoices and a notice to each customer. Only a reversal undoes it."
-            if approve
-            else "Nothing is booked."
-        )
-        reason = await confirm(
-            viewer,
-            "Approve this correction?" if approve else "Reject this correction?",
-            effect,
-            "Approve" if approve else "Reject",
-            danger=not approve,
-        )
-        if reason is None:
-            return
-        await admin_corrections.decide_correction(
-            console.database, viewer.actor, correction_id=correction_id, approve=approve, reason=reason
-        )
-        reload_with("The correction is booked." if approve else "The correction is rejected.")
-
     async def approve() -> None:
-        await decide(True)
+        await _decide(console, viewer, found, approve=True)
 
     async def reject() -> None:
-        await decide(False)
+        await _decide(console, viewer, found, approve=False)
 
     async def reverse() -> None:
         reason = await confirm(
@@ -161,6 +140,29 @@ async def show_correction(
                 primary("Reverse", viewer.act(reverse), danger=True, icon="undo")
     dialog.on("hide", dialog.delete)
     dialog.open()
+
+
+async def _decide(console: Console, viewer: Viewer, found: Correction, *, approve: bool) -> None:
+    """Approve or reject a correction, once the viewer has given a reason."""
+    effect = (
+        f"{money(found.delta_usd).text} is booked over {len(found.tenants)} organisations as adjustments dated "
+        "now, with credit notes on invoices and a notice to each customer. Only a reversal undoes it."
+        if approve
+        else "Nothing is booked."
+    )
+    reason = await confirm(
+        viewer,
+        "Approve this correction?" if approve else "Reject this correction?",
+        effect,
+        "Approve" if approve else "Reject",
+        danger=not approve,
+    )
+    if reason is None:
+        return
+    await admin_corrections.decide_correction(
+        console.database, viewer.actor, correction_id=found.id, approve=approve, reason=reason
+    )
+    reload_with("The correction is booked." if approve else "The correction is rejected.")
 
 
 def _booked(console: Console, month: date, booked: Sequence[Adjustment], tenants: dict[UUID, str]) -> None:
