@@ -1,165 +1,31 @@
-"""Roles, passwords and tokens: nobody raises himself, nobody crosses into another organisation."""
+"""Roles: nobody raises himself, nobody crosses into another organisation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import text
 
 from admin import audit as admin_audit
 from admin import keys as admin_keys
 from admin import limits as admin_limits
 from admin import projects as admin_projects
-from admin import sessions, users
 from admin import tenants as admin_tenants
+from admin import users
 from admin.actor import Actor
 from core.db import Database
 from core.errors import (
-    AuthenticationFailed,
     Conflict,
     InvalidRequest,
     NotFound,
     PenstockError,
     PermissionDenied,
-    RateLimited,
     WaitsForApproval,
 )
-from tenants import logins
 from tenants.principal import Limits
 from tenants.roles import ALL_ROLES, PLATFORM_ROLES, TENANT_ROLES, Role
+from tests.integration.admin.people import PASSWORD, person
 from tests.support.tenancy import ADMIN, PEPPER, Organisation, audit_actions, make_organisation, member
-
-PASSWORD = "correct horse battery"
-
-
-async def person(database: Database, role: Role, tenant_id: UUID | None = None) -> Actor:
-    """Somebody real, signed in."""
-    email = f"{role}-{uuid4().hex[:8]}@example.com"
-    await users.create_user(database, ADMIN, email=email, password=PASSWORD, role=role, tenant_id=tenant_id)
-    actor = await users.verify_login(database, email, PASSWORD, address="192.0.2.1")
-    assert actor is not None
-    return actor
-
-
-async def test_signing_in_gives_the_actor_with_its_role(database: Database) -> None:
-    acme = await make_organisation(database)
-    actor = await person(database, "tenant_developer", acme.tenant_id)
-    assert (actor.kind, actor.role, actor.tenant_id) == ("user", "tenant_developer", acme.tenant_id)
-    assert await users.current_actor(database, UUID(actor.id)) == actor
-    assert (await audit_actions(database))[-1] == "user.sign_in"
-    for email, password in (
-        (actor.label, PASSWORD + "x"),
-        (actor.label, ""),
-        (actor.label, "x" * 100_000),
-        (actor.label, "\ud800" * 20),
-        ("nobody@example.com", PASSWORD),
-        ("", ""),
-        ("a\x00b", "a\x00b"),
-        ("\ud800", "x"),
-    ):
-        assert await users.verify_login(database, email, password) is None
-    assert await users.verify_login(database, f"  {actor.label.upper()} ", PASSWORD) == actor
-
-
-async def test_guessing_is_throttled_even_in_parallel(database: Database) -> None:
-    actor = await person(database, "platform_admin")
-    waits: list[float] = []
-
-    async def guess(address: str, password: str = "wrong password") -> Actor | str | None:
-        try:
-            return await users.verify_login(database, actor.label, password, address=address)
-        except RateLimited as error:
-            waits.append(error.retry_after_s or 0)
-            return "throttled"
-
-    results = await asyncio.gather(*(guess("192.0.2.7") for _ in range(12)))
-    assert results.count(None) == logins.FAILURES_PER_EMAIL_AND_ADDRESS
-    assert results.count("throttled") == 12 - logins.FAILURES_PER_EMAIL_AND_ADDRESS
-    assert all(0 < wait <= logins.WINDOW.total_seconds() for wait in waits)
-    # Not even the right password from there; from elsewhere it works, and clears the count of the address of mail.
-    assert await guess("192.0.2.7", PASSWORD) == "throttled"
-    assert await guess("192.0.2.8", PASSWORD) == actor
-    async with database.system() as connection:
-        await connection.execute(
-            text("UPDATE login_failures SET window_start = now() - interval '16 minutes'")
-        )
-    assert await guess("192.0.2.7", PASSWORD) == actor
-    async with database.system() as connection:
-        await connection.execute(
-            text("UPDATE login_failures SET window_start = now() - interval '16 minutes'")
-        )
-        await logins.prune(connection)
-        assert await connection.scalar(text("SELECT count(*) FROM login_failures")) == 0
-
-
-async def test_passwords_are_argon2id_and_in_no_log_of_ours(database: Database) -> None:
-    await person(database, "finance")
-    async with database.read() as connection:
-        (stored,) = (await connection.execute(text("SELECT password_hash FROM users"))).scalars()
-        assert stored.startswith("$argon2id$v=19$m=19456,t=2,p=1$")
-        log = (await connection.execute(text("SELECT a::text FROM audit_log a"))).scalars().all()
-    assert not any(PASSWORD in row or "argon2" in row for row in log)
-
-
-async def test_a_weaker_hash_is_renewed_at_sign_in(database: Database) -> None:
-    from argon2 import PasswordHasher
-
-    actor = await person(database, "finance")
-    weak = PasswordHasher(time_cost=1, memory_cost=1024, parallelism=1).hash(PASSWORD)
-    async with database.system() as connection:
-        await connection.execute(text("UPDATE users SET password_hash = :hash"), {"hash": weak})
-    assert await users.verify_login(database, actor.label, PASSWORD) == actor
-    async with database.read() as connection:
-        assert "m=19456" in (await connection.scalar(text("SELECT password_hash FROM users")))
-
-
-async def test_a_disabled_person_is_out_at_once(database: Database) -> None:
-    actor = await person(database, "finance")
-    made = await users.create_admin_token(
-        database, ADMIN, pepper=PEPPER, user_id=UUID(actor.id), name="token"
-    )
-    assert (await users.authenticate_token(database, made.secret, pepper=PEPPER)).id == actor.id
-    await users.disable_user(database, ADMIN, user_id=UUID(actor.id))
-    assert await users.verify_login(database, actor.label, PASSWORD) is None
-    assert await users.current_actor(database, UUID(actor.id)) is None
-    with pytest.raises(AuthenticationFailed):
-        await users.authenticate_token(database, made.secret, pepper=PEPPER)
-
-
-async def test_a_token_is_hashed_and_dies_when_revoked(database: Database) -> None:
-    actor = await person(database, "platform_admin")
-    made = await users.create_admin_token(database, actor, pepper=PEPPER, user_id=UUID(actor.id), name="mine")
-    assert made.secret not in repr(made)
-    async with database.read() as connection:
-        for table in ("admin_tokens", "audit_log"):
-            rows = (await connection.execute(text(f"SELECT t::text FROM {table} t"))).scalars().all()
-            assert not any(made.secret in row or made.secret.encode().hex() in row for row in rows)
-    as_token = await users.authenticate_token(database, made.secret, pepper=PEPPER)
-    assert (as_token.kind, as_token.id, as_token.role) == ("token", actor.id, "platform_admin")
-    with pytest.raises(AuthenticationFailed):
-        await users.authenticate_token(database, made.secret, pepper=b"another pepper")
-    await users.revoke_admin_token(database, actor, token_id=made.view.id)
-    with pytest.raises(Conflict):
-        await users.revoke_admin_token(database, actor, token_id=made.view.id)
-    with pytest.raises(AuthenticationFailed):
-        await users.authenticate_token(database, made.secret, pepper=PEPPER)
-
-
-@pytest.mark.promise(27)
-async def test_nobody_makes_a_token_that_acts_as_another(database: Database) -> None:
-    acme = await make_organisation(database)
-    boss, colleague = await person(database, "platform_admin"), await person(database, "platform_admin")
-    owner = await person(database, "tenant_owner", acme.tenant_id)
-    developer = await person(database, "tenant_developer", acme.tenant_id)
-    for actor, target in ((boss, colleague), (boss, owner), (owner, developer), (developer, owner)):
-        with pytest.raises(PermissionDenied):
-            await users.create_admin_token(
-                database, actor, pepper=PEPPER, user_id=UUID(target.id), name="theirs"
-            )
-    with pytest.raises(NotFound):
-        await users.create_admin_token(database, owner, pepper=PEPPER, user_id=UUID(boss.id), name="up")
 
 
 @pytest.mark.promise(27)
@@ -212,62 +78,6 @@ async def test_the_last_head_stays_even_when_two_go_at_once(database: Database) 
         return_exceptions=True,
     )
     assert sorted(type(result).__name__ for result in results) == ["Conflict", "UserView"]
-
-
-async def test_one_changes_ones_own_password_knowing_the_old(database: Database) -> None:
-    actor = await person(database, "finance")
-    as_admin = Actor(actor.kind, actor.id, actor.label, "platform_admin")
-    with pytest.raises(AuthenticationFailed):
-        await users.change_password(database, actor, current="wrong password", new="another password")
-    with pytest.raises(PermissionDenied):
-        await users.reset_password(database, as_admin, user_id=UUID(actor.id), password=PASSWORD)
-    await users.change_password(database, actor, current=PASSWORD, new="another password")
-    assert await users.verify_login(database, actor.label, PASSWORD) is None
-    assert await users.verify_login(database, actor.label, "another password") == actor
-
-
-async def test_a_new_password_ends_sessions_and_tokens_of_before(database: Database) -> None:
-    actor = await person(database, "finance")
-    began = datetime.now(UTC) - timedelta(minutes=1)
-    token = await users.create_admin_token(
-        database, actor, pepper=PEPPER, user_id=UUID(actor.id), name="script"
-    )
-    assert await users.current_actor(database, UUID(actor.id), since=began) is not None
-    await users.change_password(database, actor, current=PASSWORD, new="another password")
-    assert await users.current_actor(database, UUID(actor.id), since=began) is None
-    with pytest.raises(AuthenticationFailed):
-        await users.authenticate_token(database, token.secret, pepper=PEPPER)
-
-
-async def test_a_password_that_another_person_sets_ends_sessions_and_tokens_of_a_member(
-    database: Database,
-) -> None:
-    acme = await make_organisation(database)
-    actor = await person(database, "tenant_developer", acme.tenant_id)
-    began = datetime.now(UTC) - timedelta(minutes=1)
-    token = await users.create_admin_token(
-        database, actor, pepper=PEPPER, user_id=UUID(actor.id), name="script"
-    )
-    await users.reset_password(database, ADMIN, user_id=UUID(actor.id), password="another password")
-    assert await users.current_actor(database, UUID(actor.id), since=began) is None
-    with pytest.raises(AuthenticationFailed):
-        await users.authenticate_token(database, token.secret, pepper=PEPPER)
-
-
-async def test_all_own_sessions_end_and_lasting_tokens_stay(database: Database) -> None:
-    acme = await make_organisation(database)
-    actor = await person(database, "tenant_viewer", acme.tenant_id)
-    user_id, began = UUID(actor.id), datetime.now(UTC) - timedelta(minutes=1)
-    token = await users.create_admin_token(database, actor, pepper=PEPPER, user_id=user_id, name="script")
-    session = await sessions.open_session(
-        database, pepper=PEPPER, email=actor.label, password=PASSWORD, address="192.0.2.1"
-    )
-    assert await users.current_actor(database, user_id, since=began) is not None
-    assert await sessions.end_sessions(database, actor) == 1
-    assert await users.current_actor(database, user_id, since=began) is None, "those of the console, too"
-    with pytest.raises(AuthenticationFailed):
-        await users.authenticate_token(database, session.secret, pepper=PEPPER)
-    assert (await users.authenticate_token(database, token.secret, pepper=PEPPER)).id == actor.id
 
 
 async def test_an_organisation_has_a_bounded_number_of_active_keys(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from gateway.prefix import PromptBlocks, block_hashes
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
 from gateway.schemas.completions import parse_completion
-from gateway.tokenization.chat_template import ChatTemplate
 from gateway.tokenization.hasher import (
     LARGE_PROMPT_BYTES,
     MAX_PROMPT_BYTES,
@@ -36,19 +34,14 @@ from sim.engine.schemas import ChatBody
 from sim.engine.text import encode, token_ids
 from sim.engine.tokenizer import SimulatedTokenizer
 from tests.support.waiting import until
+from tests.unit.gateway.tokenizing import BOS, END, START, Json, day
 from workers.tiny_model import TEMPLATE as TINY
 from workers.token_blocks import packed, token_block_hashes
 from workers.wire import Capacity, ReplicaState, ReplicaStatus
 
-START, END, BOS = "<|im_start|>", "<|im_end|>", "<s>"
 CORPUS = "The river runs to the sea and the sea is wide. def run(self): return self.river[0]  # 42\n" * 20
 BLOCK = 8
 SALT = "tenant"
-Json = dict[str, Any]
-
-
-def day() -> datetime:
-    return datetime(2026, 3, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -165,68 +158,6 @@ def test_a_file_that_is_no_tokenizer(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(ValueError, match="is not a tokenizer"):
         TextEncoder(path, "m", TokenCache())
-
-
-# Templates
-
-PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-
-
-def render(source: str, *messages: Json, tools: list[Json] | None = None, **switches: bool) -> str:
-    return ChatTemplate(source, {"bos_token": BOS}, day).render(list(messages), tools, switches)
-
-
-def test_the_tiny_models_template() -> None:
-    messages: list[Json] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": PARTS}]
-    expected = f"{START}system\nbe brief{END}\n{START}user\nab{END}\n{START}assistant\n"
-    assert render(TINY, *messages) == expected
-    assert render(TINY, *messages, thinking=True) == expected + "<think>\n"
-
-
-F_AS_VLLM_WRITES = '{"type": "function", "function": {"name": "f", "description": null, "parameters": null}}'
-
-
-def test_the_tiny_models_tools() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": "<é>"}'}}
-    messages: list[Json] = [
-        {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "seen"},
-    ]
-    text = render(TINY, *messages, tools=[{"type": "function", "function": {"name": "f"}}])
-    system, *turns = text.split(START)[1:]
-    assert f"{F_AS_VLLM_WRITES}\n</tools>" in system
-    assert turns == [
-        "assistant\n<think>\nhm\n</think>\n\n<tool_call>\n"
-        f'{{"name": "f", "arguments": {{"x": "<é>"}}}}\n</tool_call>{END}\n',
-        f"user\n<tool_response>\nseen\n</tool_response>{END}\n",
-        "assistant\n",
-    ]
-
-
-def test_parts_become_text_where_the_template_reads_text() -> None:
-    assert render("{{ messages[0]['content'] }}", {"role": "user", "content": PARTS}) == "a\nb"
-    assert render("{{ messages[0].content }}", {"role": "assistant", "content": None}) == ""
-
-
-def test_calls_tools_and_switches() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": "<é>"}'}}
-    source = (
-        "{{ bos_token }}{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}"
-        "{% endfor %}{% endfor %}{{ tools | tojson }}{% if thinking %}!{% endif %}"
-    )
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    assert render(source, message, tools=tools, thinking=True) == f'<s>{{"x": "<é>"}}[{F_AS_VLLM_WRITES}]!'
-    whole = {"parameters": {"type": "object"}, "strict": True, "description": "d", "name": "f"}
-    told = render("{{ tools | tojson }}", message, tools=[{"type": "function", "function": whole}])
-    assert json.loads(told) == [{"type": "function", "function": whole}]
-    assert told.index("name") < told.index("description") < told.index("parameters") < told.index("strict")
-
-
-def test_dates_and_training_marks() -> None:
-    loop = "{% for a in [1, 2] %}{% break %}{% endfor %}"
-    source = "{{ strftime_now('%d %b %Y') }}{% generation %}x{% endgeneration %}" + loop
-    assert render(source, {"role": "user", "content": ""}) == "01 Mar 2026x"
 
 
 @pytest.mark.parametrize(

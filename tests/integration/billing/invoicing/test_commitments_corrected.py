@@ -12,8 +12,8 @@ from billing.invoicing.rerate import parse_spec
 from billing.invoicing.run import make_invoices
 from billing.ledger.months import bounds, next_month
 from core.money import PICO_PER_USD, usd_to_pico
+from tests.integration.billing.invoicing.correcting import DOUBLE, HALF, decide, request, reverse
 from tests.integration.billing.invoicing.support import Platform
-from tests.integration.billing.invoicing.test_corrections import DOUBLE, HALF, decide, request, reverse
 from tests.integration.billing.support import MODEL, Customer, make_customer, price
 from tests.support.closing import close_month
 

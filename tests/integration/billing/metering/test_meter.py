@@ -22,7 +22,7 @@ from core.db import Database
 from core.errors import Unavailable
 from core.money import usd_to_pico
 from core.tokens import TokenUsage
-from tests.integration.billing.metering.test_settlement import all_sound
+from tests.integration.billing.metering.settling import all_sound
 from tests.integration.billing.support import (
     Customer,
     account,

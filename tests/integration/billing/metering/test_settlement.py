@@ -1,31 +1,26 @@
-"""Settlement on a real PostgreSQL: exactly once, also with retries, bad records and outages."""
+"""Settlement on a real PostgreSQL: exactly once, also with retries and outages."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from uuid import UUID
 
 import asyncpg
-import msgspec
 import pytest
 from sqlalchemy import text
 
 from billing.ledger import credits
 from billing.ledger.accounts import set_credit_limit
 from billing.ledger.transfers import book
-from billing.ledger.verification import VerificationResult, verify
 from billing.metering.holds import HoldManager
-from billing.metering.reaper import reap
-from billing.metering.records import HoldGranted, Outcome, PriceVersion, Unbilled, UsageRecord
-from billing.metering.settle_calls import SettleConnection, settle_row
+from billing.metering.records import HoldGranted, Outcome, Unbilled
+from billing.metering.settle_calls import SettleConnection
 from billing.metering.settlement import PendingSettlement, Settlement
-from core.clock import SystemClock
-from core.db import Database, connect_system
+from core.db import Database
 from core.errors import InsufficientCredit
 from core.ids import uuid7
 from core.money import usd_to_pico
 from core.tokens import TokenUsage
+from tests.integration.billing.metering.settling import COST, USAGE, all_sound, never, settle
 from tests.integration.billing.support import (
     Customer,
     account,
@@ -36,40 +31,6 @@ from tests.integration.billing.support import (
     usage_rows,
 )
 from tests.support.waiting import until
-
-
-@pytest.fixture
-async def manager(pg_url: str) -> AsyncIterator[HoldManager]:
-    manager = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
-    await manager.start()
-    yield manager
-    await manager.close()
-
-
-@pytest.fixture
-async def hot(pg_url: str) -> "AsyncIterator[asyncpg.Connection[asyncpg.Record]]":
-    connection = await connect_system(pg_url)
-    yield connection
-    await connection.close()
-
-
-async def settle(
-    hot: "asyncpg.Connection[asyncpg.Record]", *records: UsageRecord, **changes: object
-) -> dict[UUID, str]:
-    rows = [settle_row(record)._replace(**changes) for record in records]
-    found = await hot.fetch("SELECT * FROM penstock_settle($1)", rows)
-    return {row["request_id"]: row["result"] for row in found}
-
-
-async def all_sound(database: Database) -> VerificationResult:
-    async with database.system() as connection:
-        books = await verify(connection)
-    assert books.problems == []
-    return books
-
-
-USAGE = TokenUsage(input=10, cached_input=4, output=50, reasoning=20)
-COST = 6 * 1_000_000 + 4 * 100_000 + 30 * 10_000_000 + 20 * 20_000_000
 
 
 @pytest.mark.promise(1)
@@ -222,151 +183,6 @@ async def test_a_lot_that_expires_between_admission_and_settlement_pays_what_was
     after = await account(database, customer)
     assert (after.balance, after.held) == (left - usd_to_pico("0.003") if int(bought) else 0, 0)
     await all_sound(database)
-
-
-@pytest.mark.promise(4, 5)
-async def test_a_settlement_after_the_reaper_still_settles(
-    database: Database, manager: HoldManager, hot: asyncpg.Connection
-) -> None:
-    await price(database)
-    customer = await make_customer(database, "1")
-    granted = await manager.place(customer.hold())
-    async with database.system() as connection:
-        assert await reap(connection, 60) == 0
-        await connection.execute(text("UPDATE holds SET renewed_at = renewed_at - interval '61 seconds'"))
-        assert await reap(connection, 60) == 1
-        assert await reap(connection, 60) == 0
-    assert (await account(database, customer)).held == 0
-    assert await settle(hot, customer.ended(granted, USAGE)) == {granted.request_id: "settled"}
-    assert (await account(database, customer)).balance == usd_to_pico("1") - COST
-    await all_sound(database)
-
-
-async def test_the_reaper_leaves_a_request_that_has_a_usage_row(
-    database: Database, manager: HoldManager, hot: asyncpg.Connection
-) -> None:
-    """Its hold is the settlement's to close: expiring it would give the money of another hold back."""
-    await price(database)
-    customer = await make_customer(database, "1")
-    settled, other = [await manager.place(customer.hold()) for _ in range(2)]
-    held = (await account(database, customer)).held
-    assert await settle(hot, customer.ended(settled, USAGE)) == {settled.request_id: "settled"}
-    async with database.system() as connection:
-        await reap(connection, 60)
-        await connection.execute(
-            text(
-                "UPDATE holds SET state = 'open', renewed_at = renewed_at - interval '61 seconds' "
-                "WHERE request_id = :id"
-            ),
-            {"id": settled.request_id},
-        )
-        assert await reap(connection, 60) == 0
-    assert (await account(database, customer)).held == held // 2
-    await hot.execute("UPDATE holds SET renewed_at = renewed_at - interval '61 seconds'")
-    async with database.system() as connection:
-        assert await reap(connection, 60) == 1
-    assert (await account(database, customer)).held == 0, other
-
-
-@pytest.mark.promise(5)
-async def test_the_reaper_waits_one_ttl_after_postgresql_came_back(
-    database: Database, manager: HoldManager, hot: asyncpg.Connection
-) -> None:
-    await price(database)
-    customer = await make_customer(database, "1")
-    await manager.place(customer.hold())
-    async with database.system() as connection:
-        await reap(connection, 60)
-        await connection.execute(text("UPDATE holds SET renewed_at = renewed_at - interval '61 seconds'"))
-        await connection.execute(text("UPDATE reaper_state SET seen_at = seen_at - interval '31 seconds'"))
-        assert await reap(connection, 60) == 0, "nobody looked for half a TTL: PostgreSQL may have been away"
-        assert await reap(connection, 60) == 0, "and the pause lasts"
-        await connection.execute(text("UPDATE reaper_state SET paused_until = clock_timestamp()"))
-        await connection.execute(
-            text("UPDATE reaper_state SET postmaster_start = postmaster_start - interval '1 hour'")
-        )
-        assert await reap(connection, 60) == 0, "a new postmaster"
-        await connection.execute(text("UPDATE reaper_state SET paused_until = clock_timestamp()"))
-        assert await reap(connection, 60) == 1
-
-
-async def test_one_bad_record_never_stops_a_batch(
-    database: Database, manager: HoldManager, hot: asyncpg.Connection
-) -> None:
-    await price(database)
-    customer = await make_customer(database, "1")
-    other_version = await price(database, model="other")
-    good, negative, cached, foreign = [await manager.place(customer.hold()) for _ in range(4)]
-    records = [
-        customer.ended(good, USAGE),
-        customer.ended(negative, TokenUsage(input=-1)),
-        customer.ended(cached, TokenUsage(input=1, cached_input=2)),
-        UsageRecord(
-            open=msgspec.structs.replace(
-                customer.open(foreign), price=PriceVersion(other_version, 0, 0, 0, 0)
-            ),
-            outcome=Outcome.COMPLETED,
-        ),
-    ]
-    results = await settle(hot, *records)
-    assert results[good.request_id] == "settled"
-    assert [results[one.request_id] for one in (negative, cached, foreign)] == ["parked"] * 3
-    assert list(await usage_rows(database, customer)) == [good.request_id]
-    async with database.system() as connection:
-        rows = (await connection.execute(text("SELECT request_id, reason, record FROM settle_errors"))).all()
-    reasons = {row.request_id: row.reason for row in rows}
-    assert reasons[negative.request_id] == "a count or duration is negative"
-    assert reasons[cached.request_id] == "more cached than input tokens"
-    assert f"price version {other_version} is not one of model river-7b" in reasons[foreign.request_id]
-    assert json.loads(rows[0].record)["tenant_id"] == str(customer.tenant_id)
-    await all_sound(database)
-
-
-def never(request_id: UUID) -> None:
-    raise AssertionError(f"{request_id} was not lost")
-
-
-async def test_a_record_that_cannot_be_read_back_is_not_called_settled(
-    database: Database, manager: HoldManager, pg_url: str
-) -> None:
-    await price(database)
-    customer = await make_customer(database, "1")
-    good, gone = [await manager.place(customer.hold()) for _ in range(2)]
-    settled: list[UUID] = []
-    lost: list[UUID] = []
-    settlement = Settlement(pg_url)
-    await settlement.start()
-    settlement.submit(PendingSettlement(gone.request_id, None, lambda _: None, settled.append, lost.append))
-    settlement.submit(
-        PendingSettlement(
-            good.request_id, customer.ended(good, USAGE), lambda _: None, settled.append, lost.append
-        )
-    )
-    await until(lambda: settled and lost)
-    await settlement.close()
-    assert (settled, lost) == ([good.request_id], [gone.request_id])
-
-
-async def test_a_record_that_postgresql_cannot_even_read_is_parked(
-    database: Database, manager: HoldManager, pg_url: str
-) -> None:
-    await price(database)
-    customer = await make_customer(database, "1")
-    good, bad, huge = [await manager.place(customer.hold()) for _ in range(3)]
-    nul = msgspec.structs.replace(customer.ended(bad, USAGE), open=customer.open(bad, replica_id="nul\x00"))
-    settled: set[UUID] = set()
-    settlement = Settlement(pg_url)
-    await settlement.start()
-    for record in (customer.ended(good, USAGE), nul, customer.ended(huge, TokenUsage(output=2**70))):
-        settlement.submit(
-            PendingSettlement(record.open.request_id, record, lambda _: None, settled.add, never)
-        )
-    await until(lambda: len(settled) == 3)
-    await settlement.close()
-    assert list(await usage_rows(database, customer)) == [good.request_id]
-    async with database.system() as connection:
-        parked = set((await connection.execute(text("SELECT request_id FROM settle_errors"))).scalars())
-    assert parked == {bad.request_id, huge.request_id}
 
 
 async def test_postpaid_usage_is_owed_and_the_credit_limit_holds(
