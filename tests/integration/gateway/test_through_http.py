@@ -219,7 +219,7 @@ async def test_models_are_listed_from_memory_without_postgresql(
     headers = {"Authorization": f"Bearer {api.organisation.key}"}
     async with api.session.get(api.url + "/v1/models", headers=headers) as answer:
         assert (await answer.json())["data"][0]["pricing"]["output"] == "2.00"
-    monkeypatch.setattr(api.deps.prices, "_max_age_s", -1.0)
+    monkeypatch.setattr(api.deps.prices, "max_age_s", -1.0)
     async with api.session.get(api.url + "/v1/models", headers=headers) as answer:
         assert answer.status == 503
         assert (await answer.json())["error"]["message"]
