@@ -30,6 +30,9 @@ class Connection(asyncio.Protocol):
         """When the first event with a choice arrived, by time.perf_counter(); its text may be empty."""
         self.delays_us: list[int] = []
         """How far each chunk came behind the engine."""
+        self.gaps_s: list[float] = []
+        """Seconds between reads with events, from the first event with a choice on."""
+        self._event_at = 0.0
         self.body = bytearray()
         """The first bytes of the answer."""
         self.usage = b""
@@ -50,8 +53,12 @@ class Connection(asyncio.Protocol):
         self.events += body.count(b"data: ")
         if len(self.body) < 4096:
             self.body += body
-        if not self.first_at and _CHOICE.search(body):
-            self.first_at = time.perf_counter()
+        if self.first_at:
+            now = time.perf_counter()
+            self.gaps_s.append(now - self._event_at)
+            self._event_at = now
+        elif _CHOICE.search(body):
+            self.first_at = self._event_at = time.perf_counter()
         if b'"completion_tokens":' in body:
             self.usage = body
         if self.stamps:

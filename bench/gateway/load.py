@@ -39,6 +39,8 @@ class Target(msgspec.Struct):
     path: str = "/v1/chat/completions"
     groups: dict[str, tuple[int, bool]] = {}
     """Processes by name (bench.processes.Groups)."""
+    fields: dict[str, int] = {}
+    """Fields of the body that only this target gets."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Timed:
     """From the first token to the end of the answer: the last event with text may hold many tokens."""
     tokens: int
     """Of the answer, as its usage says; 0 without usage."""
+    gaps_s: Sequence[float] = ()
+    """Between the reads of a stream."""
 
 
 @dataclass
@@ -66,7 +70,8 @@ class Client:
     def raw(self, *, prompt: str = _USER, **fields: object) -> bytes:
         """Return a request as bytes."""
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": prompt}]
-        body = json.dumps({"model": self.target.model, "messages": messages, **fields}).encode()
+        fields |= {"model": self.target.model, "messages": messages, **self.target.fields}
+        body = json.dumps(fields).encode()
         head = (
             f"POST {self.target.path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
             f"authorization: Bearer {self.target.key or 'none'}\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -109,6 +114,7 @@ class Client:
             e2e_s=ended - start,
             decode_s=ended - connection.first_at if connection.first_at else 0.0,
             tokens=int(counted[-1]) if counted else 0,
+            gaps_s=connection.gaps_s,
         )
 
     def close(self) -> None:
@@ -200,7 +206,12 @@ async def open_loop(client: Client, *, rate: float, seconds: float, **fields: ob
 
 def _times(timed: list[Timed]) -> dict[str, object]:
     tpot = [each.decode_s / (each.tokens - 1) for each in timed if each.tokens > 1]
-    times = {"ttft": [each.ttft_s for each in timed], "e2e": [each.e2e_s for each in timed], "tpot": tpot}
+    times = {
+        "ttft": [each.ttft_s for each in timed],
+        "e2e": [each.e2e_s for each in timed],
+        "tpot": tpot,
+        "gap": [gap for each in timed for gap in each.gaps_s],
+    }
     return {
         f"{name}_p{percent}_s": quantile(sorted(values), percent / 100)
         for name, values in times.items()
@@ -225,7 +236,7 @@ async def mixed(
     """Send streamed requests with prompts of their own and answers of different lengths, in a closed loop.
 
     Lengths are drawn uniformly between the two figures. The same `seed` gives the same lengths; the words differ, so
-    that no prompt finds another one in the engine's prefix cache.
+    that no prompt finds another one in the engine's prefix cache. `load_cpu_s` is the CPU of this process.
     """
     lengths, text = random.Random(seed), random.Random()
     options = {
@@ -245,11 +256,12 @@ async def mixed(
         while raws:
             timed.append(await client.timed(raws.pop()))
 
-    meter, start = Meter(client.target), time.perf_counter()
+    meter, start, own = Meter(client.target), time.perf_counter(), time.process_time()
     await asyncio.gather(*(caller() for _ in range(concurrency)))
-    took = time.perf_counter() - start
+    took, own = time.perf_counter() - start, time.process_time() - own
     await asyncio.sleep(SETTLE_S)
     counts = {"requests": len(timed), "tokens": sum(each.tokens for each in timed), "took_s": took}
+    counts["load_cpu_s"] = own
     return {**meter.read(), **counts, **_times(timed)}
 
 

@@ -194,3 +194,34 @@ def test_quick_runs_and_changed_checkouts_are_not_published(tmp_path: Path, chan
     report = Report(CONDITIONS | changed, ["direct"], [])
     with pytest.raises(ValueError, match=r"quick run|changed files"):
         publish(gateway=report, docs=tmp_path)
+
+
+def test_the_loss_is_put_beside_the_cpu_of_a_token() -> None:
+    """A token costs 900 us directly and 1,000 us through the platform, idle cost and load generator included."""
+    idle = Record("idle", "idle", "through", 0, {"cpu_s": {"engine": 0.0, "api": 0.1}, "window_s": 10.0})
+
+    def run(target: str, number: int, engine_s: float, api_s: float, took_s: float) -> Record:
+        result = {
+            "tokens": 1000, "took_s": took_s, "window_s": 1.0, "requests": 10, "load_cpu_s": 0.1,
+            "cpu_s": {"engine": engine_s, "api": api_s + 0.01}, "ttft_p50_s": 0.1, "ttft_p99_s": 0.2,
+            "tpot_p50_s": 0.01, "gap_p50_s": 0.03, "gap_p99_s": 0.05,
+        }  # fmt: skip
+        if target == "through":
+            result |= {
+                "queue_p50_s": 0.001, "queue_p99_s": 0.7, "own_ttft_p50_s": 0.1, "own_ttft_p99_s": 0.75,
+            }  # fmt: skip
+        return Record("through", "32", target, number, result)
+
+    records = [idle, run("direct", 0, 0.8, 0.0, 1.0), run("through", 0, 0.8, 0.1, 1.25)]
+    shown = through_tables.tables(Report(CONDITIONS, ["direct", "through"], records), head=False)
+    explained, waits, events = (
+        next(line for line in shown.split(title)[1].splitlines() if line.startswith("| 32"))
+        for title in ("### Speed beside the CPU", "### Waits through the platform", "### Events")
+    )
+    assert [cell.strip() for cell in explained.split("|")[1:-1]] == [
+        "32", "through", "0.800 (0.800 to 0.800)", "900", "1,000", "0.900",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in waits.split("|")[1:-1]] == [
+        "32", "1.0", "700.0", "100.0", "750.0", "100.0", "200.0",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in events.split("|")[1:-1]] == ["32", "direct", "30.0", "50.0", "800"]
