@@ -140,6 +140,10 @@ class Model(Protocol):
     def template_switches(self) -> Mapping[str, tuple[bool | int | str, ...]]:
         """Variables of the chat template that customers may set, and the values that each may have."""
 
+    @property
+    def tool_parser(self) -> str:
+        """The engines' parser of tool calls, by vLLM's name; empty = none, or not known."""
+
 
 class Models(Protocol):
     """The catalog of models that are offered."""

@@ -18,6 +18,7 @@ nothing is known, and nothing is charged.
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from gateway.ports import Scheduler
 from gateway.schemas.common import Extras, PreparedRequest
 from gateway.sse import BROKEN_OFF, StreamCodec
 from gateway.time_budget import UNKNOWN_ITL_S
+from gateway.unfinished_calls import before_call, opening_of
 from gateway.usage import EngineUsage, UsageTracker
 from scheduler.wire import Placement, PoolSnapshot
 from workers.wire import EngineCounters, ReplicaState, ReplicaStatus
@@ -77,18 +79,27 @@ class WholeAnswer(StreamCodec):
         "counts",
         "dispatched_at",
         "document",
+        "opening",
         "prompt_counter",
         "prompt_tokens",
     )
 
     def __init__(
-        self, choices: int, limit: int, dispatched_at: float, prompt_counter: int, extras: Extras
+        self,
+        choices: int,
+        limit: int,
+        dispatched_at: float,
+        prompt_counter: int,
+        extras: Extras,
+        opening: re.Pattern[str] | None = None,
     ) -> None:
         """`dispatched_at`: monotonic seconds. `prompt_counter`: the engine's prompt tokens by then, -1 = not known.
 
-        `extras`: those that the request asks for.
+        `extras`: those that the request asks for. `opening`: the text with which a tool call begins; None = the answer
+        has no calls.
         """
         super().__init__(choices, limit, extras=extras)
+        self.opening = opening
         self.document: dict[str, Any] = {}
         """The answer without its usage, once it has arrived."""
         self.dispatched_at = dispatched_at
@@ -129,7 +140,6 @@ class WholeAnswer(StreamCodec):
             self.finish_reasons[choice.index] = choice.finish_reason or "stop"
         self.done = True
         self.fingerprint = found.system_fingerprint or ""
-        shape = _chat_choice if endpoint == "chat" else _text_choice
         ordered = sorted(found.choices, key=lambda choice: choice.index)
         self.document = answer_object(
             endpoint,
@@ -137,9 +147,29 @@ class WholeAnswer(StreamCodec):
             found.created,
             found.model,
             found.system_fingerprint,
-            [shape(choice, self._extras) for choice in ordered],
+            [
+                self._chat_choice(choice) if endpoint == "chat" else _text_choice(choice, self._extras)
+                for choice in ordered
+            ],
             found.prompt_token_ids if self._extras.token_ids else msgspec.UNSET,
         )
+
+    def _chat_choice(self, choice: _Choice) -> dict[str, Any]:
+        """The choice as a merged stream has it: texts that are there, and tool calls if there are any.
+
+        No request for log-probabilities is answered in one piece.
+        """
+        message = choice.message or {}
+        members: dict[str, Any] = {name: value for name, value in message.items() if isinstance(value, str)}
+        calls = message.get("tool_calls") or []
+        if (
+            self.opening is not None
+            and choice.finish_reason == "length"
+            and not calls
+            and "content" in members
+        ):
+            members["content"] = before_call(members["content"], self.opening)
+        return chat_choice(choice.index, members, calls, None, _ends(choice, self._extras))
 
 
 def _has_content(choice: _Choice, extras: Extras) -> bool:
@@ -158,16 +188,6 @@ def _ends(choice: _Choice, extras: Extras) -> dict[str, Any]:
         found = {"prompt_token_ids": choice.prompt_token_ids, "token_ids": choice.token_ids}
         ends |= {name: ids for name, ids in found.items() if is_there(ids)}
     return ends
-
-
-def _chat_choice(choice: _Choice, extras: Extras) -> dict[str, Any]:
-    """The choice as a merged stream has it: texts that are there, and tool calls if there are any.
-
-    No request for log-probabilities is answered in one piece.
-    """
-    message = choice.message or {}
-    members = {name: value for name, value in message.items() if isinstance(value, str)}
-    return chat_choice(choice.index, members, message.get("tool_calls") or [], None, _ends(choice, extras))
 
 
 def _text_choice(choice: _Choice, extras: Extras) -> dict[str, Any]:
@@ -220,7 +240,8 @@ class WholeAnswers:
         status = self._status(placement)
         counter = status.counters.prompt_tokens if status is not None else -1
         prepared, limit = context.request.prepared, context.reserved.output_limit
-        return WholeAnswer(prepared.choices, limit, now, counter, prepared.extras)
+        opening = opening_of(prepared, context.request.model.tool_parser)
+        return WholeAnswer(prepared.choices, limit, now, counter, prepared.extras, opening)
 
     def advance(self, context: AnyContext, answer: WholeAnswer, now: float) -> None:
         """Report predicted progress, and count the prompt once it is known to be prefilled. Called once a second."""

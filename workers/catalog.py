@@ -202,6 +202,11 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The promised times, as live scheduler and simulation use them."""
         return service_level(self.targets)
 
+    @property
+    def tool_parser(self) -> str:
+        """The engine's parser of tool calls in the default profile; empty = none."""
+        return str(self.profile().args.get("tool-call-parser", ""))
+
     def profile(self, name: str = "") -> EngineProfile:
         """The profile `name`, or the default one. Raises InvalidRequest with the known names."""
         if not name:

@@ -49,6 +49,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Number format of the weights, such as fp8; None = not known."""
     template_switches: dict[str, tuple[bool | int | str, ...]] = {}
     """Variables of the chat template that customers may set, and the values that each may have."""
+    tool_parser: str = ""
+    """The engines' parser of tool calls, by vLLM's name; empty = none, or not known."""
 
 
 THINKING_SWITCHES: dict[str, tuple[bool | int | str, ...]] = {
@@ -192,6 +194,7 @@ def _build(rows: list[ModelRow], catalog: Catalog) -> tuple[list[ModelInfo], dic
             embedding_dimensions=entry.embedding_dimensions if entry is not None else 0,
             quantization=entry.quantization if entry is not None else None,
             template_switches=switches,
+            tool_parser=entry.tool_parser if entry is not None and row.spec is None else "",
         )
         found.append(info)
         for name in (row.name, *info.aliases):

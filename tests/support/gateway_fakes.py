@@ -66,6 +66,7 @@ class FakeModel:
     capabilities: tuple[str, ...] = ("chat", "completions", "tools", "json", "logprobs")
     embedding_dimensions: int = 0
     template_switches: dict[str, tuple[bool | int | str, ...]] = field(default_factory=dict)
+    tool_parser: str = "hermes"
 
 
 class FakeModels:
