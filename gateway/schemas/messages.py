@@ -108,7 +108,10 @@ class UserMessage(msgspec.Struct, tag_field="role", tag="user", omit_defaults=Tr
 
 
 class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", omit_defaults=True):
-    """An earlier answer of the model. Clients send its reasoning back between tool calls."""
+    """An earlier answer of the model. Clients send its reasoning back between tool calls.
+
+    Without tool calls, a content of null becomes an empty text, since chat templates expect one.
+    """
 
     content: str | AnswerParts | None = None
     refusal: str | None = None
@@ -212,11 +215,9 @@ class Conversation:
                 )
             message.tool_calls = [ToolCall(id=f"call_{position}", function=message.function_call)]
             message.function_call = None
-        if message.content is None and not message.tool_calls and message.refusal is None:
-            raise InvalidRequest(
-                f"messages[{position}] needs 'content' or 'tool_calls'.",
-                param=f"messages[{position}].content",
-            )
+        message.tool_calls = message.tool_calls or None
+        if message.content is None and not message.tool_calls:
+            message.content = ""  # an answer that was cut while the model reasoned comes back like this
         for number, call in enumerate(message.tool_calls or ()):
             where = f"messages[{position}].tool_calls[{number}]"
             if call.type == "custom" and call.custom is not msgspec.UNSET:

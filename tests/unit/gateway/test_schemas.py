@@ -165,7 +165,6 @@ USER = {"role": "user", "content": "x"}
         [{"role": "user", "content": []}],
         [{"role": "user", "content": 3}],
         [{"role": "tool", "content": "x", "tool_call_id": "c1"}],
-        [USER, {"role": "assistant"}],
         [USER, {"role": "assistant", "tool_calls": [CALL]}],
         [USER, {"role": "assistant", "tool_calls": [CALL]}, USER],
         [USER, {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f"}}]}],
@@ -182,6 +181,21 @@ USER = {"role": "user", "content": "x"}
 def test_conversations_that_make_no_sense(messages: list[object]) -> None:
     with pytest.raises(InvalidRequest):
         parse_chat(chat(messages=messages))
+
+
+@pytest.mark.parametrize(
+    ("answer", "sent"),
+    [
+        ({"content": None, "reasoning_content": "hm"}, {"content": "", "reasoning_content": "hm"}),
+        ({"content": None, "tool_calls": []}, {"content": ""}),
+        ({"content": "hi", "tool_calls": []}, {"content": "hi"}),
+        ({"content": None, "refusal": "no", "audio": None}, {"content": "", "refusal": "no"}),
+        ({}, {"content": ""}),
+    ],
+)
+def test_an_answer_may_be_sent_back_as_it_came(answer: dict[str, object], sent: dict[str, object]) -> None:
+    body = engine_body(chat(messages=[USER, {"role": "assistant", **answer}, USER]))
+    assert body["messages"][1] == {"role": "assistant", **sent}
 
 
 def test_a_conversation_with_tools_passes_unharmed() -> None:
