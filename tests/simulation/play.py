@@ -41,11 +41,13 @@ def play(
     *,
     change: Change | None = None,
     always_busy: bool = False,
+    away_s: float = 0.0,
     log: Callable[[str], None] | None = None,
 ) -> Result:
     """Play one schedule to its end and check it; `log` gets a line of each event.
 
-    `always_busy` makes it one in which the spool is compacted, whatever the seed says.
+    `always_busy` makes it one in which the spool is compacted, whatever the seed says. `away_s`: seconds for which
+    PostgreSQL is away, besides the schedule's faults, while requests go on to arrive.
     """
     world = World(seed)
     world.log = log
@@ -70,7 +72,9 @@ def play(
             faults.draw(platform, chaos_s)
             if busy:
                 faults.draw_late_death(platform, chaos_s)
-            world.run(chaos_s + 2.0)
+            if away_s:
+                _go_away(platform, tenants, random.uniform(0.0, chaos_s), away_s)
+            world.run(chaos_s + away_s + 2.0)
             _recover(platform)
             check_books(platform)
             check_requests(platform)
@@ -117,6 +121,31 @@ def _tenants(platform: Platform) -> list[UUID]:
     model.set_label_budget(poor, "user", 10**9, stops=True)
     model.undo.clear()
     return [rich, poor, poor]
+
+
+def _go_away(platform: Platform, tenants: list[UUID], at: float, away_s: float) -> None:
+    """Take PostgreSQL away for `away_s` seconds; 20 requests arrive meanwhile, and nothing may be admitted."""
+    world = platform.world
+
+    def begin() -> None:
+        platform.struck.append("database away")
+        platform.server.crash(away_s)
+
+    world.push(at, begin)
+    for _ in range(20):
+        plan = draw_plan(world, world.random.choice(tenants), at + world.random.uniform(0.1, 0.98) * away_s)
+        world.push(plan.at, _arrival(platform, plan))
+
+    def check() -> None:
+        for request in platform.requests:
+            if (
+                request.opened_at is not None
+                and at + 0.05 < request.plan.at
+                and request.opened_at < world.now
+            ):
+                world.problem(f"{request.id} was admitted while PostgreSQL was away")
+
+    world.push(at + 0.99 * away_s, check)
 
 
 def _bill(platform: Platform, random: Random, chaos_s: float) -> None:

@@ -80,7 +80,7 @@ class Server:
                 world.note("crash loses", len(undone), "commits")
         self._commits.clear()
         self.model.undo.clear()
-        self.down_until = world.now + down_s
+        self.down_until = max(self.down_until, world.now + down_s)
         for connection in list(self._connections):
             connection.cut("server crash")
         world.push(self.down_until, self._started)

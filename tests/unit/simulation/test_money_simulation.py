@@ -30,6 +30,15 @@ def test_the_books_hold_in_random_schedules(first: int) -> None:
         assert not result.problems, f'make simulate-money ARGS="--seed {seed} --log"'
 
 
+@pytest.mark.promise(10)
+def test_the_books_hold_when_postgresql_is_away_for_five_minutes() -> None:
+    """Running streams finish and are settled once, nothing is admitted meanwhile, whatever else strikes."""
+    for seed in range(60):
+        result = play(seed, away_s=300.0)
+        assert not result.problems, seed
+        assert result.virtual_s > 300.0
+
+
 def test_a_seed_replays_exactly() -> None:
     for seed in range(40):
         lines: list[str] = []
