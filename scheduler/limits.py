@@ -68,12 +68,21 @@ def sound_ends(ends: list[EndedEngine]) -> list[EndedEngine]:
 def _is_valid(status: ReplicaStatus) -> bool:
     """Whether capacity and targets are in range. An engine that is loading may report a KV cache of 0."""
     capacity, targets = status.capacity, status.targets
-    steps = (capacity.step_base_s, capacity.step_per_seq_s, capacity.step_per_kv_token_s)
+    steps = (
+        capacity.step_base_s,
+        capacity.step_per_seq_s,
+        capacity.step_per_kv_token_s,
+        capacity.step_experts_s,
+        capacity.prefill_pair_s,
+        capacity.request_s,
+    )
     return (
         all(0.0 <= part <= MAX_STEP_S for part in steps)
         and max(targets.tpot_s, capacity.step_base_s + capacity.step_per_seq_s) >= MIN_STEP_S
         and MIN_RATE <= capacity.prefill_tokens_per_s <= MAX_RATE
         and MIN_RATE <= capacity.accept_per_step <= MAX_TOKENS
+        and 0 <= capacity.draft_tokens <= MAX_TOKENS
+        and 0.0 <= capacity.expert_share <= 1.0
         and 0 <= capacity.max_num_seqs <= MAX_TOKENS
         and 0 <= capacity.kv_cache_tokens <= MAX_TOKENS
         and all(map(_is_valid_target, (targets, targets.priority, targets.batch)))

@@ -19,7 +19,7 @@ from core.errors import InvalidRequest
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
 from workers.kv_endpoints import KvEndpoints
 from workers.service_level import TargetFigures, Tier, service_level, target_problem
-from workers.wire import Capacity, Roofline, Targets
+from workers.wire import Capacity, Targets
 
 DEFAULT_CATALOG = Path(__file__).with_name("catalog.toml")
 
@@ -33,7 +33,9 @@ _INTEGER_FIGURES = frozenset({"max_num_seqs", "kv_cache_tokens"})
 _NEEDED_FIGURES = frozenset(
     {"prefill_tokens_per_s", "step_base_s", "step_per_seq_s", "max_num_seqs", "kv_cache_tokens"}
 )
-_OPTIONAL_FIGURES = frozenset({"step_per_kv_token_s", "accept_per_step"})
+_OPTIONAL_FIGURES = frozenset(
+    {"step_per_kv_token_s", "step_experts_s", "prefill_pair_s", "request_s", "accept_per_step"}
+)
 _POSITIVE_FIGURES = _NEEDED_FIGURES | {"accept_per_step"}
 
 
@@ -61,8 +63,6 @@ class HostKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu: str
     gpu_memory_gb: int
     price: HostPrice | None = None
-    gpu_memory_tb_s: Figure | None = None
-    """Memory bandwidth of one GPU that reading weights reaches, in TB/s."""
     ram_gb: Figure | None = None
     """Host memory in GB, for the weights of sleeping replicas."""
 
@@ -79,14 +79,12 @@ class ListPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the weights of a mixture of experts are divided."""
+    """The routed experts of a mixture, from the model's configuration."""
 
     count: int
     """Routed experts per layer."""
     per_token: int
     """Routed experts that one token uses per layer."""
-    weights_share: float
-    """Share of the weights' bytes in routed experts, 0 to 1."""
     basis: Literal["published", "measured", "computed", "assumed"]
     date: date
     source: str
@@ -113,8 +111,8 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Instances that fit on one host; load_catalog computes it from the GPUs."""
     max_model_len: int = 0
     """Most tokens of prompt and output together; load_catalog sets it to the flag, or else the model's context."""
-    roofline: Roofline | None = None
-    """Set by load_catalog for a mixture of experts on a host with known memory bandwidth."""
+    expert_share: float = 0.0
+    """Share of a layer's experts that one token uses; load_catalog computes it from the model's experts."""
 
     @property
     def capacity(self) -> Capacity:
@@ -125,13 +123,16 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             step_base_s=values["step_base_s"],
             step_per_seq_s=values["step_per_seq_s"],
             step_per_kv_token_s=values.get("step_per_kv_token_s", 0.0),
+            step_experts_s=values.get("step_experts_s", 0.0),
+            expert_share=self.expert_share,
+            prefill_pair_s=values.get("prefill_pair_s", 0.0),
+            request_s=values.get("request_s", 0.0),
             accept_per_step=values.get("accept_per_step", 1.0),
             draft_tokens=self._draft_tokens,
             max_num_seqs=int(values["max_num_seqs"]),
             kv_cache_tokens=int(values["kv_cache_tokens"]),
             max_model_len=self.max_model_len,
             gpus=self.gpus,
-            roofline=self.roofline,
         )
 
     @property
@@ -289,12 +290,9 @@ def _finish_model(source: Path, hosts: dict[str, HostKind], name: str, model: Ca
             f"must be between 1 and context_len ({model.context_len})"
         )
     experts = model.experts
-    if experts is not None and not (
-        0 < experts.per_token <= experts.count and 0 < experts.weights_share < 1 and experts.source.strip()
-    ):
+    if experts is not None and not (0 < experts.per_token <= experts.count and experts.source.strip()):
         raise InvalidRequest(
-            f"the catalog {source} is wrong: {where}.experts needs 0 < per_token <= count, a weights_share between "
-            "0 and 1, and a source"
+            f"the catalog {source} is wrong: {where}.experts needs 0 < per_token <= count, and a source"
         )
     for tier, figures in model.targets.items():
         if (problem := target_problem(figures.ttft_s, figures.tpot_s)) is not None:
@@ -336,6 +334,9 @@ def _finish_profile(
             raise refuse(f".figures.{key} is {figure.value}, must be a whole number")
         if not figure.source.strip():
             raise refuse(f".figures.{key} has no source")
+    experts = model.experts
+    if "step_experts_s" in profile.figures and experts is None:
+        raise refuse(".figures.step_experts_s needs the model's experts")
     tensor_parallel = profile.args.get("tensor-parallel-size", 1)
     if profile.gpus and tensor_parallel != profile.gpus:
         raise refuse(f": tensor-parallel-size is {tensor_parallel}, but gpus is {profile.gpus}")
@@ -356,20 +357,7 @@ def _finish_profile(
         name=name,
         instances=instances,
         max_model_len=length,
-        roofline=_roofline(model, profile, host),
-    )
-
-
-def _roofline(model: CatalogModel, profile: EngineProfile, host: HostKind) -> Roofline | None:
-    experts, bandwidth = model.experts, host.gpu_memory_tb_s
-    if experts is None or bandwidth is None or not profile.gpus:
-        return None
-    seconds = (profile.weights_gb or model.weights_gb) / (1000 * bandwidth.value * profile.gpus)
-    return Roofline(
-        dense_s=seconds * (1 - experts.weights_share),
-        experts_s=seconds * experts.weights_share,
-        experts=experts.count,
-        per_token=experts.per_token,
+        expert_share=experts.per_token / experts.count if experts is not None else 0.0,
     )
 
 

@@ -25,30 +25,28 @@ class ReplicaState(StrEnum):
     """The engine was stopped by command, or the agent is stopping."""
 
 
-class Roofline(msgspec.Struct, frozen=True):
-    """Time to read the weights of a mixture of experts, a lower bound of a step's time."""
-
-    dense_s: float
-    """Seconds to read the weights that every token needs."""
-    experts_s: float
-    """Seconds to read all experts."""
-    experts: int
-    """Routed experts per layer."""
-    per_token: int
-    """Routed experts that one token uses per layer."""
-
-
 class Capacity(msgspec.Struct, frozen=True):
-    """Capacity of a replica from its engine profile; symbols as in scheduler/core/cost.py."""
+    """Capacity of a replica from its engine profile: the parameters of the formula in workers/step_time.py.
+
+    Agents send it. A figure that an older agent does not send has no effect.
+    """
 
     prefill_tokens_per_s: float
-    """R: prefill throughput, tokens per second."""
+    """R: prompt tokens per second that an engine computes after an empty context."""
     step_base_s: float
     """alpha: seconds of a decode step with an empty batch."""
     step_per_seq_s: float
     """beta: added seconds per running sequence."""
     step_per_kv_token_s: float = 0.0
     """gamma: added seconds per token of KV cache read."""
+    step_experts_s: float = 0.0
+    """Added seconds of a step whose tokens use every expert; 0 for a dense model."""
+    expert_share: float = 0.0
+    """k/E: share of a layer's routed experts that one token uses, 0 to 1."""
+    prefill_pair_s: float = 0.0
+    """q: added seconds per pair of a new prompt token and a token before it (attention over the context)."""
+    request_s: float = 0.0
+    """h: seconds by which a request's first token is later, beside the engine's steps (HTTP, tokens, scheduling)."""
     accept_per_step: float = 1.0
     """Tokens per sequence and step (above 1 with speculative decoding)."""
     draft_tokens: int = 0
@@ -61,8 +59,6 @@ class Capacity(msgspec.Struct, frozen=True):
     """Most tokens of prompt and output together."""
     gpus: int = 0
     """GPUs the replica occupies; 0 on CPU."""
-    roofline: Roofline | None = None
-    """Bends the line `step_base_s + step_per_seq_s * B` of the step model for a mixture of experts; its ends stay."""
     assumed: bool = False
     """Whether the speeds are assumptions that the scheduler replaces by what it measures (external engines)."""
 
@@ -71,7 +67,7 @@ class TierTargets(msgspec.Struct, frozen=True):
     """The times that are promised to one tier of a model."""
 
     ttft_s: float = 2.0
-    """Seconds to the first token, in addition to the request's own prefill without a cache (`prompt / R`)."""
+    """Seconds to the first token, in addition to the request's own prefill (`step_time.own_prefill_s`)."""
     tpot_s: float = 0.1
     """Mean seconds per output token after the first."""
 

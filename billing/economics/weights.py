@@ -1,16 +1,18 @@
 """Estimated GPU time of tokens, from the engine profiles of the catalog: cost is shared by GPU-seconds.
 
-A profile has a prefill speed (R tokens/s) and the duration of a decode step: `alpha + beta*B + gamma*KV` seconds for B
-sequences that read KV tokens of cache, with `accept` tokens per step and sequence. GPU time of a token on a model's
-default profile with G GPUs (a machine without GPUs counts as one):
+A profile has a prefill speed (R tokens/s) and the duration of a decode step: `alpha + W + beta*B + gamma*KV` seconds
+for B sequences that read KV tokens of cache, W of them for the experts that they use (workers/step_time.py), with
+`accept` tokens per step and sequence. GPU time of a token on a model's default profile with G GPUs (a machine without
+GPUs counts as one):
 
     uncached prompt token   G * (1/R + gamma * steps)
     cached prompt token     G * gamma * steps                       read from the cache, not computed
-    output token            G * (alpha + beta*B) / (B * accept) + G * gamma * own / accept
+    output token            G * (alpha + W + beta*B) / (B * accept) + G * gamma * own / accept
 
 Assumptions, as constants below: `B` is a quarter of the engine's slots; `steps`, the decode steps that read a prompt
 token, are those of a typical answer; `own`, the tokens of its own answer that an output token reads from the cache, are
-half of a typical answer. All weights are linear in tokens, so the sums of an hour weigh as much as its requests.
+half of a typical answer. The attention of a prompt over its own context is left out. All weights are linear in tokens,
+so the sums of an hour weigh as much as its requests.
 """
 
 from decimal import ROUND_HALF_UP, Decimal, localcontext
@@ -19,6 +21,7 @@ from functools import lru_cache
 import msgspec
 
 from workers.catalog import Catalog, EngineProfile, load_catalog
+from workers.step_time import drafts_of
 
 PICO_PER_S = 10**12
 PICO_PER_US = 10**6
@@ -78,7 +81,7 @@ def coefficients(profile: EngineProfile) -> Coefficients:
     with localcontext() as context:
         context.prec = 50
         read = gamma * ANSWER_TOKENS / accept
-        step = figures["step_base_s"] + figures["step_per_seq_s"] * batch
+        step = figures["step_base_s"] + figures["step_per_seq_s"] * batch + _experts_s(profile, batch)
         output = step / (batch * accept) + gamma * (ANSWER_TOKENS // 2) / accept
         prefill = 1 / figures["prefill_tokens_per_s"]
         return Coefficients(
@@ -86,6 +89,15 @@ def coefficients(profile: EngineProfile) -> Coefficients:
             cached=_picoseconds(gpus * read),
             output=_picoseconds(gpus * output),
         )
+
+
+def _experts_s(profile: EngineProfile, batch: int) -> Decimal:
+    """Seconds of a step of `batch` sequences for the experts that they use, as workers/step_time.py has them."""
+    figure = profile.figures.get("step_experts_s")
+    if figure is None:
+        return Decimal(0)
+    positions = batch * (1 + drafts_of(profile.capacity))
+    return Decimal(str(figure.value)) * (1 - (1 - Decimal(str(profile.expert_share))) ** positions)
 
 
 def _picoseconds(seconds: Decimal) -> int:

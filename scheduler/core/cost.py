@@ -28,12 +28,14 @@ class ScoreInputs(NamedTuple, Generic[T]):
     """When its prefill backlog should be done."""
     min_backlog_s: T
     """Seconds of prefill backlog that are assumed even after `prefill_done_at`."""
-    ttft_residual_s: T
-    """q: learnt correction of the TTFT, in seconds."""
+    ttft_offset_s: T
+    """Seconds of the TTFT outside the prefill: the capacity's h, and the learnt correction r."""
     prefill_s_per_token: T
     """1/R: seconds per uncached prompt token."""
-    prefill_cost_per_token: T
-    """Seconds per uncached prompt token, with the delay of the running requests weighted by eta."""
+    prefill_pair_s: T
+    """q: seconds per pair of an uncached prompt token and a token before it."""
+    prefill_weight: T
+    """1 + eta*D: seconds of prefill count once for the request, and eta times for each of the D running ones."""
     itl: T
     """Seconds per output token with one more sequence, without that sequence's own KV cache."""
     itl_cost: T
@@ -59,21 +61,27 @@ class Gate(NamedTuple, Generic[T]):
     """Tokens that still fit into its KV cache and its target time per token."""
 
 
-def ttft_s(uncached: T, backlog_s: T, inputs: ScoreInputs[T]) -> T:
-    """`TTFT = P/R + u/R + q` in seconds. The backlog P/R shrinks as time passes."""
-    return uncached * inputs.prefill_s_per_token + backlog_s + inputs.ttft_residual_s
+def own_prefill_s(prompt: float, uncached: T, inputs: ScoreInputs[T]) -> T:
+    """`u/R + q*u*(n - u/2)`: seconds to compute the last u of n prompt tokens (`workers.step_time.prefill_s`)."""
+    return uncached * (inputs.prefill_s_per_token + inputs.prefill_pair_s * (prompt - uncached / 2))
 
 
-def cost_s(prompt: float, output: float, uncached: T, backlog_s: T, evicted: T, inputs: ScoreInputs[T]) -> T:
-    """J in seconds, for n prompt tokens, u of them uncached, and o output tokens.
+def ttft_s(prefill_s: T, backlog_s: T, inputs: ScoreInputs[T]) -> T:
+    """Seconds to the first token: `backlog + prefill + h + r`. The backlog shrinks as time passes."""
+    return prefill_s + backlog_s + inputs.ttft_offset_s
 
-    `J = TTFT + o*ITL + eta*D*(u/R + o*beta/accept) + eps*hot/R`, with ITL from Pool.refresh for D+1 sequences over
-    K+n tokens. `evicted` are the cached tokens that u + o new tokens push out of a full cache.
+
+def cost_s(prompt: float, output: float, prefill_s: T, backlog_s: T, evicted: T, inputs: ScoreInputs[T]) -> T:
+    """J in seconds, for n prompt tokens, of which those not cached take `prefill_s`, and o output tokens.
+
+    `J = backlog + prefill + h + r + o*ITL + eta*D*(prefill + o*s/accept) + eps*hot/R`, with ITL from Pool.refresh for
+    D+1 sequences over K+n tokens, and s the seconds by which one more sequence lengthens a step. `evicted` are the
+    cached tokens that u + o new tokens push out of a full cache.
     """
     return (
-        uncached * inputs.prefill_cost_per_token
+        prefill_s * inputs.prefill_weight
         + backlog_s
-        + inputs.ttft_residual_s
+        + inputs.ttft_offset_s
         + output * inputs.itl_cost
         + prompt * output * inputs.itl_per_kv
         + evicted * inputs.eviction_cost_per_token

@@ -152,6 +152,7 @@ class Fleet:
         load.outstanding += _outstanding(entry)
         if not entry.prefilled:
             load.unprefilled += uncached
+            load.unprefilled_pairs += entry.pairs
             baseline.unprefilled = load.unprefilled
             if entry.predicted_ttft_s > 0.0:
                 load.first_tokens_due[id(entry)] = entry.placed_at + entry.predicted_ttft_s
@@ -160,9 +161,9 @@ class Fleet:
         pool = self._pools[entry.model]
         if not entry.prefilled:
             left = uncached * pool.model_stats.uncached_ratio
-            seconds = left * replica.derived.prefill_s_per_token
+            seconds = replica.derived.prefill_s(left, entry.prompt_tokens)
             replica.prefill_done_at = max(replica.prefill_done_at, now) + seconds
-            pool.model_stats.observe_placement(left, entry.output_tokens)
+            pool.model_stats.observe_placement(left, entry.prompt_tokens, entry.output_tokens)
             replica.stats.prefill_share.add(seconds, now)
         if entry.blocks:
             held = replica.prefix.on_route(entry.blocks, _block_tokens(entry), now)
@@ -176,15 +177,13 @@ class Fleet:
         entry.prefilled = True
         entry.first_token_at = now
         load = self._loads[entry.replica_id]
-        load.unprefilled -= entry.uncached
+        load.drop_prefill(entry.uncached, entry.pairs)
         load.first_tokens_due.pop(id(entry), None)
         replica = self._current(entry)
         if replica is None:
             return
         pool = self._pools[entry.model]
-        replica.prefill_done_at = (
-            now + load.unprefilled * pool.model_stats.uncached_ratio / replica.derived.prefill_rate
-        )
+        replica.prefill_done_at = now + replica.backlog_s(pool.model_stats.uncached_ratio)
         replica.prefix.on_prefill(entry.blocks, now)
         if entry.baseline.raw_ttft_s >= 0.0:
             observed_s = now - entry.placed_at
@@ -221,7 +220,7 @@ class Fleet:
         load.context_tokens -= entry.prompt_tokens + entry.produced
         load.outstanding -= _outstanding(entry)
         if not entry.prefilled:
-            load.unprefilled -= entry.uncached
+            load.drop_prefill(entry.uncached, entry.pairs)
             load.first_tokens_due.pop(id(entry), None)
         if load.running == 0 and entry.replica_id not in self.replicas:
             del self._loads[entry.replica_id]
@@ -241,7 +240,7 @@ class Fleet:
         if not entry.prefilled and (released is None or not released.output_tokens):
             prefix.on_abandon(entry.blocks, entry.baseline.prefix_blocks, entry.baseline.opened_at, now)
             share = self._pools[entry.model].model_stats.uncached_ratio
-            replica.prefill_done_at -= entry.uncached * share / replica.derived.prefill_rate
+            replica.prefill_done_at -= replica.derived.prefill_s(entry.uncached * share, entry.prompt_tokens)
             return
         if not entry.prefilled:
             prefix.on_prefill(entry.blocks, now)

@@ -5,6 +5,7 @@ They correct beliefs that are off for all replicas of a model alike; what is lea
 """
 
 from scheduler.core.config import PolicyConfig
+from workers.step_time import context_pairs
 
 INITIAL_UNCACHED = 1000.0
 """Uncached tokens of a typical request before any is observed."""
@@ -23,6 +24,7 @@ class ModelStats:
         "_uncached_found",
         "itl_slack",
         "typical_output",
+        "typical_pairs",
         "typical_uncached",
         "uncached_ratio",
     )  # fmt: skip
@@ -30,6 +32,8 @@ class ModelStats:
     def __init__(self, config: PolicyConfig) -> None:
         self._config = config
         self.typical_uncached = INITIAL_UNCACHED
+        self.typical_pairs = context_pairs(INITIAL_UNCACHED, INITIAL_UNCACHED)
+        """Running mean of the pairs of these tokens with tokens before them (`step_time.context_pairs`)."""
         self.typical_output = INITIAL_OUTPUT
         """Running mean of the estimated output tokens of placements."""
         self.uncached_ratio = 1.0
@@ -43,9 +47,10 @@ class ModelStats:
         self.itl_slack = config.itl_slack
         """Share of the target time per token that a batch may use; see `observe_itl`."""
 
-    def observe_placement(self, uncached: float, output: int) -> None:
-        """Take a placement's uncached prompt tokens and estimated output tokens."""
+    def observe_placement(self, uncached: float, prompt: int, output: int) -> None:
+        """Take a placement's uncached and all prompt tokens, and its estimated output tokens."""
         gain = self._config.typical_gain
+        self.typical_pairs += gain * (context_pairs(uncached, prompt) - self.typical_pairs)
         self.typical_uncached += gain * (uncached - self.typical_uncached)
         self.typical_output += gain * (output - self.typical_output)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.predict import Baseline
+from workers.step_time import context_pairs
 
 
 @dataclass(slots=True)
@@ -47,3 +48,8 @@ class ActivePlacement:
     def uncached(self) -> int:
         """Prompt tokens that the replica has to prefill."""
         return max(0, self.prompt_tokens - self.hit_tokens)
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of these tokens with tokens before them, which their attention computes."""
+        return context_pairs(self.uncached, self.prompt_tokens)

@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.core import scalar_policy
-from scheduler.core.cost import Vector, cost_s, sticky_limit_s, sticky_threshold, tokens_per_block, ttft_s
+from scheduler.core.cost import (
+    Vector,
+    cost_s,
+    own_prefill_s,
+    sticky_limit_s,
+    sticky_threshold,
+    tokens_per_block,
+    ttft_s,
+)
 from scheduler.core.pool import Pool
 from scheduler.core.predict import MIN_TTFT_S
 from scheduler.core.replica import Replica
@@ -128,11 +136,12 @@ def score(request: PlaceRequest, pool: Pool, now: float) -> Scores:
     uncached = np.full(pool.size, prompt) if hits is None else prompt - hits
     backlog = np.maximum(columns.prefill_done_at - now, columns.min_backlog_s)
     evicted = np.maximum(columns.kv_excess + (uncached + output), 0.0)
+    prefill = own_prefill_s(prompt, uncached, columns)
     return Scores(
         hits,
         backlog,
-        ttft_s(uncached, backlog, columns),
-        cost_s(prompt, output, uncached, backlog, evicted, columns),
+        ttft_s(prefill, backlog, columns),
+        cost_s(prompt, output, prefill, backlog, evicted, columns),
     )
 
 

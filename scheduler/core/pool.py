@@ -12,11 +12,11 @@ from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import Gate, ScoreInputs, Vector
 from scheduler.core.learnt_rates import LearntRates
 from scheduler.core.model_stats import ModelStats
-from scheduler.core.predict import step_s
 from scheduler.core.prefix_index import PrefixIndex
 from scheduler.core.prefix_tree import PrefixTree
 from scheduler.core.replica import Replica
 from scheduler.core.rules import BANDS
+from workers.step_time import decode_step_s, sequence_s
 from workers.wire import ReplicaState
 
 INITIAL_ROWS = 8
@@ -135,25 +135,14 @@ class Pool:
         self._open_rows.discard(replica.row)
 
     def refresh(self, replica: Replica, now: float) -> None:
-        """Seconds per output token that a batch may take without prefill.
-
-        The usable share of the target per token (`ModelStats.itl_slack`), less the part that prefill takes, which is
-        phi. Phi is capped at its value for the highest rate of typical requests that keeps the target, with u
-        uncached and o output tokens each (a = u/R, b = o*beta/accept):
-
-            limit = target * (1 - phi)
-            alpha + gamma*K + beta*B = S*(1 - phi), B = rate*o*S/accept, phi = rate*a, S = target*accept
-            => phi = (1 - (alpha + gamma*K)/S) * a/(a + b)
-
-        A higher phi means that the engine works off a prefill backlog; fewer running answers would not end it.
-        """
+        """Derive the row of a replica whose state has changed: the inputs of its score, and its gates."""
         config, row, status, derived = self.config, replica.row, replica.status, replica.derived
         load, stats = replica.load, replica.stats
         running, kv_tokens = replica.running, replica.kv_tokens
         accept, per_token, per_kv = derived.accept, derived.prefill_s_per_token, derived.itl_per_kv
         share = stats.prefill_share.at(now)
         context = replica.context_tokens
-        step = step_s(status.capacity, running + 1, context)
+        step = decode_step_s(status.capacity, running + 1, context)
         itl = step / (accept * (1.0 - share)) * (1.0 + stats.slowdown.at(now))
         awake = running < derived.slots and replica.state is ReplicaState.READY
         until = replica.last_seen_at + config.heartbeat_stale_s if awake else -INFINITE
@@ -169,12 +158,13 @@ class Pool:
             until,
             kv_room,
             replica.prefill_done_at,
-            believed * load.unprefilled * self.model_stats.uncached_ratio * per_token,
-            stats.ttft.at(now),
+            believed * replica.backlog_s(self.model_stats.uncached_ratio),
+            stats.ttft.at(now) + status.capacity.request_s,
             per_token,
-            per_token * (1.0 + config.eta * running),
+            derived.prefill_pair_s,
+            1.0 + config.eta * running,
             itl,
-            itl + config.eta * running * status.capacity.step_per_seq_s / accept,
+            itl + config.eta * running * sequence_s(status.capacity, running) / accept,
             per_kv,
             cached + load.outstanding - replica.prefix.room_tokens,
             config.epsilon * per_token * max(0.0, 1.0 - turnover_s / config.hot_s),
@@ -214,18 +204,23 @@ class Pool:
 
         The usable share of the target per token (`ModelStats.itl_slack`), less the part that prefill takes: `limit =
         target * (1 - phi)`. Phi is capped at its value for the highest rate of typical requests that keeps the
-        target, with u uncached and o output tokens each (a = u/R, b = o*beta/accept):
+        target, with a seconds of prefill and o output tokens each (b = o*beta/accept). W, the time of the experts,
+        is that of the present batch:
 
-            alpha + gamma*K + beta*B = S*(1 - phi), B = rate*o*S/accept, phi = rate*a, S = target*accept
-            => phi = (1 - (alpha + gamma*K)/S) * a/(a + b)
+            alpha + W + gamma*K + beta*B = S*(1 - phi), B = rate*o*S/accept, phi = rate*a, S = target*accept
+            => phi = (1 - (alpha + W + gamma*K)/S) * a/(a + b)
 
         A higher phi means that the engine works off a prefill backlog; fewer running answers would not end it.
         """
         capacity, derived, stats = replica.status.capacity, replica.derived, self.model_stats
         promised_s = max(stats.itl_slack * target_s, derived.min_itl_s)
-        prefill_s = stats.typical_uncached / derived.prefill_rate
+        prefill_s = (
+            stats.typical_uncached * derived.prefill_s_per_token
+            + stats.typical_pairs * derived.prefill_pair_s
+        )
         decode_s = stats.typical_output * capacity.step_per_seq_s / derived.accept
-        fixed_s = capacity.step_base_s + capacity.step_per_kv_token_s * replica.context_tokens
+        batch = replica.running + 1
+        fixed_s = decode_step_s(capacity, batch, replica.context_tokens) - capacity.step_per_seq_s * batch
         sustained = (
             (1.0 - fixed_s / (promised_s * derived.accept)) * prefill_s / max(prefill_s + decode_s, 1e-9)
         )

@@ -1,15 +1,13 @@
-"""The step model of a replica with learnt corrections, and the accuracy of predictions.
+"""Learnt corrections of a replica's step model (workers/step_time.py), and the accuracy of predictions.
 
 Formulas: docs/scheduling.md. Prefill beside decode, as in the capacity laws, with phi the share of the engine's time
 that goes to prefill (vLLM mixes prefill chunks into decode steps, so decoding sequences see phi as slower steps):
 
-    ITL = (alpha + beta*B + gamma*KV) / (accept * (1 - phi))
+    ITL = decode_step_s(B, KV) / (accept * (1 - phi))
 """
 
 import math
 from dataclasses import dataclass, field
-
-from workers.wire import Capacity
 
 MAX_PREFILL_SHARE = 0.8
 """Largest value of phi: beyond it the formula says little."""
@@ -23,13 +21,6 @@ REPORT_GAIN = 0.01
 """Smallest weight of one answer in the report: about the last hundred answers count."""
 MIN_TTFT_S = 1e-3
 """Shortest time to first token that is predicted."""
-
-
-def step_s(capacity: Capacity, sequences: float, kv_tokens: float) -> float:
-    """Predicted seconds of one decode step of `sequences` over `kv_tokens` of KV cache."""
-    return (
-        capacity.step_base_s + capacity.step_per_seq_s * sequences + capacity.step_per_kv_token_s * kv_tokens
-    )
 
 
 @dataclass(slots=True)

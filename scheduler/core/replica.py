@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 from scheduler.core.config import PolicyConfig
 from scheduler.core.learnt_rates import LearntRates
-from scheduler.core.predict import PrefillShare, Residual, step_s
+from scheduler.core.predict import PrefillShare, Residual
 from scheduler.core.prefix import PrefixSource
 from scheduler.core.rules import BANDS
+from workers.step_time import context_pairs, decode_step_s
 from workers.wire import ReplicaState, ReplicaStatus
 
 SETTLING_HEARTBEATS = 2
@@ -24,6 +25,8 @@ class Load:
     """D: running sequences."""
     unprefilled: int = 0
     """P: uncached prompt tokens that are routed but not prefilled."""
+    unprefilled_pairs: float = 0.0
+    """Pairs of these tokens with tokens before them (`step_time.context_pairs`)."""
     kv_tokens: int = 0
     """K: uncached prompt tokens and output tokens produced so far."""
     context_tokens: int = 0
@@ -34,6 +37,12 @@ class Load:
     """Running sequences of each band."""
     first_tokens_due: dict[int, float] = field(default_factory=dict)
     """By placement, oldest first: when the first token is due, for requests that are not prefilled."""
+
+    def drop_prefill(self, tokens: int, pairs: float) -> None:
+        """Take out a prompt that was prefilled or has left."""
+        self.unprefilled -= tokens
+        # Sums of fractions: without the reset, rounding errors would add up over the life of a replica.
+        self.unprefilled_pairs = self.unprefilled_pairs - pairs if self.unprefilled else 0.0
 
     def overdue(self, now: float) -> bool:
         """Whether the oldest first token is so late that the replica may be stuck."""
@@ -65,6 +74,7 @@ class DerivedCapacity:
         "kv_capacity",
         "kv_used",
         "min_itl_s",
+        "prefill_pair_s",
         "prefill_rate",
         "prefill_s_per_token",
         "slots",
@@ -86,12 +96,18 @@ class DerivedCapacity:
         self.accept = max(1.0, capacity.accept_per_step)
         self.itl_per_kv = capacity.step_per_kv_token_s / self.accept
         """Seconds per output token and token of KV cache."""
-        alone_s = step_s(capacity, 1, 0) / self.accept
+        self.prefill_pair_s = capacity.prefill_pair_s
+        """q: seconds per pair of a new prompt token and a token before it."""
+        alone_s = decode_step_s(capacity, 1, 0) / self.accept
         self.targets_itl_s = tuple(status.targets.of(tier).tpot_s for tier in BANDS)
         """Target seconds per output token by band."""
         self.targets_differ = len(set(self.targets_itl_s)) > 1
         self.min_itl_s = config.itl_floor * alone_s
         """Seconds per output token that a batch may take whatever the target."""
+
+    def prefill_s(self, uncached: float, prompt: float) -> float:
+        """Seconds to compute the last `uncached` of `prompt` tokens, as `step_time.prefill_s`."""
+        return uncached * self.prefill_s_per_token + context_pairs(uncached, prompt) * self.prefill_pair_s
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +171,13 @@ class Replica:
             if index == band or (index > band and running[index])
         )
         return min([loosest, *(targets[index] for index in range(band) if running[index])])
+
+    def backlog_s(self, uncached_ratio: float) -> float:
+        """Seconds of prefill that are routed here, when `uncached_ratio` of the tokens believed uncached are so."""
+        load, derived = self.load, self.derived
+        return uncached_ratio * (
+            load.unprefilled * derived.prefill_s_per_token + load.unprefilled_pairs * derived.prefill_pair_s
+        )
 
     @property
     def slots(self) -> int:

@@ -7,7 +7,14 @@ arithmetic of one, and only that replica's part of the prefix index is read.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.core.cost import cost_s, sticky_limit_s, sticky_threshold, tokens_per_block, ttft_s
+from scheduler.core.cost import (
+    cost_s,
+    own_prefill_s,
+    sticky_limit_s,
+    sticky_threshold,
+    tokens_per_block,
+    ttft_s,
+)
 from scheduler.core.pool import Pool
 from scheduler.core.rules import band_index
 from scheduler.wire import PlaceRequest
@@ -46,8 +53,9 @@ def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: floa
             continue
         uncached = prompt - hits
         evicted = max(inputs.kv_excess + (uncached + output), 0.0)
-        cost = cost_s(float(prompt), float(output), uncached, backlog_s, evicted, inputs)
-        able.append(Candidate(row, hits, ttft_s(uncached, backlog_s, inputs), cost))
+        prefill = own_prefill_s(float(prompt), uncached, inputs)
+        cost = cost_s(float(prompt), float(output), prefill, backlog_s, evicted, inputs)
+        able.append(Candidate(row, hits, ttft_s(prefill, backlog_s, inputs), cost))
     return able
 
 

@@ -82,6 +82,11 @@ class EngineLoop:
         if self._publisher is not None:
             await self._publisher.close()
 
+    async def receive(self) -> None:
+        """Wait for the time that a request takes before it reaches the engine's queue (`Capacity.request_s`)."""
+        if (seconds := self.model.config.capacity.request_s / self._speedup) > 0.0:
+            await asyncio.sleep(seconds)
+
     def submit(self, sequences: list[Sequence]) -> RequestOutputCollector:
         """Queue a request. Raises ValueError when one of its sequences can never fit; then none is queued."""
         collector = RequestOutputCollector(sequences)

@@ -211,6 +211,7 @@ class SimServer:
         if body.model not in ("", self._model):
             raise HttpError(404, "NotFoundError", f"The model `{body.model}` does not exist.")
         sequences = self._sequences(body)
+        await self._loop.receive()
         try:
             collector = self._loop.submit(sequences)
         except ValueError as error:

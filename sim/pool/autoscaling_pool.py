@@ -24,6 +24,7 @@ from scheduler.core.autoscale.state import (
 from sim.pool.autoscaling_load import Arrival
 from sim.pool.autoscaling_replica import FluidReplica, RunningRequest
 from sim.pool.autoscaling_result import DayResult
+from workers.step_time import own_prefill_s
 
 PLAN_INTERVAL_S = 2.0
 """Seconds between two evaluations of a policy; slower policies skip some evaluations."""
@@ -237,9 +238,9 @@ class DayPool:
 
     def _record_finished(self, run: RunningRequest, spec: ModelSpec, now: float) -> None:
         arrival, targets = run.arrival, spec.targets
-        ttft = run.first_at - arrival.at
+        ttft = run.first_at - arrival.at + spec.capacity.request_s
         self.result.ttft_s.append(ttft)
-        limit = targets.ttft_s + arrival.prompt / spec.capacity.prefill_tokens_per_s
+        limit = targets.ttft_s + own_prefill_s(spec.capacity, arrival.prompt)
         tpot = (now - run.first_at) / (arrival.output - 1) if arrival.output > 1 else 0.0
         if arrival.output > 1:
             self.result.tpot_s.append(tpot)

@@ -1,9 +1,9 @@
 """A replica fast enough for whole days: the step-time model with its steps smoothed into rates.
 
 Between two events (a completed prompt or answer) prefill and decoding advance at constant rates. A step of
-`alpha + beta*B + gamma*KV` seconds yields `accept` tokens per sequence; one that carries a chunk of prompt
-takes `chunk / R` longer. The formulas are those of the stepwise engine, with two events per request instead of
-hundreds of steps.
+`decode_step_s` seconds yields `accept` tokens per sequence; one that carries a chunk of prompt takes the chunk's
+share of the prompt's `prefill_s` longer. The formulas (workers/step_time.py) are those of the stepwise engine, with
+two events per request instead of hundreds of steps.
 """
 
 import math
@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from heapq import heappop, heappush
 
 from sim.pool.autoscaling_load import Arrival
+from workers.step_time import decode_step_s, prefill_s
 from workers.wire import Capacity
 
 CHUNK_TOKENS = 8192
@@ -126,18 +127,14 @@ class FluidReplica:
     def _update_rates(self) -> None:
         """Set the rates until the next event. A prompt waits while the batch or the cache is full."""
         capacity, batch = self.capacity, len(self._decodes)
-        decode_s = (
-            capacity.step_base_s
-            + capacity.step_per_seq_s * batch
-            + capacity.step_per_kv_token_s * self.kv_tokens
-            if batch
-            else 0.0
-        )
+        decode_s = decode_step_s(capacity, batch, self.kv_tokens) if batch else 0.0
         fits = bool(self.prefills) and batch < capacity.max_num_seqs
         if fits and batch:
             fits = self.kv_tokens + self.prefills[0].arrival.prompt <= capacity.kv_cache_tokens
         if fits:
-            step_s = decode_s + CHUNK_TOKENS / capacity.prefill_tokens_per_s
+            head = self.prefills[0]
+            prefill_s_per_token = prefill_s(capacity, head.uncached, head.arrival.prompt) / head.uncached
+            step_s = decode_s + CHUNK_TOKENS * prefill_s_per_token
             self._prefill_rate = CHUNK_TOKENS / step_s
         else:
             step_s = decode_s

@@ -6,8 +6,8 @@ the moment at which a request that brings it arrives, wherever. Requests that ar
 Whatever a real policy serves in time, this server serves in time too, because:
 
 1. *Prefill.* A request computes at least its prompt minus what any earlier arrival could have left behind (and at least
-   one token: engines recompute the last). Step time contains u/R for u computed tokens, so the replicas together spend
-   at least u/R seconds on it, between its arrival and its TTFT target.
+   one token: engines recompute the last). Step time contains u/R + q*u*(n - u/2) for the last u of n tokens, so the
+   replicas together spend at least that many seconds on it, between its arrival and its TTFT target.
 2. *Decode.* A step with B good sequences lasts at least base(B), and the step times that a request sees add up to at
    most its TPOT target times its tokens. For any l >= 0, with t_s the steps and N their sequences in sum:
    sum t_s >= sum base(B_s)*(1 + l*B_s) - l*tau*N >= N * (min_B base(B)*(1 + l*B)/B - l*tau), tau = TPOT target times
@@ -32,6 +32,7 @@ from scheduler.core.rules import BANDS, band_index
 from sim.engine.step_model.cost import StepCost
 from sim.pool.contract import SimRequest
 from sim.pool.pool import ReplicaSpec
+from workers.step_time import own_prefill_s, prefill_s
 from workers.wire import TierTargets
 
 _PRICES = tuple(2.0**power for power in range(-12, 7))
@@ -67,7 +68,7 @@ def served_at_most(
         if server is None or request.at < warmup_s:
             continue
         first_by, all_by = server.deadlines(request)
-        prefill_s = uncached * server.prefill_s
+        prefill_s = server.prefill_s(uncached, request.prompt_tokens)
         prefill[request.model].append(Task(request.at, prefill_s, first_by))
         whole[request.model].append(Task(request.at, prefill_s + server.decode_s(request), all_by))
     return sum(min(on_time(prefill[model]), on_time(whole[model])) for model in servers)
@@ -116,7 +117,8 @@ class _Server:
     def __init__(self, replicas: Sequence[ReplicaSpec]) -> None:
         speed = len(replicas)
         capacities = [replica.capacity for replica in replicas]
-        self.prefill_s = min(1.0 / each.prefill_tokens_per_s for each in capacities) / speed
+        self._speed = speed
+        self._capacities = capacities
         self._gamma = min(each.step_per_kv_token_s for each in capacities) / speed
         self._per_step = max(1.0, *(each.accept_per_step for each in capacities))
         self._targets = {
@@ -126,16 +128,20 @@ class _Server:
             )
             for tier in BANDS
         }
-        self._slowest_prefill = min(each.prefill_tokens_per_s for each in capacities)
         tau = max(each.tpot_s for each in self._targets.values()) * self._per_step
         self._step_s = (
             min(decode_step_s(StepCost(each), each.max_num_seqs, tau) for each in capacities) / speed
         )
 
+    def prefill_s(self, uncached: int, prompt: int) -> float:
+        """Return the least seconds of the pooled server for the last `uncached` of `prompt` tokens."""
+        return min(prefill_s(each, uncached, prompt) for each in self._capacities) / self._speed
+
     def deadlines(self, request: SimRequest) -> tuple[float, float]:
         """Return when the request's first and last token are due, in seconds."""
         promised = self._targets[BANDS[band_index(request.tier)]]
-        first_by = request.at + promised.ttft_s + request.prompt_tokens / self._slowest_prefill
+        own_s = max(own_prefill_s(each, request.prompt_tokens) for each in self._capacities)
+        first_by = request.at + promised.ttft_s + own_s
         return first_by, first_by + (request.output_tokens - 1) * promised.tpot_s
 
     def decode_s(self, request: SimRequest) -> float:

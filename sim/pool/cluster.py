@@ -191,7 +191,8 @@ class Cluster:
         record.predicted_hit_tokens = decision.predicted_hit_tokens
         record.predicted_ttft_s = decision.predicted_ttft_s
         record.attempts += 1
-        self.timeline.after(back_s + call.delays.to_engine_s, self._start, call)
+        before_s = self.replicas[decision.replica_id].spec.capacity.request_s
+        self.timeline.after(back_s + call.delays.to_engine_s + before_s, self._start, call)
 
     def _start(self, call: Call) -> None:
         if call.phase is Phase.OVER:

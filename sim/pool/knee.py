@@ -8,6 +8,7 @@ from sim.pool.compare import Cell, Players, Row, Setting
 from sim.pool.registry import STRONGEST
 from sim.pool.workloads.registry import workload
 from workers.catalog import load_catalog
+from workers.step_time import decode_step_s, prefill_s
 
 SERVED = 0.9
 """Share of requests (0 to 1) within both targets at the knee."""
@@ -72,11 +73,10 @@ def first_guess(setting: Setting) -> float:
     if not sample:
         raise InvalidRequest(f"{source.name} has no requests")
     capacity = pool[0].capacity
-    per_token = (capacity.step_base_s / capacity.max_num_seqs + capacity.step_per_seq_s) / max(
-        1.0, capacity.accept_per_step
-    )
+    full = decode_step_s(capacity, capacity.max_num_seqs, 0) / capacity.max_num_seqs
+    per_token = full / max(1.0, capacity.accept_per_step)
     seconds = sum(
-        request.prompt_tokens / capacity.prefill_tokens_per_s + request.output_tokens * per_token
+        prefill_s(capacity, request.prompt_tokens, request.prompt_tokens) + request.output_tokens * per_token
         for request in sample
     )
     return len(pool) * len(sample) / seconds

@@ -14,7 +14,8 @@ from sim.pool.cluster import TOO_LONG
 from sim.pool.contract import Record, RunResult
 from sim.pool.fairness import fairness
 from sim.pool.pool import ReplicaSpec
-from workers.wire import Targets
+from workers.step_time import own_prefill_s
+from workers.wire import Capacity, Targets
 
 Floats = NDArray[np.float64]
 LOST = frozenset(("attempts_failed", "api_process_died"))
@@ -23,17 +24,17 @@ LOST = frozenset(("attempts_failed", "api_process_died"))
 
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
-    """SLO of an answer: the first token within ttft_s + prompt/R, the further ones at tpot_s on average (seconds), as
-    its tier is promised."""
+    """SLO of an answer: the first token within ttft_s beside its own prefill, the further ones at tpot_s on average
+    (seconds), as its tier is promised."""
 
     targets: Targets
-    prefill_tokens_per_s: float
+    capacity: Capacity
 
     def met(self, record: Record) -> bool:
         """Return whether a finished request met the SLO."""
         promised = self.targets.of(record.request.tier)
-        own_prefill_s = record.request.prompt_tokens / self.prefill_tokens_per_s
-        in_time = record.ttft_s <= promised.ttft_s + own_prefill_s
+        own_s = own_prefill_s(self.capacity, record.request.prompt_tokens)
+        in_time = record.ttft_s <= promised.ttft_s + own_s
         return in_time and record.tpot_s <= promised.tpot_s
 
 
@@ -97,7 +98,7 @@ def service_levels(pool: Sequence[ReplicaSpec]) -> dict[str, ServiceLevel]:
     """Return each model's SLO, from its first replica."""
     levels: dict[str, ServiceLevel] = {}
     for spec in pool:
-        levels.setdefault(spec.model, ServiceLevel(spec.targets, spec.capacity.prefill_tokens_per_s))
+        levels.setdefault(spec.model, ServiceLevel(spec.targets, spec.capacity))
     return levels
 
 

@@ -1,8 +1,9 @@
 """How many replicas a load needs: the smallest number at which every target is met.
 
-Notation of the step-time model: R prefill tokens per second; a step takes alpha + beta*B + gamma*KV seconds and
-yields `accept` tokens per sequence. Prefill and decode share a replica: while a share phi of its time goes to
-prefill, decoding proceeds at 1 - phi (chunked prefill, one step at a time).
+Notation of the step-time model (workers/step_time.py): R prefill tokens per second; a step takes alpha + W(B) + beta*B
++ gamma*KV seconds, W being the time of the experts, and yields `accept` tokens per sequence. Prefill and decode share a
+replica: while a share phi of its time goes to prefill, decoding proceeds at 1 - phi (chunked prefill, one step at a
+time).
 """
 
 import math
@@ -11,6 +12,7 @@ from statistics import NormalDist
 
 import msgspec
 
+from workers.step_time import decode_step_s, own_prefill_s, prefill_s
 from workers.wire import Capacity, Targets
 
 MAX_UTILISATION = 0.7
@@ -22,6 +24,8 @@ MAX_MISSES = 0.01
 MIN_RATE = 1e-9
 """Requests per second below which the rate counts as zero: one in thirty years. A decaying forecast never reaches
 zero."""
+EXPERT_ROUNDS = 8
+"""Rounds of the iteration for the time of the experts; what is left is below a percent of it."""
 MIN_UTILISATION = 1e-15
 """Share of a replica's time below which prefill counts as none, close to the resolution of a float."""
 
@@ -66,7 +70,7 @@ class Prediction(msgspec.Struct, frozen=True):
     """Predicted performance of N replicas under a load."""
 
     utilisation: float
-    """phi = lambda*u / (N*R)."""
+    """phi = lambda*s / N, with s the seconds of a request's prefill."""
     tpot_s: float
     """Mean seconds per output token; infinite when decoding cannot keep up."""
     ttft_s: float
@@ -85,11 +89,11 @@ def predict(load: Load, replicas: int, capacity: Capacity, targets: Targets) -> 
     """Performance of `replicas` (at least 1) evenly loaded replicas. A rate below MIN_RATE counts as zero."""
     if load.rate < MIN_RATE:
         load = msgspec.structs.replace(load, rate=0.0)
-    phi = load.rate * load.uncached / (replicas * capacity.prefill_tokens_per_s)
-    service = load.uncached / capacity.prefill_tokens_per_s
+    service = prefill_s(capacity, load.uncached, load.prompt)
+    phi = load.rate * service / replicas
     if phi >= 1.0:
         return Prediction(phi, math.inf, math.inf, 1.0, 1.0, math.inf, math.inf)
-    ttft = service * (1.0 + phi * (1.0 + load.cv2) / (2.0 * (1.0 - phi)))
+    ttft = capacity.request_s + service * (1.0 + phi * (1.0 + load.cv2) / (2.0 * (1.0 - phi)))
     tpot = _tpot(load, replicas, capacity, phi, ttft)
     batch = load.rate * (ttft + load.output * tpot) / replicas
     kv = batch * (load.prompt + load.output / 2.0) / capacity.kv_cache_tokens
@@ -101,19 +105,28 @@ def predict(load: Load, replicas: int, capacity: Capacity, targets: Targets) -> 
 
 def _step_s(load: Load, capacity: Capacity, batch: float) -> float:
     """Seconds of a step with `batch` sequences of the load and no prefill."""
-    tokens = load.prompt + load.output / 2.0
-    return capacity.step_base_s + (capacity.step_per_seq_s + capacity.step_per_kv_token_s * tokens) * batch
+    return decode_step_s(capacity, batch, batch * (load.prompt + load.output / 2.0))
 
 
 def _tpot(load: Load, replicas: int, capacity: Capacity, phi: float, ttft: float) -> float:
-    """TPOT = (alpha + (beta + gamma*kv) B) / (accept (1 - phi)) with B = lambda*E2E/N (Little's law), in seconds.
+    """TPOT = (alpha + W(B) + (beta + gamma*kv) B) / (accept (1 - phi)) in seconds, with B = lambda*E2E/N.
 
-    E2E = TTFT + o*TPOT makes the equation linear in TPOT. Infinite when the batch would grow without bound.
+    E2E = TTFT + o*TPOT makes the equation linear in TPOT where W is constant. W grows with B, so the iteration starts
+    from all experts and falls towards the solution: each of its values is an upper bound. Infinite when the batch
+    would grow without bound.
     """
     per_sequence = capacity.step_per_seq_s + capacity.step_per_kv_token_s * (load.prompt + load.output / 2.0)
     share = per_sequence * load.rate / replicas
     room = capacity.accept_per_step * (1.0 - phi) - share * load.output
-    return (capacity.step_base_s + share * ttft) / room if room > 0.0 else math.inf
+    if room <= 0.0:
+        return math.inf
+    tpot = (capacity.step_base_s + capacity.step_experts_s + share * ttft) / room
+    if capacity.step_experts_s:
+        for _ in range(EXPERT_ROUNDS):
+            batch = load.rate * (ttft + load.output * tpot) / replicas
+            fixed = decode_step_s(capacity, batch, 0) - capacity.step_per_seq_s * batch
+            tpot = (fixed + share * ttft) / room
+    return tpot
 
 
 def wait_exceeds(limit_s: float, replicas: int, phi: float, service_s: float, cv2: float) -> float:
@@ -200,7 +213,7 @@ def shortfall(
     if replicas < 1:
         return "no replica"
     seen = predict(load, replicas, capacity, targets)
-    ttft_limit = targets.ttft_s + load.prompt / capacity.prefill_tokens_per_s
+    ttft_limit = targets.ttft_s + own_prefill_s(capacity, load.prompt)
     if seen.utilisation > margins.utilisation:
         return f"phi {seen.utilisation:.2f}, limit {margins.utilisation:.2f}"
     if seen.tpot_s > targets.tpot_s:

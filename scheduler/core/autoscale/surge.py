@@ -3,6 +3,7 @@
 import math
 
 from scheduler.core.autoscale.capacity import Load
+from workers.step_time import decode_step_s, prefill_s
 from workers.wire import Capacity, Targets
 
 SURGE_Z = 3.0
@@ -35,16 +36,27 @@ def needed_for_backlog(
 def needed_for_running(load: Load, running: int, capacity: Capacity, targets: Targets) -> int:
     """Replicas that the running sequences need for their time per token; 0 when no number suffices.
 
-    (alpha + (beta + gamma*kv) B/N) / (accept (1 - phi)) <= TPOT with the observed B and phi = lambda*u/(N R), linear
-    in 1/N. Reacts to answers that are longer than before.
+    The smallest N with step(B/N) <= accept * TPOT * (1 - phi), with the observed B and phi = lambda*s/N, s being the
+    seconds of a request's prefill; found by doubling and bisection, as the step grows with its batch. Reacts to answers
+    that are longer than before.
     """
-    room = capacity.accept_per_step * targets.tpot_s - capacity.step_base_s
-    if room <= 0.0 or running <= 0:
+    allowed_s = capacity.accept_per_step * targets.tpot_s
+    if running <= 0 or capacity.step_base_s >= allowed_s:
         return 0
     tokens = load.prompt + load.output / 2.0
-    steps = (capacity.step_per_seq_s + capacity.step_per_kv_token_s * tokens) * running
-    prefill = load.rate * load.uncached / capacity.prefill_tokens_per_s
-    return math.ceil((steps + capacity.accept_per_step * targets.tpot_s * prefill) / room)
+    prefill = load.rate * prefill_s(capacity, load.uncached, load.prompt)
+
+    def keeps(count: int) -> bool:
+        batch = running / count
+        return decode_step_s(capacity, batch, batch * tokens) <= allowed_s * (1.0 - prefill / count)
+
+    low, high = 0, 1
+    while not keeps(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return high
 
 
 def surge_rate(quick: float, quick_sigma: float, forecast_upper: float, z: float = SURGE_Z) -> float:

@@ -1,24 +1,10 @@
-"""What a forward pass costs, and what speculation yields: pure functions of counts.
-
-    t_step = max(W(B)/BW_eff, F/FLOPS_eff) + alpha + beta*B + gamma*KV + u/R
-
-B sequences decoding, KV tokens of cache that they read, u uncached prompt tokens computed in the same pass. Linear in
-B because published sweeps are (Llama-3.3-70B, 1 to 256 sequences: ITL = 16.6 + 0.188 B ms, R^2 0.998). Where the
-catalog says how the weights divide into dense ones and experts, the roofline bends that line (see `StepCost`).
-"""
+"""What a forward pass costs, and what speculation yields: pure functions of counts."""
 
 import math
 import random
 
-from workers.wire import Capacity, Roofline
-
-
-def experts_touched(experts: int, per_token: int, tokens: int) -> float:
-    """Expected share of a layer's experts that `tokens` tokens activate, choosing independently and uniformly.
-
-    1 - (1 - k/E)^B: the chance that one expert of E is among the k of at least one of B tokens.
-    """
-    return 1.0 - (1.0 - per_token / experts) ** tokens
+from workers.step_time import decode_step_s
+from workers.wire import Capacity
 
 
 def acceptance_probability(mean_tokens: float, drafts: int) -> float:
@@ -39,11 +25,6 @@ def acceptance_probability(mean_tokens: float, drafts: int) -> float:
         else:
             high = middle
     return (low + high) / 2
-
-
-def drafts_of(capacity: Capacity) -> int:
-    """Draft tokens a step; where the profile does not say, the fewest that reach its accepted tokens a step."""
-    return capacity.draft_tokens or max(0, math.ceil(capacity.accept_per_step - 1.0))
 
 
 class Speculation:
@@ -73,63 +54,29 @@ class Speculation:
         return min(tokens, max(-(-tokens // (1 + self.drafts)), round(drawn)))
 
 
-def weights_seconds(roofline: Roofline, tokens: int) -> float:
-    """Seconds to read the weights that `tokens` tokens need, W(B)/BW: the dense ones and the experts they touch."""
-    touched = experts_touched(roofline.experts, roofline.per_token, tokens)
-    return roofline.dense_s + roofline.experts_s * touched
-
-
 class StepCost:
-    """Seconds of a step for one capacity. `base(B)` is everything that depends on the batch alone.
+    """Seconds of a step for one capacity, by `workers/step_time.py`; `base(B)` is tabulated, because it is read in
+    each step."""
 
-    alpha and beta of the catalog are fitted through published figures at one sequence and at the full batch, weights
-    and arithmetic included. Where the weights' division is known, `max(W/BW, F/FLOPS)` is taken out of that line so
-    that both ends stay as published; what remains is the formula's own alpha and beta. F/FLOPS is `tokens / R`:
-    prefill is bound by arithmetic, so its throughput is what the arithmetic reaches.
-    """
-
-    __slots__ = ("_base", "per_kv_token", "per_prefill_token")
+    __slots__ = ("_base", "per_kv_token", "per_pair", "per_prefill_token")
 
     def __init__(self, capacity: Capacity) -> None:
         self.per_kv_token = capacity.step_per_kv_token_s
         """gamma: seconds per token of KV cache that a step reads."""
         self.per_prefill_token = 1.0 / capacity.prefill_tokens_per_s
         """1/R: seconds per uncached prompt token."""
-        self._base = _with_roofline(capacity) if capacity.roofline is not None else _line(capacity)
+        self.per_pair = capacity.prefill_pair_s
+        """q: seconds per pair of a new prompt token and a token before it."""
+        self._base = [decode_step_s(capacity, batch, 0) for batch in range(capacity.max_num_seqs + 1)]
 
     def base(self, batch: int) -> float:
         """Seconds of a step with `batch` decoding sequences, before KV reads and prefill."""
         return self._base[batch]
 
-    def seconds(self, batch: int, kv_tokens: float, prefilled: int) -> float:
-        """Return the seconds of a step by the whole formula."""
-        return self._base[batch] + self.per_kv_token * kv_tokens + self.per_prefill_token * prefilled
-
-
-def _line(capacity: Capacity) -> list[float]:
-    """alpha + beta*B for every batch up to the largest."""
-    alpha, beta = capacity.step_base_s, capacity.step_per_seq_s
-    return [alpha + beta * batch for batch in range(capacity.max_num_seqs + 1)]
-
-
-def _with_roofline(capacity: Capacity) -> list[float]:
-    """The same line with the roofline in between: equal to it at one sequence and, unless the roofline alone is
-    slower there, at the full batch."""
-    line = _line(capacity)
-    positions = 1 + drafts_of(capacity)
-    roof = [_floor_seconds(capacity, batch * positions) for batch in range(len(line))]
-    last = len(line) - 1
-    if last < 2:
-        return line
-    first_rest, last_rest = max(0.0, line[1] - roof[1]), max(0.0, line[last] - roof[last])
-    slope = max(0.0, (last_rest - first_rest) / (last - 1))
-    return [line[0], *(roof[batch] + first_rest + slope * (batch - 1) for batch in range(1, last + 1))]
-
-
-def _floor_seconds(capacity: Capacity, tokens: int) -> float:
-    """max(W(B)/BW_eff, F/FLOPS_eff) for a step that computes `tokens` positions."""
-    reading = weights_seconds(capacity.roofline, tokens) if capacity.roofline is not None else 0.0
-    return max(reading, tokens / capacity.prefill_tokens_per_s)
+    def seconds(self, batch: int, kv_tokens: float, prefilled: int, pairs: float = 0.0) -> float:
+        """Return the seconds of a step by the whole formula; `pairs` as in `step_time.context_pairs`."""
+        prefill = self.per_prefill_token * prefilled + self.per_pair * pairs
+        return self._base[batch] + self.per_kv_token * kv_tokens + prefill
 
 
 def noise(cv: float, steps: int, rng: random.Random) -> float:

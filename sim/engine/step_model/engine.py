@@ -2,7 +2,7 @@
 
 A step gives every running decode its tokens first (1 + k positions with k drafts), then spends the rest of the token
 budget on prefill, first come first served, in chunks. Out of blocks, the newest running request is preempted and
-recomputed later. Rules and formula: `cost.py`, `pool.py` and the model of vLLM's scheduler that they cite.
+recomputed later. Rules and formula: `pool.py`, `workers/step_time.py` and the model of vLLM's scheduler that they cite.
 
 **Plans.** Between arrivals most steps only lengthen every sequence at its own rate. Such steps form one *plan*:
 with the batch fixed, KV grows linearly, so the time of its first j steps is an arithmetic series,
@@ -19,12 +19,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from sim.engine.step_model.cost import Speculation, StepCost, drafts_of, noise
+from sim.engine.step_model.cost import Speculation, StepCost, noise
 from sim.engine.step_model.decodes import Decodes, Slot
 from sim.engine.step_model.interface import Counters, Event, EventKind, StepConfig
 from sim.engine.step_model.job import Job
 from sim.engine.step_model.plan import Plan
 from sim.engine.step_model.pool import CountedPool
+from workers.step_time import context_pairs, drafts_of
 
 __all__ = ["Counters", "Event", "EventKind", "StepConfig", "StepEngine"]
 
@@ -63,6 +64,8 @@ class StepEngine:
         self._events: list[Event] = []
         self._plan = Plan()
         """The steps planned from `clock` on."""
+        self._pairs = 0.0
+        """Pairs of new and earlier tokens that the planned step's prefill computes."""
         self._completing: list[Slot] = []
         """Slots whose prefill the planned step completes."""
 
@@ -192,6 +195,7 @@ class StepEngine:
     def _plan_steps(self) -> None:
         """Plan the next steps: one step with prefill, or several pure decode steps."""
         decodes, plan = self._decodes, self._plan
+        self._pairs = 0.0
         preempted = self._grow_decodes(decodes.step + 1)
         budget = self.config.max_batched_tokens - decodes.count * (1 + self._drafts)
         left = budget
@@ -204,7 +208,7 @@ class StepEngine:
         prefilled = budget - left
         plan.left = 1 if prefilled or self._prefilling or preempted else self._pure_decode_steps()
         factor = noise(self.config.noise_cv, plan.left, self._rng)
-        plan.first = factor * self.cost.seconds(decodes.count, decodes.kv, prefilled)
+        plan.first = factor * self.cost.seconds(decodes.count, decodes.kv, prefilled, self._pairs)
         plan.slope = factor * self.cost.per_kv_token * decodes.rate
         self.counters.prefilled_tokens += prefilled
 
@@ -295,6 +299,7 @@ class StepEngine:
     def _compute(self, slot: Slot, chunk: int) -> None:
         """Account for a chunk of prefill in the planned step."""
         slot.computed += chunk
+        self._pairs += context_pairs(chunk, slot.computed)
         self._publish(slot, slot.job.blocks, slot.computed)
         if slot.computed >= slot.target:
             self._completing.append(slot)

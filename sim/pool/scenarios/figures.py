@@ -9,7 +9,7 @@ from sim.pool.contract import Record
 from sim.pool.scenarios.traffic import CAPACITY, TARGETS
 from sim.pool.summary import ServiceLevel
 
-LEVEL = ServiceLevel(TARGETS, CAPACITY.prefill_tokens_per_s)
+LEVEL = ServiceLevel(TARGETS, CAPACITY)
 
 
 def shares(records: Iterable[Record], replicas: int) -> list[float]:

@@ -11,11 +11,11 @@ from scheduler.core.fleet import Fleet
 from scheduler.core.learnt_rates import LearntRates
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import Choice
-from scheduler.core.predict import step_s
 from scheduler.wire import Released
 from tests.support.scheduling import MODEL, beat, replica, request
 from workers.catalog import load_catalog
 from workers.plan import plan_external
+from workers.step_time import decode_step_s
 from workers.wire import Capacity, ReplicaStatus
 
 PLAN = plan_external("host/m-0", MODEL, max_num_seqs=256, context_len=8192, share=Fraction(1))
@@ -37,14 +37,14 @@ def test_the_time_of_a_step_is_learnt(alpha: float, beta: float) -> None:
         rates.observe_answer(batch, (alpha + beta * batch) * rng.uniform(0.9, 1.1), 100)
     learnt = rates.apply(ASSUMED)
     for batch in (1, 16, 64):
-        assert step_s(learnt, batch, 0) == pytest.approx(alpha + beta * batch, rel=0.25, abs=0.002)
+        assert decode_step_s(learnt, batch, 0) == pytest.approx(alpha + beta * batch, rel=0.25, abs=0.002)
 
 
 def test_ten_answers_of_one_stream_suffice() -> None:
     rates = LearntRates()
     for _ in range(10):
         rates.observe_answer(1, 0.2, 100)
-    assert step_s(rates.apply(ASSUMED), 1, 0) == pytest.approx(0.2, rel=0.15)
+    assert decode_step_s(rates.apply(ASSUMED), 1, 0) == pytest.approx(0.2, rel=0.15)
 
 
 def test_the_prefill_rate_is_learnt_apart_from_what_every_request_costs() -> None:
@@ -82,7 +82,7 @@ def test_a_replica_without_answers_has_the_figures_of_its_model() -> None:
     fleet.heartbeat(beat(*both), 0.0)
     play(fleet, "host/m-0", clients=1, seconds=5.0, alpha=0.004, beta=0.0)
     fleet.heartbeat(beat(external(), external("host/m-1")), 5.0)
-    steps = [step_s(fleet.replicas[name].status.capacity, 1, 0) for name in ("host/m-0", "host/m-1")]
+    steps = [decode_step_s(fleet.replicas[name].status.capacity, 1, 0) for name in ("host/m-0", "host/m-1")]
     assert steps == pytest.approx([0.004, 0.004], rel=0.5)
 
 

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.predict import BOUND_QUANTILE, MAX_PREFILL_SHARE, Accuracy, PrefillShare, Residual, step_s
-from workers.wire import Capacity
-
-
-def test_a_step_is_the_documented_formula() -> None:
-    node = Capacity(13_500.0, 0.008, 0.0004, 1e-8, accept_per_step=2.0)
-    assert step_s(node, 10, 100_000) == pytest.approx(0.008 + 0.004 + 0.001)
+from scheduler.core.predict import BOUND_QUANTILE, MAX_PREFILL_SHARE, Accuracy, PrefillShare, Residual
 
 
 @given(st.floats(-3, 3), st.integers(0, 1000))

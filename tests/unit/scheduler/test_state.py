@@ -1,7 +1,6 @@
 """The scheduler state as a state machine, and the rules that need a story."""
 
 import random
-from dataclasses import astuple
 
 import pytest
 from hypothesis import given, settings
@@ -174,7 +173,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 sum(entry.uncached for entry in entries if not entry.prefilled),
                 sum(entry.uncached + entry.produced for entry in entries),
             )
-            assert astuple(self.state.fleet.replicas[name].load)[:3] == expected
+            load = self.state.fleet.replicas[name].load
+            assert (load.running, load.unprefilled, load.kv_tokens) == expected
+            pairs = sum(entry.pairs for entry in entries if not entry.prefilled)
+            assert load.unprefilled_pairs == pytest.approx(pairs, rel=1e-6, abs=1e-6)
 
     @invariant()
     def no_replica_is_oversubscribed(self) -> None:

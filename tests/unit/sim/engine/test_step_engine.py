@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.engine.step_model.cost import StepCost, drafts_of
+from sim.engine.step_model.cost import StepCost
 from sim.engine.step_model.engine import Event, EventKind, StepConfig, StepEngine
 from sim.engine.step_model.job import Job
 from sim.engine.step_model.pool import CountedPool, Entry
+from workers.step_time import context_pairs, drafts_of
 from workers.wire import Capacity
 
 BLOCK = 4
@@ -88,7 +89,7 @@ class PlainEngine:
         self.pool = CountedPool(config.blocks, self.removed)
         self.waiting: list[Plain] = []
         self.running: list[Plain] = []
-        self.clock = 0.0
+        self.clock = self.pairs = 0.0
         self.ends: float | None = None
         self.completing: list[Plain] = []
         self.decoding: list[Plain] = []
@@ -131,7 +132,7 @@ class PlainEngine:
             preempted |= self.room(item, need)
         self.decoding = [item for item in self.decoding if item.running]
         budget = start = self.config.max_batched_tokens - len(self.decoding) * (1 + self.drafts)
-        self.completing = []
+        self.completing, self.pairs = [], 0.0
         for item in [item for item in self.running if item.began < 0]:
             if budget > 0 and item.running:
                 chunk = min(budget, item.target - item.computed)
@@ -163,7 +164,7 @@ class PlainEngine:
             budget = self.compute(item, chunk, budget)
         self.decoding = [item for item in self.decoding if item.running]
         kv = sum(item.computed + item.done * item.left / item.steps for item in self.decoding)
-        self.ends = self.clock + self.cost.seconds(len(self.decoding), kv, start - budget)
+        self.ends = self.clock + self.cost.seconds(len(self.decoding), kv, start - budget, self.pairs)
 
     def complete(self) -> None:
         assert self.ends is not None
@@ -203,6 +204,7 @@ class PlainEngine:
 
     def compute(self, item: Plain, chunk: int, budget: int) -> int:
         item.computed += chunk
+        self.pairs += context_pairs(chunk, item.computed)
         self.publish(item, [*item.job.blocks], item.computed)
         if item.computed == item.target:
             self.completing.append(item)
@@ -341,7 +343,14 @@ def plainly(event: Event) -> tuple[float, EventKind, int, tuple[int, ...]]:
 def test_skipping_steps_is_the_same_as_taking_them(
     script: list[Act], blocks: int, accept: float, seats: int
 ) -> None:
-    settings_ = config(kv_cache_tokens=blocks * BLOCK, accept_per_step=accept, max_num_seqs=seats)
+    settings_ = config(
+        kv_cache_tokens=blocks * BLOCK,
+        accept_per_step=accept,
+        max_num_seqs=seats,
+        step_experts_s=0.02,
+        expert_share=0.1,
+        prefill_pair_s=1e-5,
+    )
     seen, jobs = play(script, StepEngine(settings_, random.Random(1)))
     expected, plain_jobs = play(script, PlainEngine(settings_))
     assert [event[1:] for event in seen] == [event[1:] for event in expected]

@@ -12,9 +12,9 @@ from sim.pool.cluster import TOO_LONG
 from sim.pool.contract import Record, RunResult, SimRequest
 from sim.pool.fairness import fairness, jain_index, max_gap, max_min_shares, service_curve
 from sim.pool.summary import ServiceLevel, over_time, summarise, waiting
-from workers.wire import Targets
+from workers.wire import Capacity, Targets
 
-LEVELS = {"m": ServiceLevel(Targets(ttft_s=1.0, tpot_s=0.05), prefill_tokens_per_s=1000.0)}
+LEVELS = {"m": ServiceLevel(Targets(ttft_s=1.0, tpot_s=0.05), Capacity(1000.0, 0.01, 0.0))}
 
 
 def record(
