@@ -186,6 +186,9 @@ class Reply(Protocol):
     async def respond(self, body: bytes, headers: Headers) -> None:
         """Send the whole answer of a request that is not streamed, with status 200; wait until it is taken."""
 
+    def settled(self, record: UsageRecord) -> None:
+        """Take the record by which the request is billed; what is left to be sent of its end may tell it."""
+
 
 class EngineStream(Protocol):
     """The answer of an engine while it arrives."""

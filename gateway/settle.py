@@ -46,7 +46,9 @@ class Settlement(Generic[GrantT]):
             if context.outcome is None:
                 context.outcome = _outcome_of(context)
             context.settled_at = context.settled_at or self._now()
-            self._meter.settle(context.usage_record or usage_record(context, context.settled_at))
+            record = context.usage_record or usage_record(context, context.settled_at)
+            self._meter.settle(record)
+            context.request.reply.settled(record)
         elif reserved.hold is not None:
             self._holds.void(context.request.id)
         dispatched = context.routing.attempts > 0

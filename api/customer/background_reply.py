@@ -3,6 +3,7 @@
 from collections.abc import Awaitable
 
 from api.customer.reply import no_op
+from billing.metering.records import UsageRecord
 from gateway.dialects.responses.events import EventLog
 from gateway.dialects.responses.translation import ResponseTranslation
 from gateway.open_requests import KEEP_ALIVE
@@ -54,3 +55,7 @@ class BackgroundReply:
         """Take a whole answer."""
         self.response.take_whole(body)
         self.started = self.complete = True
+
+    def settled(self, record: UsageRecord) -> None:
+        """Keep the bill for a response that has no end of its own."""
+        self.response.bill(record)

@@ -10,6 +10,7 @@ from uuid import UUID
 from api import errors
 from api.customer.answer_headers import OPENAI_VERSION, processing_ms
 from api.customer.client_connection import ClientConnection
+from billing.metering.records import UsageRecord
 from core.errors import PenstockError
 from gateway.ports import ClientDisconnected, Headers
 from gateway.schemas.common import PreparedRequest
@@ -165,6 +166,9 @@ class HttpReply:
 
     def begin(self, prepared: PreparedRequest, principal: Principal) -> None:
         """Take the valid request that is answered, and whose it is; this form of answers needs neither."""
+
+    def settled(self, record: UsageRecord) -> None:
+        """Take the bill of the request; an error of this form tells none."""
 
     async def fail(self, error: PenstockError) -> None:
         """Send an error: as a response before headers were sent, as an event afterwards.

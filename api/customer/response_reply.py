@@ -7,6 +7,7 @@ import msgspec
 from api.customer.client_connection import ClientConnection
 from api.customer.dialect_reply import DialectReply
 from api.customer.reply import HttpReply, Send
+from billing.metering.records import UsageRecord
 from gateway.dialects.responses.store import Kept, ResponseStore
 from gateway.dialects.responses.translation import Responses, ResponseTranslation
 from gateway.ports import Headers
@@ -73,3 +74,7 @@ class ResponseReply(DialectReply):
         response.take_whole(body)
         document = response.response(stored=await self._save(response))
         await HttpReply.respond(self, msgspec.json.encode(document), headers)
+
+    def settled(self, record: UsageRecord) -> None:
+        """Keep the bill for the last event of a stream that fails."""
+        self._answer.bill(record)

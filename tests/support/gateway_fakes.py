@@ -332,6 +332,10 @@ class FakeReply:
         self.writes = 0
         self.unsent = 0
         self.stuck: asyncio.Event | None = None
+        self.record: UsageRecord | None = None
+
+    def settled(self, record: UsageRecord) -> None:
+        self.record = record
 
     async def start(self, headers: Headers, prompt_tokens: int = 0) -> None:
         self.started = True

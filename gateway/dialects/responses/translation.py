@@ -6,8 +6,10 @@ from uuid import UUID
 
 import msgspec
 
+from billing.metering.records import UsageRecord
 from core.errors import PenstockError
 from core.ids import uuid7_unix_ms
+from gateway import answers
 from gateway.dialects.chat_events import ChatEvent, Choice, Usage, chat_answer, chat_events
 from gateway.dialects.responses.fields import NAMES
 from gateway.dialects.responses.output import Event, Output
@@ -76,7 +78,7 @@ class ResponseTranslation:
         self._output = Output(request_id.hex, prepared.dialect_fields.get("namespaces", {}))
         self._finish_reason: str | None = None
         self._final: ChatEvent | None = None
-        """The chat event with the usage."""
+        """The chat event with the usage, or the bill of an answer that was broken off."""
 
     def start(self, prompt_tokens: int) -> None:
         """Need nothing: usage comes with the last event."""
@@ -112,6 +114,14 @@ class ResponseTranslation:
     def cancel(self) -> bytes:
         """End the output of a response that its client has cancelled, and return the events of that."""
         return b"".join([*self._begin(), *self._encoded(self._output.end("incomplete"))])
+
+    def bill(self, record: UsageRecord) -> None:
+        """Take the bill of a response whose chat answer has not told it, since it was cancelled or has failed."""
+        if self._final is None:
+            end = answers.final_events(
+                "chat", None, record, fingerprint="", truncated=False, include_usage=True, unfinished=()
+            )
+            self._taken(end)
 
     def finish(self, *, stored: bool) -> bytes:
         """Return the last event of a stream, with the response, and [DONE]."""

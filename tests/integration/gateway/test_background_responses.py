@@ -210,6 +210,11 @@ async def test_cancelling_ends_a_response_and_bills_what_was_generated(
     [row] = await api.usage_rows(1)
     assert row.outcome == "client_cancelled"
     assert row.output_tokens < 400
+    assert (cancelled.usage.input_tokens, cancelled.usage.output_tokens) == (
+        row.input_tokens,
+        row.output_tokens,
+    )
+    assert cancelled.penstock["outcome"] == "client_cancelled"
     plain = await client.responses.create(model=MODEL, input=WATER, max_output_tokens=5)
     with pytest.raises(openai.BadRequestError) as refused:
         await client.responses.cancel(plain.id)
@@ -308,6 +313,7 @@ async def test_an_answer_that_breaks_fails_the_response(api: Api) -> None:
     assert answer.to_dict() == events[-1]["response"]
     [row] = await api.usage_rows(1)
     assert row.outcome == "client_cancelled"
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (row.input_tokens, row.output_tokens)
 
 
 async def test_a_process_that_is_stopped_ends_its_responses(api: Api, tmp_path: Path) -> None:
@@ -328,6 +334,8 @@ async def test_a_process_that_is_stopped_ends_its_responses(api: Api, tmp_path: 
     assert "being stopped" in answer.error.message
     [row] = await api.usage_rows(1)
     assert row.outcome == "interrupted"
+    assert answer.usage.input_tokens == row.input_tokens
+    assert answer.penstock["outcome"] == "interrupted"
 
 
 async def test_a_response_whose_process_is_gone_has_failed(api: Api, other: Any) -> None:

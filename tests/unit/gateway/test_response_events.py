@@ -4,6 +4,7 @@ import asyncio
 import json
 import zlib
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -12,13 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import EngineFailed, UnsupportedField
+from api.customer.background_reply import BackgroundReply
+from core.errors import EngineFailed, PenstockError, UnsupportedField
+from core.money import pico_to_usd
+from gateway.context import AbortReason
 from gateway.dialects.responses import events as response_events
 from gateway.dialects.responses.events import Entry, EventLog
 from gateway.dialects.responses.parser import parse_responses
 from gateway.dialects.responses.state import LOST, document_of
 from gateway.dialects.responses.translation import Responses, ResponseTranslation, last_event
+from tests.support.gateway_fakes import FakeEngines, Gateway, principal
+from tests.support.gateway_fakes import chunk as engine_chunk
 from tests.support.responses_schema import OPENAI, check, validate, without_null_usage
+from tests.support.waiting import until
 
 REQUEST_ID = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 
@@ -70,6 +77,32 @@ def test_a_cancelled_response_keeps_its_output() -> None:
     assert (document["status"], document["output"]) == ("cancelled", [events[-1]["item"]])
     assert document["output"][0]["status"] == "incomplete"
     assert last_event(document, 9) == b""
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_response_that_was_broken_off_says_what_it_cost(stream: bool) -> None:
+    prepared = parse_responses(
+        json.dumps({"model": "tiny", "input": "Hello", "background": True, "stream": stream}).encode()
+    )
+    response = Responses(lambda: 1_800_000_000.0).begin(REQUEST_ID, prepared)
+    reply = BackgroundReply(response, None)
+    pause = asyncio.Event()
+    engines = FakeEngines([engine_chunk("a", tokens=1), engine_chunk("b", tokens=2), pause])
+    gateway = Gateway(engines)
+    task = asyncio.create_task(gateway.director.handle(REQUEST_ID, principal(), prepared, reply))
+    await until(lambda: engines.streams and pause not in engines.streams[0].script, what="the engine pauses")
+    assert response.document("in_progress")["usage"] is None
+    gateway.open_requests.abort_request(REQUEST_ID, AbortReason.CLIENT_DISCONNECTED)
+    with pytest.raises(PenstockError):
+        await task
+    [record] = gateway.meter.settled
+    for document in (response.document("cancelled"), response.failed(503, EngineFailed("x"))):
+        found = plain(document)
+        assert found["usage"]["output_tokens"] == record.usage.output == 2
+        assert found["usage"]["input_tokens"] == record.usage.input
+        assert Decimal(str(found["penstock"]["cost_usd"])) == Decimal(pico_to_usd(record.cost)) > 0
+        assert found["penstock"]["outcome"] == "client_cancelled"
+        check(found, "Response", OPENAI)
 
 
 def test_what_is_in_the_background_is_stored() -> None:
