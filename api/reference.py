@@ -95,7 +95,7 @@ def _section(openapi: dict[str, Any], path: str, method: str, operation: dict[st
     url = re.sub(
         r"\{(\w+)(?::\w+)?\}", lambda match: PATH_VALUES.get(match[1], match[1].upper()), path
     ) + _query(openapi, parameters)
-    secret = _secret(path)
+    secret = _secret(path, operation)
     examples = (
         ("sh", _curl(method, url, body, secret)),
         ("python", _python(f"{method} {path}", method, url, body, secret)),
@@ -105,9 +105,9 @@ def _section(openapi: dict[str, Any], path: str, method: str, operation: dict[st
     return "\n\n".join(parts) + "\n"
 
 
-def _secret(path: str) -> str:
+def _secret(path: str, operation: dict[str, Any]) -> str:
     """The environment variable with what a route asks for; empty when it asks for nothing."""
-    if not path.startswith("/v1/"):
+    if not operation.get("security"):
         return ""
     return "PENSTOCK_TOKEN" if path.startswith("/v1/organization") else "PENSTOCK_API_KEY"
 

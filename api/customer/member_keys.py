@@ -19,7 +19,15 @@ from api.admin.deps import (
     RequestBody,
     to_page,
 )
-from api.admin.keys import CreatedKeyOut, KeyOut, LimitsBody, LimitsOut, ScopedLimitsOut, with_secret
+from api.admin.keys import (
+    ClientSettings,
+    CreatedKeyOut,
+    KeyOut,
+    LimitsBody,
+    LimitsOut,
+    ScopedLimitsOut,
+    with_secret,
+)
 from api.admin.tenants import ProjectCreate, ProjectOut
 from api.customer.member_deps import Member, MemberDeps
 from tenants.names import MAX_NETWORKS
@@ -174,6 +182,22 @@ def _key_routes(routes: APIRouter, deps: MemberDeps) -> None:
                 deps.database, member.actor, key_id=key_id, changes=body.model_dump(exclude_unset=True)
             )
         )
+
+    @routes.put(
+        "/keys/{key_id}/client-settings",
+        summary="Replace a key's settings for its clients (owners, developers)",
+    )
+    async def set_client_settings(
+        member: Annotated[Member, auth], key_id: UUID, body: ClientSettings
+    ) -> KeyOut:
+        changed = await admin_keys.set_client_settings(
+            deps.database,
+            member.actor,
+            key_id=key_id,
+            quota_status=body.quota_status,
+            cors_origins=body.cors_origins,
+        )
+        return KeyOut.model_validate(changed)
 
 
 def _secret_routes(routes: APIRouter, deps: MemberDeps) -> None:

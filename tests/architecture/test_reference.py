@@ -28,6 +28,16 @@ def test_every_route_has_an_example_in_each_language(text: str) -> None:
     assert "/admin/v1" not in text
 
 
+def test_only_routes_with_security_are_given_a_secret(text: str) -> None:
+    openapi = reference.document()
+    for section in text.split("\n## ")[1:]:
+        method, path = section.partition("\n")[0].split()
+        operation = openapi["paths"][path][method.lower()]
+        assert bool(operation.get("security")) == ("$PENSTOCK_" in section), f"{method} {path}"
+    for route in ("POST /v1/sessions", "POST /v1/invitations/accept", "GET /healthz"):
+        assert f"\n## {route}\n" in text
+
+
 def examples(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 

@@ -103,6 +103,7 @@ def acts(acme: Organisation, other: str) -> list[tuple[str, str, object, tuple[i
         ("POST", "/tokens", {"name": "laptop"}, (201, 201, 201)),
         ("POST", "/password", {"current": "wrong", "new": "battery staple horse"}, (401, 401, 401)),
         ("PATCH", key, {"networks": ["203.0.113.0/24"], "scopes": ["inference"]}, key_managers),
+        ("PUT", f"{key}/client-settings", {"quota_status": 429, "cors_origins": ["https://a.example"]}, key_managers),
         ("POST", f"{key}/rotate", {"overlap_s": 60}, key_managers),
         ("POST", f"{key}/revoke", None, key_managers),
         ("POST", f"{project}/archive", None, owners),
@@ -223,6 +224,11 @@ async def test_a_key_is_changed_and_rotated_under_one_id(
     assert (await developer("PATCH", path, {"name": "dead"})).status_code == 409
     stranger = await caller(client, database, "tenant_owner", await make_organisation(database, "Globex"))
     assert (await stranger("POST", f"{path}/rotate", {})).status_code == 404
+    settings = {"quota_status": 429, "cors_origins": ["https://a.example"]}
+    told = (await developer("PUT", f"{path}/client-settings", settings)).json()
+    assert (told["quota_status"], told["cors_origins"]) == (429, ["https://a.example"])
+    assert (await developer("PUT", f"{path}/client-settings", {"quota_status": 500})).status_code == 400
+    assert (await stranger("PUT", f"{path}/client-settings", settings)).status_code == 404
     assert rotated["secret"] not in (await developer("GET", "/audit")).text
 
 
