@@ -27,7 +27,12 @@ SAMPLING_PARAMETERS = (
     "logit_bias",
 )
 """What every model accepts, by OpenRouter's names."""
-FEATURES = {"tools": ("tools",), "json": ("json_mode", "structured_outputs"), "reasoning": ("reasoning",)}
+FEATURES = {
+    "tools": ("tools",),
+    "json": ("json_mode", "structured_outputs"),
+    "reasoning": ("reasoning",),
+    "logprobs": ("logprobs",),
+}
 """By capability: OpenRouter's names for it."""
 
 
@@ -80,12 +85,12 @@ class ModelViews:
         return self._entry(model, principal.tier, prices, replicas)
 
     def openrouter(self, principal: Principal) -> list[dict[str, Any]]:
-        """The priced models in the form in which OpenRouter reads a provider's list, at their list prices."""
+        """The models that chat and have a price, with their list prices, as OpenRouter reads a provider's list."""
         prices = self._prices.of(None)
         found = []
         for model in self._directory.list():
             price = prices.get(model.name, {}).get("standard")
-            if price is not None and _visible(model, principal):
+            if price is not None and "chat" in model.capabilities and _visible(model, principal):
                 serves = self._availability.of(model.name).serves
                 found.append(_openrouter_entry(model, price, ready=serves and not model.toy))
         return found
@@ -188,7 +193,7 @@ def _openrouter_entry(model: ModelInfo, price: PriceView, *, ready: bool) -> dic
             "input_cache_read": _per_token(price.cached_input),
         },
         "supported_sampling_parameters": list(SAMPLING_PARAMETERS),
-        "supported_features": [*features, "logprobs"],
+        "supported_features": features,
         "is_ready": ready,
     }
 

@@ -11,6 +11,8 @@ PARTS = (
     "moderations", "realtime", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
 """First parts of their paths below /v1."""
+ROUTES = ("messages/batches", "chat/completions/{id}", "responses/compact")
+"""Further paths below /v1, beside routes that there are: what is stored of chat completions, for one."""
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD")
 
 
@@ -19,7 +21,7 @@ def router(inference: Iterable[str]) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
     known = [*(f"POST {path}" for path in sorted(inference)), "GET /v1/models"]
 
-    for part in PARTS:
+    for part in (*PARTS, *ROUTES):
         for path in (f"/v1/{part}", f"/v1/{part}/{{rest:path}}"):
             routes.add_api_route(path, _refusal(part, known), methods=list(METHODS))
     return routes
