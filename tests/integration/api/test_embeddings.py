@@ -69,7 +69,8 @@ async def test_what_is_not_available_says_what_is(api: Api) -> None:
                     if method == "HEAD":
                         continue
                     error = (await answer.json())["error"]
-                assert (error["code"], error["type"]) == ("not_available", "invalid_request_error")
+                kind = "not_found_error" if "messages" in path else "invalid_request_error"  # Anthropic's
+                assert (error["code"], error["type"]) == ("not_available", kind)
                 assert "POST /v1/embeddings" in error["message"]
     with pytest.raises(openai.NotFoundError, match="/v1/files is not available"):
         await api.openai().files.list()
