@@ -58,9 +58,18 @@ def strip_extras(payload: bytes, extras: Extras, calls: CallStream | None = None
             choice.stop_reason = msgspec.UNSET
         if not extras.logprobs and choice.logprobs is not msgspec.UNSET:
             choice.logprobs = _NULL
+        elif choice.delta is not msgspec.UNSET and is_there(choice.logprobs):
+            choice.logprobs = _with_refusal(choice.logprobs)
         if choice.delta is not msgspec.UNSET and b'"reasoning' in bytes(choice.delta):
             choice.delta = _both_names(choice.delta)
     return _relayed_encoder.encode(chunk)
+
+
+def _with_refusal(logprobs: msgspec.Raw) -> msgspec.Raw:
+    """Return a chat's log-probabilities with those of a refusal, which engines leave out and OpenAI demands."""
+    members = _members_decoder.decode(logprobs)
+    members.setdefault("refusal", _NULL)
+    return msgspec.Raw(_relayed_encoder.encode(members))
 
 
 def _told(value: msgspec.Raw | msgspec.UnsetType, asked: bool) -> msgspec.Raw | msgspec.UnsetType:

@@ -145,11 +145,16 @@ def answer_object(
 
 
 def chat_choice(
-    index: int, members: dict[str, Any], calls: list[Any], logprobs: Any, ends: dict[str, Any]
+    index: int,
+    members: dict[str, Any],
+    calls: list[Any],
+    logprobs: dict[str, Any] | None,
+    ends: dict[str, Any],
 ) -> dict[str, Any]:
     """Return one choice of a chat completion.
 
-    `members`: role and texts of the message; `calls`: its tool calls; `ends`: finish and stop reason.
+    `members`: role and texts of the message; `calls`: its tool calls; `ends`: finish and stop reason. Engines give
+    log-probabilities of the content only; OpenAI's have those of a refusal beside them.
     """
     message = {"role": "assistant", **members}
     if calls:
@@ -160,7 +165,8 @@ def chat_choice(
     for name, other in REASONING_NAMES:
         if message.get(name):
             message.setdefault(other, message[name])
-    return {"index": index, "message": message, "logprobs": logprobs or None, **ends}
+    whole_logprobs = {"refusal": None, **logprobs} if logprobs else None
+    return {"index": index, "message": message, "logprobs": whole_logprobs, **ends}
 
 
 class _Choice:

@@ -13,6 +13,7 @@ from gateway.schemas.completions import CompletionRequest
 from gateway.schemas.fields import IGNORED, REFUSED
 from tests.e2e.conftest import MODEL
 from tests.e2e.test_engine import ENGINE_ENV
+from tests.support.openai_schema import check, events_of
 from tests.support.request_fields import BOTH, CHAT, CONVERSATION, SCHEMA, TEXT, TOOL
 from tests.support.stack import Stack, Tenant
 
@@ -65,7 +66,7 @@ def test_every_accepted_field_is_answered(mirrored: Stack) -> None:
         sent[route] |= fields.keys()
         answer = _post(mirrored, tenant, route, fields)
         assert answer.status_code == 200, (fields, answer.text)
-        _check_answer(fields, answer)
+        _check_answer(fields, answer, "text" if route == "completions" else "chat")
     assert sent["chat/completions"] == set(ChatRequest.__struct_fields__)
     assert sent["completions"] == set(CompletionRequest.__struct_fields__)
 
@@ -76,10 +77,11 @@ def _post(stack: Stack, tenant: Tenant, route: str, fields: dict[str, Any]) -> h
     return httpx.post(f"{stack.base_url}/{route}", json=body, headers=headers, timeout=180)
 
 
-def _check_answer(fields: dict[str, Any], answer: httpx.Response) -> None:
+def _check_answer(fields: dict[str, Any], answer: httpx.Response, endpoint: str) -> None:
     if fields.get("stream"):
-        assert answer.text.rstrip().endswith("data: [DONE]")
+        events_of(answer.text.splitlines(), endpoint)
         return
+    check(answer.json(), endpoint)
     choices = answer.json()["choices"]
     if fields.get("ignore_eos"):
         assert answer.json()["usage"]["completion_tokens"] == fields["max_tokens"]

@@ -38,11 +38,13 @@ BOTH: list[dict[str, Any]] = [
 CHAT: list[dict[str, Any]] = [
     {"max_completion_tokens": 3},
     {"logprobs": True, "top_logprobs": 2},
+    {"logprobs": True, "top_logprobs": 2, "stream": True},
     {"top_logprobs": 2},
     {"tools": [TOOL, CUSTOM], "tool_choice": "auto", "parallel_tool_calls": False},
     {"tools": [TOOL], "tool_choice": CHOSEN},
     {"tools": [TOOL], "tool_choice": CHOSEN, "stream": True},
     {"tools": [TOOL, CUSTOM], "tool_choice": {"type": "custom", "custom": {"name": "note"}}},
+    {"tools": [TOOL, CUSTOM], "tool_choice": {"type": "custom", "custom": {"name": "note"}}, "stream": True},
     {
         "tools": [TOOL, CUSTOM],
         "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CHOSEN]}},
@@ -50,10 +52,12 @@ CHAT: list[dict[str, Any]] = [
     {"functions": [TOOL["function"]], "function_call": {"name": "look"}},
     {"reasoning_effort": "none", "modalities": ["text"]},
     {"reasoning_effort": "high", "max_tokens": 40},
+    {"reasoning_effort": "high", "max_tokens": 40, "stream": True},
     {"chat_template_kwargs": {"thinking": True}, "enable_thinking": None, "max_tokens": 40},
 ]
 TEXT: list[dict[str, Any]] = [
     {"logprobs": 1, "best_of": 1},
+    {"logprobs": 1, "stream": True},
     {"prompt": ["a"] * 16, "max_tokens": 1},
     {"prompt": [[5, 6], [7]]},
 ]

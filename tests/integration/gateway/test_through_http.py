@@ -23,6 +23,8 @@ from sim.engine import server as engine_server
 from tenants.key_format import new_key
 from tenants.principal import Limits
 from tests.support.api_process import MODEL, Api, api_process
+from tests.support.openai_schema import check, events_of
+from tests.support.request_fields import BOTH, CHAT, TEXT
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation
 from tests.support.waiting import until
 
@@ -44,6 +46,7 @@ async def test_chat_whole_and_streamed(api: Api) -> None:
     client = api.openai()
     whole = await client.chat.completions.with_raw_response.create(model=MODEL, messages=HELLO, max_tokens=20)
     answer = whole.parse()
+    check(answer.to_dict(mode="json"), "chat")
     assert answer.choices[0].message.content
     assert answer.choices[0].finish_reason in ("length", "stop")
     assert answer.usage.completion_tokens <= 20
@@ -53,6 +56,8 @@ async def test_chat_whole_and_streamed(api: Api) -> None:
         model=MODEL, messages=HELLO, max_tokens=20, stream=True, stream_options={"include_usage": True}
     )
     chunks = [chunk async for chunk in stream]
+    for chunk in chunks:
+        check(chunk.to_dict(mode="json"), "chat", streamed=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert chunks[-1].usage.total_tokens > 0
     assert chunks[-1].model_extra["penstock"]["simulated"] is True
@@ -66,14 +71,36 @@ async def test_chat_whole_and_streamed(api: Api) -> None:
 async def test_text_completions(api: Api) -> None:
     client = api.openai()
     whole = await client.completions.create(model=MODEL, prompt=["one", "two"], max_tokens=8)
+    check(whole.to_dict(mode="json"), "text")
     assert len(whole.choices) == 2
     assert all(choice.text for choice in whole.choices)
     stream = await client.completions.create(model=MODEL, prompt="one", max_tokens=8, stream=True)
     chunks = [chunk async for chunk in stream]
+    for chunk in chunks:
+        check(chunk.to_dict(mode="json"), "text", streamed=True)
     assert all(chunk.usage is None for chunk in chunks)
     rows = await api.usage_rows(2)
     assert rows[0].output_tokens == whole.usage.completion_tokens
     assert rows[1].output_tokens <= 8
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_answer_and_event_has_openais_shape(api: Api, stream: bool) -> None:
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("chat", {"messages": HELLO, **fields}) for fields in (*BOTH, *CHAT)
+    ]
+    requests += [("text", {"prompt": "one", **fields}) for fields in (*BOTH, *TEXT)]
+    for endpoint, fields in requests:
+        path = {"chat": "chat/completions", "text": "completions"}[endpoint]
+        body = {"model": MODEL, "max_tokens": 8, **fields, "stream": stream}
+        async with api.session.post(
+            f"{api.url}/v1/{path}", json=body, headers={"Authorization": f"Bearer {api.organisation.key}"}
+        ) as answer:
+            assert answer.status == 200, (fields, await answer.text())
+            if stream:
+                events_of((await answer.text()).splitlines(), endpoint)
+            else:
+                check(await answer.json(), endpoint)
 
 
 async def test_models(api: Api) -> None:

@@ -140,7 +140,7 @@ def joined(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
             out[-1] = {
                 "index": part["index"],
                 "delta": {name: last["delta"][name] + value},
-                "logprobs": {"content": both} if known else None,
+                "logprobs": {"content": both, "refusal": None} if known else None,
             }
         else:
             out.append(part)
@@ -164,7 +164,7 @@ def test_any_division_into_events_and_reads_gives_the_same_answer(
 def test_logprobs_are_kept_as_the_engine_wrote_them() -> None:
     part = {"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [LOGPROB], "refusal": None}}
     choice = merged(encoded([part]), encoded([part]))["choices"][0]
-    assert choice["logprobs"] == {"content": [LOGPROB, LOGPROB]}
+    assert choice["logprobs"] == {"content": [LOGPROB, LOGPROB], "refusal": None}
 
 
 def test_text_completions() -> None:

@@ -329,7 +329,7 @@ def test_members_of_the_engines_own_are_stripped_wherever_they_stand() -> None:
     ):
         choice = {"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": "stop"}
         assert msgspec.json.decode(strip_extras(payload, Extras())) == {"id": "x", "choices": [choice]}
-        asked = {**choice, "logprobs": {"content": [1]}, "stop_reason": "."}
+        asked = {**choice, "logprobs": {"content": [1], "refusal": None}, "stop_reason": "."}
         assert msgspec.json.decode(strip_extras(payload, Extras(True, True))) == {
             "id": "x",
             "choices": [asked],
