@@ -288,8 +288,12 @@ class StreamCodec:
 
     @property
     def _may_be_steady(self) -> bool:
-        """Whether further events may be like the one that was decoded. With ids of tokens, no two are alike."""
-        one = self._relayed and self.choices == 1 and not self._extras.token_ids
+        """Whether further events may be like the one that was decoded and relayed as they came.
+
+        With ids of tokens, no two are alike; text that is a call's input is rewritten.
+        """
+        alike = not self._extras.token_ids and not self._extras.calls.text_call
+        one = self._relayed and self.choices == 1 and alike
         return one and self.content_started and not self.finish_reasons
 
     def _count(self, chunk: Chunk) -> bool:

@@ -1,12 +1,14 @@
 """Writes the tool calls of an answer in the form that the request asked for.
 
 Engines answer with calls of functions. A request with OpenAI's older `functions` gets `function_call`, and the call of
-a custom tool has the text of its one argument as `input`. Other answers are not touched.
+a custom tool has the text of its one argument as `input`. Where the input follows a grammar, the engine's text is the
+input. Other answers are not touched.
 """
 
 import json
 import re
 from typing import Any, Protocol
+from uuid import uuid4
 
 import msgspec
 
@@ -30,6 +32,9 @@ def reshape_answer(answer: dict[str, Any], form: CallForm) -> None:
         return
     for choice in answer["choices"]:
         message = choice.get("message")
+        if message is not None and form.text_call:
+            _call_with_text(choice, message, form.text_call)
+            continue
         if message is None or not message.get("tool_calls"):
             continue
         calls = [_encoded(call) for call in message["tool_calls"]]
@@ -39,6 +44,22 @@ def reshape_answer(answer: dict[str, Any], form: CallForm) -> None:
             choice["finish_reason"] = _older_reason(choice["finish_reason"])
         else:
             message["tool_calls"] = [_custom_call(call, form) for call in calls]
+
+
+def _call_with_text(choice: dict[str, Any], message: dict[str, Any], name: str) -> None:
+    """Make the text of a message the input of a call."""
+    text, message["content"] = message["content"], None
+    if text:
+        message["tool_calls"] = [_begun_call(name, text)]
+        choice["finish_reason"] = _calling_reason(choice["finish_reason"])
+
+
+def _begun_call(name: str, text: str) -> dict[str, Any]:
+    return {"id": f"call_{uuid4().hex}", "type": "custom", "custom": {"name": name, "input": text}}
+
+
+def _calling_reason(reason: str | None) -> str | None:
+    return "tool_calls" if reason == "stop" else reason
 
 
 def _custom_call(call: dict[str, Any], form: CallForm) -> dict[str, Any]:
@@ -107,14 +128,19 @@ class Choice(Protocol):
 class CallStream:
     """Changes the deltas of one stream. Keeps the readers of the custom tools that are being called."""
 
-    __slots__ = ("_form", "_readers")
+    __slots__ = ("_begun", "_form", "_readers")
 
     def __init__(self, form: CallForm) -> None:
         self._form = form
         self._readers: dict[tuple[int, int], InputReader] = {}
+        self._begun: set[int] = set()
+        """Choices whose text has begun a call."""
 
     def apply(self, choice: Choice) -> None:
         """Change the tool calls and the finish reason of one choice of an event."""
+        if self._form.text_call:
+            self._call_with_text(choice)
+            return
         if choice.delta is not msgspec.UNSET and b'"tool_calls"' in bytes(choice.delta):
             index = 0 if choice.index is msgspec.UNSET else msgspec.json.decode(choice.index, type=int)
             delta = msgspec.json.decode(choice.delta, type=dict[str, Any])
@@ -122,6 +148,22 @@ class CallStream:
         if choice.finish_reason is not msgspec.UNSET and self._form.functions:
             reason = msgspec.json.decode(choice.finish_reason, type=str | None)
             choice.finish_reason = msgspec.Raw(msgspec.json.encode(_older_reason(reason)))
+
+    def _call_with_text(self, choice: Choice) -> None:
+        """Make the text of an event a part of a call's input."""
+        index = 0 if choice.index is msgspec.UNSET else msgspec.json.decode(choice.index, type=int)
+        if choice.delta is not msgspec.UNSET:
+            delta = msgspec.json.decode(choice.delta, type=dict[str, Any])
+            if text := delta.pop("content", None):
+                part = {"custom": {"input": text}}
+                if index not in self._begun:
+                    self._begun.add(index)
+                    part = _begun_call(self._form.text_call, text)
+                delta["tool_calls"] = [{"index": 0, **part}]
+            choice.delta = msgspec.Raw(msgspec.json.encode(delta))
+        if choice.finish_reason is not msgspec.UNSET and index in self._begun:
+            reason = msgspec.json.decode(choice.finish_reason, type=str | None)
+            choice.finish_reason = msgspec.Raw(msgspec.json.encode(_calling_reason(reason)))
 
     def _reshape(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         """Return the delta of the choice `index` in the form that was asked for."""

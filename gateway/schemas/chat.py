@@ -66,6 +66,14 @@ def prepare_chat(request: ChatRequest, body_bytes: int, unknown: tuple[str, ...]
     max_tokens = request.max_completion_tokens or request.max_tokens or 0
     fields, size, bound = _prompt(request, offer)
     constraint = structured_fields(request)
+    if offer.grammar is not None:
+        if constraint:
+            raise InvalidRequest(
+                f"The input of '{offer.text_call}' follows its grammar and cannot follow another constraint; leave out "
+                "one of them.",
+                param="tool_choice",
+            )
+        constraint = {"structured_outputs": msgspec.Raw(msgspec.json.encode(offer.grammar.constraint))}
     if isinstance(request.response_format, JsonSchemaFormat):
         response_format = bytes(constraint["response_format"])
         bound += normalised_bytes(response_format) + rewritten_growth(response_format)
@@ -95,7 +103,7 @@ def prepare_chat(request: ChatRequest, body_bytes: int, unknown: tuple[str, ...]
         labels=labels_of(request),
         service_tier=request.service_tier or "",
         ignored_fields=unknown,
-        calls=CallForm(offer.legacy, offer.custom),
+        calls=CallForm(offer.legacy, offer.custom, offer.text_call),
     )
 
 
@@ -125,7 +133,9 @@ def _needs(
     needs = [("chat", "messages"), *conversation.media.items()]
     if offer.tools:
         needs.append(("tools", "functions" if offer.legacy else "tools"))
-    if constrained:
+    if offer.grammar is not None:
+        needs.append(("json", "tools"))
+    elif constrained:
         needs.append(("json", "response_format" if _has_format(request) else "structured_outputs"))
     if request.logprobs:
         needs.append(("logprobs", "logprobs"))

@@ -15,6 +15,8 @@ class CallForm(msgspec.Struct, frozen=True):
     """Whether the answer has OpenAI's older `function_call`."""
     custom: tuple[str, ...] = ()
     """Names of custom tools, whose calls are written as such."""
+    text_call: str = ""
+    """Name of the custom tool whose input the engine's text is; empty = none."""
 
     @property
     def changed(self) -> bool:

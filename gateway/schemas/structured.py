@@ -119,7 +119,7 @@ def structured_fields(request: StructuredRequest) -> dict[str, msgspec.Raw]:
     if kind == "json":
         value = _schema(value, where)
     elif kind in ("regex", "grammar"):
-        _check_text(kind, value, where)
+        check_text(kind, value, where)
     return {"structured_outputs": msgspec.Raw(msgspec.json.encode({kind: value, **options}))}
 
 
@@ -170,7 +170,7 @@ def _schema(value: msgspec.Raw, param: str) -> Schema:
     return check_schema(value, param)
 
 
-def _check_text(kind: str, text: str, param: str) -> None:
+def check_text(kind: str, text: str, param: str) -> None:
     """Refuse expressions that engines do not compile. Raises InvalidRequest."""
     if "\0" in text:
         raise InvalidRequest(f"'{param}' contains a NUL character; remove it.", param=param)

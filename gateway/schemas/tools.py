@@ -2,16 +2,22 @@
 
 A custom tool becomes a function with one text as its argument; OpenAI's older `functions` become tools; of allowed
 tools, the others are left out. `gateway/tool_calls.py` writes the calls of the answer in the form that was asked for.
+
+Where a custom tool with a grammar must be called, nothing but its input is to be generated: the engine is asked for a
+text that follows the grammar, without a call, and the text becomes the call's input. Engines take regular expressions
+and Lark for this (vLLM's `structured_outputs`). Where such a tool may be called, a regular expression is the `pattern`
+of the argument, which engines keep to where they keep to schemas, and a Lark grammar is refused.
 """
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
 
 from core.errors import InvalidRequest, UnsupportedField
-from gateway.limits import MAX_DESCRIPTION_CHARS, MAX_TOOLS
+from gateway.limits import MAX_DESCRIPTION_CHARS, MAX_GRAMMAR_CHARS, MAX_PATTERN_CHARS, MAX_TOOLS
 from gateway.schemas.messages import CUSTOM_INPUT, FunctionName
-from gateway.schemas.structured import Schema, StructuredRequest, check_schema, has_constraint
+from gateway.schemas.structured import Schema, StructuredRequest, check_schema, check_text, has_constraint
 
 Description = Annotated[str, msgspec.Meta(max_length=MAX_DESCRIPTION_CHARS)]
 
@@ -31,10 +37,29 @@ class FunctionTool(msgspec.Struct, tag_field="type", tag="function"):
     function: FunctionSpec
 
 
-class CustomFormat(msgspec.Struct):
-    """The form of a custom tool's input; only free text is supported."""
+class FreeText(msgspec.Struct, tag_field="type", tag="text"):
+    """A custom tool's input without a form."""
 
-    type: Literal["text", "grammar"]
+
+class Definition(msgspec.Struct):
+    """The grammar of a custom tool's input."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+
+    @property
+    def constraint(self) -> dict[str, str]:
+        """The engine's `structured_outputs` for a text that follows the grammar."""
+        return {_CONSTRAINTS[self.syntax]: self.definition}
+
+
+_CONSTRAINTS = {"lark": "grammar", "regex": "regex"}
+
+
+class GrammarFormat(msgspec.Struct, tag_field="type", tag="grammar"):
+    """A custom tool's input that follows a grammar."""
+
+    grammar: Definition
 
 
 class CustomSpec(msgspec.Struct):
@@ -42,7 +67,7 @@ class CustomSpec(msgspec.Struct):
 
     name: FunctionName
     description: Description | None = None
-    format: CustomFormat | None = None
+    format: FreeText | GrammarFormat | None = None
 
 
 class CustomTool(msgspec.Struct, tag_field="type", tag="custom"):
@@ -107,18 +132,21 @@ class Offer(msgspec.Struct):
     """Names of the functions that stand for custom tools."""
     legacy: bool = False
     """Whether the request has the older `functions`."""
+    text_call: str = ""
+    """The custom tool whose input the answer's text is; empty = none."""
+    grammar: Definition | None = None
+    """What that text follows."""
 
 
-_INPUT_SCHEMA = msgspec.Raw(
-    msgspec.json.encode(
-        {
-            "type": "object",
-            "properties": {CUSTOM_INPUT: {"type": "string"}},
-            "required": [CUSTOM_INPUT],
-            "additionalProperties": False,
-        }
-    )
-)
+def _input_schema(pattern: str = "") -> msgspec.Raw:
+    text = {"type": "string", "pattern": pattern} if pattern else {"type": "string"}
+    schema = {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
+    return msgspec.Raw(msgspec.json.encode({**schema, "additionalProperties": False}))
+
+
+_INPUT_SCHEMA = _input_schema()
+_ANCHORED = re.compile(r"\^.*(?<!\\)\$", re.DOTALL)
+"""A regular expression that matches whole texts already: some engines know no anchors inside others."""
 
 
 def take_tools(request: ToolRequest) -> Offer:
@@ -131,12 +159,13 @@ def take_tools(request: ToolRequest) -> Offer:
         [FunctionTool(spec) for spec in request.functions or ()] if legacy else request.tools or []
     )
     tools: dict[str, FunctionTool] = {}
-    custom: list[str] = []
+    custom: dict[str, tuple[Definition | None, str]] = {}
+    """Grammars of custom tools and the places of their formats, by the tool's name."""
     for position, tool in enumerate(offered):
         place = f"{where}[{position}]" if legacy else f"{where}[{position}].{_kind(tool)}"
         if isinstance(tool, CustomTool):
-            custom.append(tool.custom.name)
-            tool = _as_function(tool, place)
+            custom[tool.custom.name] = (_grammar_of(tool.custom, place), f"{place}.format")
+            tool = _as_function(tool)
         spec = tool.function
         if spec.name in tools:
             raise InvalidRequest(f"Two tools are named '{spec.name}'.", param=f"{place}.name")
@@ -144,23 +173,61 @@ def take_tools(request: ToolRequest) -> Offer:
         tools[spec.name] = tool
     choice, allowed = _choice(request, tools)
     _check_choice(request, choice, allowed)
-    return Offer(allowed, choice, False if legacy else request.parallel_tool_calls, tuple(custom), legacy)
+    offer = Offer(allowed, choice, False if legacy else request.parallel_tool_calls, tuple(custom), legacy)
+    _take_grammars(offer, custom)
+    return offer
 
 
 def _kind(tool: Tool) -> str:
     return "custom" if isinstance(tool, CustomTool) else "function"
 
 
-def _as_function(tool: CustomTool, place: str) -> FunctionTool:
-    """The function that stands for a custom tool. Raises UnsupportedField for a grammar."""
-    spec = tool.custom
-    if spec.format is not None and spec.format.type != "text":
-        raise UnsupportedField(
-            f"The input of '{spec.name}' must follow a grammar, which is not supported for tools; leave out the "
-            "format, or use a function with a schema.",
+def _grammar_of(spec: CustomSpec, place: str) -> Definition | None:
+    """The grammar of a custom tool's input. Raises InvalidRequest for a text that engines do not compile."""
+    if not isinstance(spec.format, GrammarFormat):
+        return None
+    found = spec.format.grammar
+    if found.syntax == "regex" and len(found.definition) > MAX_PATTERN_CHARS:
+        raise InvalidRequest(
+            f"The regular expression of '{spec.name}' has more than {MAX_PATTERN_CHARS:,} characters; shorten it.",
             param=f"{place}.format",
         )
-    return FunctionTool(FunctionSpec(spec.name, spec.description, _INPUT_SCHEMA, strict=True))
+    check_text(_CONSTRAINTS[found.syntax], found.definition, f"{place}.format")
+    return found
+
+
+def _as_function(tool: CustomTool) -> FunctionTool:
+    """The function that stands for a custom tool."""
+    spec, schema = tool.custom, _INPUT_SCHEMA
+    if isinstance(spec.format, GrammarFormat) and spec.format.grammar.syntax == "regex":
+        expression = spec.format.grammar.definition
+        schema = _input_schema(expression if _ANCHORED.fullmatch(expression) else f"^(?:{expression})$")
+    return FunctionTool(FunctionSpec(spec.name, spec.description, schema, strict=True))
+
+
+def _take_grammars(offer: Offer, custom: dict[str, tuple[Definition | None, str]]) -> None:
+    """Ask for a text instead of a call where a custom tool with a grammar must be called.
+
+    Raises UnsupportedField for a Lark grammar of a tool that may be called and need not.
+    """
+    forced = ""
+    if isinstance(offer.choice, FunctionChoice):
+        forced = offer.choice.function.name
+    elif offer.choice == "required" and len(offer.tools) == 1:
+        forced = offer.tools[0].function.name
+    grammar, _ = custom.get(forced, (None, ""))
+    if grammar is not None:
+        offer.choice, offer.text_call, offer.grammar = "none", forced, grammar
+    if forced or offer.choice == "none":
+        return
+    for name in (tool.function.name for tool in offer.tools):
+        grammar, place = custom.get(name, (None, ""))
+        if grammar is not None and grammar.syntax == "lark":
+            raise UnsupportedField(
+                f"The input of '{name}' must follow a Lark grammar, which is supported only where the call is forced; "
+                "name the tool in 'tool_choice', or use a grammar of syntax 'regex' or a function with a schema.",
+                param=place,
+            )
 
 
 def _choice(

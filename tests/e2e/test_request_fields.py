@@ -1,6 +1,7 @@
 """Every accepted field of the completion routes on the real vLLM, the official client's parameters among them."""
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tests.support.stack import Stack, Tenant
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
+FOLLOWED = {"go": "look (up|down)", "year": "[0-9]{4}"}
+"""What the input of a custom tool has to match, whose grammar says so in its own words."""
 HELLO = [{"role": "user", "content": "hi"}]
 
 
@@ -92,6 +95,10 @@ def _check_answer(fields: dict[str, Any], answer: httpx.Response, endpoint: str)
             assert choices[0]["message"]["function_call"]["name"] == "look"
         if fields.get("tool_choice") == {"type": "custom", "custom": {"name": "note"}}:
             assert choices[0]["message"]["tool_calls"][0]["type"] == "custom"
+    chosen = fields.get("tool_choice")
+    if isinstance(chosen, dict) and chosen.get("custom", {}).get("name") in FOLLOWED:
+        [call] = choices[0]["message"]["tool_calls"]
+        assert re.fullmatch(FOLLOWED[call["custom"]["name"]], call["custom"]["input"]), call
     if "guided_choice" in fields:
         text = choices[0]["text"] if "text" in choices[0] else choices[0]["message"]["content"]
         assert text in fields["guided_choice"]

@@ -11,6 +11,12 @@ SCHEMA = {
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "strict": True}}
 CHOSEN = {"type": "function", "function": {"name": "look"}}
 CUSTOM = {"type": "custom", "custom": {"name": "note", "format": {"type": "text"}}}
+GRAMMAR = {"syntax": "lark", "definition": 'start: "look " ("up" | "down")'}
+YEAR = {"syntax": "regex", "definition": r"[0-9]{4}"}
+GRAMMARS = [
+    {"type": "custom", "custom": {"name": "go", "format": {"type": "grammar", "grammar": GRAMMAR}}},
+    {"type": "custom", "custom": {"name": "year", "format": {"type": "grammar", "grammar": YEAR}}},
+]
 BOTH: list[dict[str, Any]] = [
     {"stream": True, "stream_options": {"include_usage": True}},
     {"ignore_eos": True, "max_tokens": 12},
@@ -49,6 +55,10 @@ CHAT: list[dict[str, Any]] = [
         "tools": [TOOL, CUSTOM],
         "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CHOSEN]}},
     },
+    {"tools": GRAMMARS, "tool_choice": {"type": "custom", "custom": {"name": "go"}}},
+    {"tools": GRAMMARS, "tool_choice": {"type": "custom", "custom": {"name": "go"}}, "stream": True},
+    {"tools": GRAMMARS, "tool_choice": {"type": "custom", "custom": {"name": "year"}}},
+    {"tools": GRAMMARS[1:], "tool_choice": "auto"},
     {"functions": [TOOL["function"]], "function_call": {"name": "look"}},
     {"reasoning_effort": "none", "modalities": ["text"]},
     {"reasoning_effort": "high", "max_tokens": 40},

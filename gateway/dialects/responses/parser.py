@@ -24,6 +24,7 @@ from gateway.schemas.chat import ChatRequest, prepare_chat
 from gateway.schemas.common import PreparedRequest
 from gateway.schemas.decoding import RequestDecoder
 from gateway.schemas.fields import OPENAI
+from gateway.schemas.tools import FreeText
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -215,7 +216,7 @@ def _tool_echo(spec: ToolSpec) -> dict[str, Any]:
             "type": "custom",
             "name": spec.name,
             "description": spec.description or "",
-            "format": {"type": "text"},
+            "format": spec.format or FreeText(),
         }
     parameters = None if spec.parameters is msgspec.UNSET else spec.parameters
     return {

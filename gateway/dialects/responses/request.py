@@ -26,13 +26,15 @@ from gateway.schemas.tools import (
     Allowed,
     AllowedChoice,
     CustomChoice,
-    CustomFormat,
     CustomSpec,
     CustomTool,
+    Definition,
     Description,
+    FreeText,
     FunctionChoice,
     FunctionSpec,
     FunctionTool,
+    GrammarFormat,
     Named,
     Tool,
 )
@@ -81,6 +83,10 @@ class StreamOptions(msgspec.Struct):
     include_obfuscation: bool | None = None
 
 
+class GrammarForm(Definition, tag_field="type", tag="grammar"):
+    """The grammar of a custom tool's input, which chat nests deeper."""
+
+
 class ToolSpec(msgspec.Struct):
     """A tool. `function` and `custom` are supported, and `namespace`, which is a group of them."""
 
@@ -89,7 +95,7 @@ class ToolSpec(msgspec.Struct):
     description: Description | None = None
     parameters: Schema = msgspec.UNSET
     strict: bool | None = None
-    format: CustomFormat | None = None
+    format: FreeText | GrammarForm | None = None
     tools: Annotated[list["ToolSpec"], msgspec.Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
     """The members of a namespace."""
     external_web_access: bool | None = None
@@ -213,7 +219,9 @@ def _chat_tool(spec: ToolSpec, where: str, namespace: str) -> Tool:
             param=f"{where}.name",
         )
     if spec.type == "custom":
-        return CustomTool(CustomSpec(name, spec.description, spec.format))
+        form = spec.format
+        chat_form = GrammarFormat(form) if isinstance(form, GrammarForm) else form
+        return CustomTool(CustomSpec(name, spec.description, chat_form))
     return FunctionTool(FunctionSpec(name, spec.description, spec.parameters, spec.strict))
 
 
