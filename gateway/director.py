@@ -105,7 +105,10 @@ class Director(Generic[GrantT]):
         try:
             await self._relay.attempt(context)
         except InvalidRequest:
-            context.outcome = Outcome.ZERO_OUTPUT
+            # A stream may have brought the answers to other prompts of the request; those are paid.
+            codec, stream = context.answer.codec, context.request.prepared.stream
+            told = stream and codec is not None and codec.content_started
+            context.outcome = Outcome.CLIENT_CANCELLED if told else Outcome.ZERO_OUTPUT
             raise
         except EngineFailed as failure:
             return failure

@@ -40,6 +40,7 @@ class _RelayedChunk(msgspec.Struct, gc=False):
 _relayed_decoder = msgspec.json.Decoder(_RelayedChunk)
 _relayed_encoder = msgspec.json.Encoder()
 _members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_choices_decoder = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 def strip_extras(payload: bytes, extras: Extras, calls: CallStream | None = None) -> bytes:
@@ -70,6 +71,19 @@ def _with_refusal(logprobs: msgspec.Raw) -> msgspec.Raw:
     members = _members_decoder.decode(logprobs)
     members.setdefault("refusal", _NULL)
     return msgspec.Raw(_relayed_encoder.encode(members))
+
+
+def of_batch(payload: bytes, first: int, event_id: str, created: int) -> bytes:
+    """Return an event of a later batch of prompts as a part of the stream that the first batch began.
+
+    `first`: index of the batch's first choice. `event_id` and `created` are those of the stream.
+    """
+    event = _members_decoder.decode(payload)
+    choices = _choices_decoder.decode(event["choices"])
+    for choice in choices:
+        choice["index"] = msgspec.Raw(b"%d" % (first + int(bytes(choice.get("index", b"0")))))
+    changed = {"id": event_id, "created": created, "choices": choices}
+    return _relayed_encoder.encode({**event, **changed})
 
 
 def _told(value: msgspec.Raw | msgspec.UnsetType, asked: bool) -> msgspec.Raw | msgspec.UnsetType:

@@ -25,9 +25,11 @@ MAX_IGNORED_FIELDS_BYTES = 1024
 """Bytes of the header that names ignored fields."""
 MAX_CHOICES = 16
 """Value of `n`: choices of one prompt."""
-MAX_PROMPTS = 16
-"""Prompts of one text completion, times `n`. Placements and concurrency limits count a request once, whatever its
-choices, so more would fill the sequences of an engine beside the fair queue."""
+MAX_PROMPTS = 1024
+"""Prompts of one text completion, times `n`: those that vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
+CHOICES_AT_ONCE = 16
+"""Choices of one text completion that an engine generates at once. Placements and concurrency limits count a request
+once, whatever its choices, so more would fill the sequences of an engine beside the fair queue."""
 MAX_INPUTS = 2048
 """Inputs of one request for embeddings, as OpenAI's."""
 MAX_DETOKENIZED_TOKENS = 2**18

@@ -3,6 +3,7 @@
 Only what the answer will contain is kept: pieces of text, and logprobs as the engine's own JSON.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -89,10 +90,15 @@ class AnswerMerger:
         if self.size > self._limit:
             raise AnswerTooLarge("The answer takes more memory than it may.")
 
-    def answer(self) -> dict[str, Any]:
-        """Return the answer without its usage. Raises EngineFailed when no event has arrived."""
+    def answer(self, missing: Iterable[int] = ()) -> dict[str, Any]:
+        """Return the answer without its usage. Raises EngineFailed when no event has arrived.
+
+        `missing`: indices of choices that are part of the answer even if none of their events has arrived.
+        """
         if self._first is None:
             raise EngineFailed("The engine ended its answer without sending anything.")
+        for index in missing:
+            self._choices.setdefault(index, _Choice(index, self._extras))
         chat = self._endpoint == "chat"
         ordered = [self._choices[index] for index in sorted(self._choices)]
         return answer_object(

@@ -197,7 +197,9 @@ class OpenRequests:
             context.answer.checkpointed_tokens = usage.total
             self._meter.checkpoint(Checkpoint(context.request.id, usage))
             if context.routing.placement is not None and not context.reserved.whole:
-                self._scheduler.progress(context.routing.placement, usage.output)
+                tracker = context.answer.codec.tracker if context.answer.codec is not None else None
+                produced = tracker.batch.output if tracker is not None else 0
+                self._scheduler.progress(context.routing.placement, produced)
 
     def _enforce_timeouts(self, context: AnyContext, now: float) -> None:
         answer, placement = context.answer, context.routing.placement

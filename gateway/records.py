@@ -7,6 +7,7 @@ from gateway.context import AnyContext
 from gateway.limits import MAX_ANSWER_BYTES, MAX_ANSWER_LOGPROBS, MAX_BYTES_PER_TOKEN
 from gateway.ports import Model
 from gateway.prefix import PromptBlocks
+from gateway.prompt_batches import input_of_one, output_of_one
 from gateway.schemas.common import PreparedRequest
 from scheduler.wire import Placement, PlaceRequest, Released
 
@@ -61,16 +62,17 @@ def longest_fits(prepared: PreparedRequest, model: Model) -> bool:
 def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) -> PlaceRequest:
     """Return what the scheduler places by: estimates and block hashes, no text.
 
-    `deadline_s`: seconds that the request may wait from now on.
+    Of many prompts, the scheduler gets what its replica has of them at a time. `deadline_s`: seconds that the request
+    may wait from now on.
     """
     request = context.request
-    principal = request.principal
+    principal, prepared = request.principal, request.prepared
     return PlaceRequest(
         request_id=request.id_text,
         tenant_id=principal.tenant_text,
         model=request.model.name,
-        prompt_tokens=blocks.prompt_tokens or context.reserved.input_estimate,
-        output_tokens=context.reserved.output_estimate,
+        prompt_tokens=blocks.prompt_tokens or input_of_one(prepared, context.reserved.input_estimate),
+        output_tokens=output_of_one(prepared, context.reserved.output_estimate),
         blocks=blocks.hashes,
         block_tokens=blocks.block_tokens,
         deadline_s=deadline_s,
@@ -129,8 +131,10 @@ def usage_record(context: AnyContext, now: float) -> UsageRecord:
     received_none = context.outcome is Outcome.INTERRUPTED and not context.request.prepared.stream
     # billing/metering/adoption.py does the same after the death of a process.
     in_row = usage.prompt if received_none else usage
-    # An engine that refuses a request has counted nothing, unless it may have generated the whole answer before.
-    uncounted = isinstance(context.error, InvalidRequest) and not context.reserved.whole
+    # An engine that refuses a request has counted nothing, unless it may have generated the whole answer before, or has
+    # answered other prompts.
+    answered = context.reserved.whole or (answer.codec is not None and answer.codec.batch.first > 0)
+    uncounted = isinstance(context.error, InvalidRequest) and not answered
     if placement is not None and routing.attempts and not uncounted:
         failed = context.outcome is Outcome.ENGINE_FAILED or isinstance(context.error, InvalidRequest)
         cause = "engine_failed" if failed else "cancelled_tail"

@@ -14,10 +14,9 @@ however the request ends.
 import asyncio
 import logging
 from collections.abc import Callable
-from uuid import UUID
 
 from billing.metering.records import Outcome, UsageRecord
-from core.errors import EngineFailed
+from core.errors import EngineFailed, InvalidRequest
 from gateway import answers
 from gateway.context import AnyContext
 from gateway.embeddings import Embeddings, embeddings_answer
@@ -26,8 +25,11 @@ from gateway.interval import stream_interval
 from gateway.limits import MAX_ANSWER_BYTES, AnswerTooLarge
 from gateway.merge_chunks import AnswerMerger
 from gateway.ports import Engines, EngineStream, Holds, Scheduler
+from gateway.prompt_batches import PromptBatch, batches_of, free_prompts, prompts_of
+from gateway.read_relay import ReadRelay, merge
 from gateway.records import longest_answer, longest_fits, released, usage_record
 from gateway.refusals import RefusedByEngine, engine_error, invalid_request
+from gateway.schemas.common import PreparedRequest
 from gateway.sse import StreamCodec
 from gateway.time_budget import whole_attempt_s
 from gateway.tool_calls import reshape_answer
@@ -66,14 +68,16 @@ class Relay:
     async def attempt(self, context: AnyContext) -> None:
         """Relay one engine's stream to its end, or until the paid output tokens are used up.
 
-        An answer above a bound of the gateway's memory ends there. Raises EngineFailed when the attempt fails, and
-        InvalidRequest when the engine refuses the request itself.
+        The answers to many prompts are relayed as one stream after the other. An answer above a bound of the gateway's
+        memory ends there. Raises EngineFailed when the attempt fails, and InvalidRequest when the engine refuses the
+        request itself.
         """
         try:
             await self._attempt(context)
         except RefusedByEngine as refused:
-            request = context.request
-            raise invalid_request(refused, request.model.name, request.prepared.fields) from None
+            request, codec = context.request, context.answer.codec
+            error = invalid_request(refused, request.model.name, request.prepared.fields)
+            raise error if codec is None else _of_batch(error, codec.batch, request.prepared) from None
 
     async def _attempt(self, context: AnyContext) -> None:
         """Do what `attempt` describes, but raise RefusedByEngine when the engine refuses the request itself."""
@@ -94,7 +98,18 @@ class Relay:
         if prepared.choices_per_prompt < prepared.choices:
             codec.tracker = UsageTracker(prepared.choices, prepared.choices_per_prompt)
         answer.merger = None if prepared.stream else AnswerMerger(prepared.endpoint, prepared.extras)
-        answer.stream = stream = await self._open(context, placement, HEADERS_TIMEOUT_S)
+        for batch in batches_of(prepared):
+            codec.begin_batch(batch)
+            await self._relay_batch(context, codec, placement)
+            if codec.truncated:
+                return
+
+    async def _relay_batch(self, context: AnyContext, codec: StreamCodec, placement: Placement) -> None:
+        """Relay the stream of the codec's current batch of prompts, which for most requests are all."""
+        answer, batch = context.answer, codec.batch
+        answer.stream = stream = await self._open(context, placement, HEADERS_TIMEOUT_S, batch)
+        if codec.content_started:
+            free_prompts(context.request.prepared, batch)
         try:
             await self._relay_stream(context, stream, codec, placement)
         except BaseException:
@@ -109,14 +124,18 @@ class Relay:
             stream.abort()
 
     async def _open(
-        self, context: AnyContext, placement: Placement, headers_timeout_s: float
+        self,
+        context: AnyContext,
+        placement: Placement,
+        headers_timeout_s: float,
+        batch: PromptBatch | None = None,
     ) -> EngineStream:
         """Send the request to its engine and wait for the headers. Raises EngineFailed or RefusedByEngine."""
         request = context.request
         return await self._engines.open(
             placement.url,
             ENGINE_PATHS[request.prepared.endpoint],
-            _engine_body(context, placement),
+            _engine_body(context, placement, batch),
             (("X-Request-Id", request.id_text),),
             headers_timeout_s=headers_timeout_s,
         )
@@ -183,8 +202,8 @@ class Relay:
                 if codec.limit_reached or codec.error is not None:
                     reads.unsent.append(await self._extend_or_fail(context, codec))
                 if codec.content_started:
-                    if not answer.committed:
-                        self._commit(context, placement)
+                    if not answer.first_content_at:
+                        self._commit(context, codec, placement)
                     await self._deliver(context, reads.take_unsent())
                 if codec.limit_reached:
                     return
@@ -198,24 +217,24 @@ class Relay:
         answer.committed = True
         await self._deliver(context, reads.take_unsent())
 
-    def _commit(self, context: AnyContext, placement: Placement) -> None:
-        """Note that content has arrived: the request stays with this attempt, and its prompt is not needed again."""
+    def _commit(self, context: AnyContext, codec: StreamCodec, placement: Placement) -> None:
+        """Note that content has arrived: the request stays with this attempt, and what it sent is not needed again."""
         context.answer.committed = True
-        context.request.prepared.drop_body()
+        free_prompts(context.request.prepared, codec.batch)
         context.answer.first_content_at = self._now()
         self._scheduler.prefill_done(placement)
 
     async def _extend_or_fail(self, context: AnyContext, codec: StreamCodec) -> bytes:
         """Extend the hold and return the events that it then covers.
 
-        For an error of the engine raises EngineFailed, or RefusedByEngine when nothing has been answered before it.
+        For an error of the engine raises EngineFailed, or RefusedByEngine when none of these prompts has been answered.
         """
         out = b""
         while codec.limit_reached and await self._extend(context, codec.withheld_output):
             out += codec.raise_limit(context.reserved.output_limit)
         if codec.error is not None:
             error = engine_error(codec.error)
-            refusal = None if codec.content_started else error.refusal(error.code)
+            refusal = None if codec.batch_started else error.refusal(error.code)
             raise refusal or EngineFailed(
                 f"The engine reported: {error.message[:MAX_LOG_CHARS] or 'an error'}"
             )
@@ -295,7 +314,7 @@ class Relay:
         if isinstance(codec, WholeAnswer):
             document = codec.document
         elif merger is not None:
-            document = merger.answer()
+            document = merger.answer(codec.unfinished if codec.truncated else ())
         else:
             raise RuntimeError("only an answer that is not streamed is sent in one piece")
         if isinstance(codec, Embeddings):
@@ -310,8 +329,17 @@ class Relay:
         await request.reply.respond(body, context.take_rate_headers() + headers)
 
 
-def _engine_body(context: AnyContext, placement: Placement) -> bytes:
-    """The body for the engine, with the interval of its events where the engine takes one."""
+def _of_batch(error: InvalidRequest, batch: PromptBatch, prepared: PreparedRequest) -> InvalidRequest:
+    """The error with the numbers of the prompts that the engine refused, when it got a part of them."""
+    if not prepared.parts:
+        return error
+    first, count = batch.first // prepared.choices_per_prompt, batch.choices // prepared.choices_per_prompt
+    where = f"It is about one of the prompts {first + 1:,} to {first + count:,}."
+    return InvalidRequest(f"{error.message} {where}", code=error.code, param=error.param)
+
+
+def _engine_body(context: AnyContext, placement: Placement, batch: PromptBatch | None = None) -> bytes:
+    """The body for the engine, with the prompts of `batch`, and the interval of its events where it takes one."""
     request, prepared, model = context.request, context.request.prepared, context.request.model
     # Engines refuse a limit that does not fit beside the prompt, of which only an upper bound is known.
     fits = longest_fits(prepared, model)
@@ -331,72 +359,8 @@ def _engine_body(context: AnyContext, placement: Placement) -> bytes:
         if fits and not prepared.max_tokens
         else 0,
         to_context_end=to_context_end,
+        prompts=prompts_of(prepared, batch) if batch is not None else None,
     )
-
-
-class ReadRelay:
-    """Takes the engine's reads of one attempt in the event loop's callback, without waking the attempt's task."""
-
-    __slots__ = ("_answer", "_codec", "_now", "_request_id", "_write_now", "unsent")
-
-    def __init__(self, context: AnyContext, codec: StreamCodec, now: Callable[[], float]) -> None:
-        self._answer = context.answer
-        self._codec = codec
-        self._now = now
-        self._request_id = context.request.id
-        self._write_now = context.request.reply.write_now
-        self.unsent: list[bytes] = []
-        """Events that the task has to deliver."""
-
-    def take(self, data: bytes) -> bool:
-        """Count the tokens of one read and relay it; False when the task has to act. Raises AnswerTooLarge.
-
-        Raises EngineFailed when the engine sends something that is not a chunk or cannot be merged.
-        """
-        codec = self._codec
-        codec.read_at = now = self._now()
-        event = codec.relay_one(data)  # only of a stream whose first content the task has delivered
-        if event is None:
-            return self._take_other(data)
-        if self._write_now(event):
-            codec.relayed_at = now
-            return True
-        self.unsent.append(event)
-        return False
-
-    def _take_other(self, data: bytes) -> bool:
-        """Take a read that is not one event of the steady state, as `take` does."""
-        answer, codec = self._answer, self._codec
-        events = codec.feed(data)
-        acts = codec.done or codec.limit_reached or codec.error is not None
-        if answer.committed and not acts:
-            if answer.merger is not None:
-                merge(answer.merger, events, self._request_id)
-                return True
-            if not events:
-                return True
-            if self._write_now(events):
-                codec.relayed_at = codec.read_at
-                return True
-            acts = True
-        self.unsent.append(events)
-        return not (acts or codec.content_started)
-
-    def take_unsent(self) -> bytes:
-        """Return the events that the task has to deliver, and forget them."""
-        events = b"".join(self.unsent)
-        self.unsent.clear()
-        return events
-
-
-def merge(merger: AnswerMerger, events: bytes, request_id: UUID) -> None:
-    """Merge events into an answer that is not streamed. Raises AnswerTooLarge and EngineFailed."""
-    try:
-        merger.add(events)
-    except (TypeError, AttributeError, ValueError) as error:
-        # The client gets no answer and pays nothing.
-        log.exception("an event of %s cannot be merged into an answer", request_id)
-        raise EngineFailed("The engine sent an event that cannot be merged.") from error
 
 
 def _outcome_of(context: AnyContext, codec: StreamCodec) -> Outcome:

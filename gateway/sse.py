@@ -14,8 +14,9 @@ import msgspec
 
 from core.errors import EngineFailed
 from gateway.chunk_shape import ChunkShape, shape_of
-from gateway.extras import carries_extras, strip_extras
+from gateway.extras import carries_extras, of_batch, strip_extras
 from gateway.limits import MAX_EVENT_BYTES, AnswerTooLarge
+from gateway.prompt_batches import PromptBatch
 from gateway.schemas.common import Extras
 from gateway.tool_calls import CallStream
 from gateway.usage import EngineUsage, UsageTracker
@@ -116,9 +117,9 @@ class StreamCodec:
     """The stream of one attempt: counts its tokens, notes how it ends, and returns the bytes for the client."""
 
     __slots__ = (
-        "_calls", "_extras", "_output", "_relayed", "_shape", "_splitter", "_steady", "_tracker", "_usage", "_withheld",
-        "choices", "content_started", "cut", "done", "error", "fingerprint", "finish_reasons", "first_chunk", "limit",
-        "limit_reached", "read_at", "relayed_at", "withheld_output",
+        "_before_batch", "_calls", "_extras", "_output", "_relayed", "_shape", "_splitter", "_steady", "_tracker",
+        "_usage", "_withheld", "batch", "choices", "content_started", "cut", "done", "error", "fingerprint",
+        "finish_reasons", "first_chunk", "limit", "limit_reached", "read_at", "relayed_at", "withheld_output",
     )  # fmt: skip
 
     def __init__(
@@ -144,6 +145,10 @@ class StreamCodec:
         self.relayed_at = 0.0
         """When such data was last written on in the callback that brought it, in monotonic seconds."""
         self.choices = choices
+        self.batch = PromptBatch(0, 0, choices, 0, True)
+        """The choices whose events arrive now: all of them, but for many prompts."""
+        self._before_batch = 0
+        """Events with content before those of the current batch."""
         self.limit = limit
         """Output tokens that are paid for, over all choices. The event that would exceed it is withheld."""
         self._tracker = UsageTracker(choices)
@@ -178,10 +183,22 @@ class StreamCodec:
     def tracker(self, tracker: UsageTracker) -> None:
         self._tracker, self._output = tracker, 0
 
+    def begin_batch(self, batch: PromptBatch) -> None:
+        """Take the events of another batch of prompts from now on, as a part of the same stream."""
+        if batch.first:
+            self.tracker.begin_batch()
+        self.batch, self._before_batch = batch, self.tracker.content_events
+        self._splitter, self.done = EventSplitter(), False
+
     @property
     def complete(self) -> bool:
-        """Whether the engine has sent a finish reason for every choice."""
-        return len(self.finish_reasons) >= self.choices
+        """Whether the engine has sent a finish reason for every choice of this batch and of those before."""
+        return len(self.finish_reasons) >= self.batch.first + self.batch.choices
+
+    @property
+    def batch_started(self) -> bool:
+        """Whether something that the customer asked for has arrived of this batch."""
+        return self.content_started and self.tracker.content_events > self._before_batch
 
     @property
     def truncated(self) -> bool:
@@ -274,10 +291,16 @@ class StreamCodec:
             if chunk.error is not msgspec.UNSET and bytes(chunk.error) != b"null":
                 self.error = bytes(chunk.error)
                 break
+            for choice in chunk.choices:
+                choice.index += self.batch.first
             if not self._count(chunk):
                 self._withheld = b"\n\n".join(events[position:])
                 break
             if chunk.choices:
+                if self.batch.first and self.first_chunk is not None:
+                    payload = of_batch(
+                        payload, self.batch.first, self.first_chunk.id, self.first_chunk.created
+                    )
                 relayed = strip_extras(payload, self._extras, self._calls) if self._relayed else payload
                 out.append(b"data: %b\n\n" % relayed)
                 if self._may_be_steady:

@@ -148,7 +148,9 @@ def is_overdue(context: AnyContext, placement: Placement, activity: EngineActivi
     if answer.committed:
         if silent_s <= STALLED_S:
             return False
-        gap_s = max(EVENT_S, placement.predicted_itl_s)
+        begins = answer.codec is not None and answer.codec.read_at < answer.reading_since
+        # Further prompts are prefilled as the first ones were.
+        gap_s = max(EVENT_S, placement.predicted_ttft_s if begins else placement.predicted_itl_s)
     else:
         gap_s = gap_to_content_s(context, placement)
         if now > attempt_ends_at(context, placement):

@@ -9,6 +9,7 @@ from math import ceil
 
 from billing.metering.records import TAIL_TOKENS_PER_S, Unbilled
 from core.tokens import TokenUsage
+from gateway.prompt_batches import batches_of
 from gateway.schemas.common import PreparedRequest
 from gateway.sse import StreamCodec
 from scheduler.wire import Placement
@@ -37,8 +38,10 @@ def unbilled_tokens(
     per_prompt = prepared.choices_per_prompt
     ended = codec is not None and (codec.done or codec.complete)
     whole = ended and codec is not None and codec.error is None and not codec.truncated
+    now, choices, max_input = _batch_of(codec, prepared, usage)
     started = per_prompt if whole else _choices_started(codec, prepared)
-    repeated_input = max(started - 1, 0) * usage.input
+    repeated_now = max(started - 1, 0) * now.input
+    repeated_input = (per_prompt - 1) * (usage.input - now.input) + repeated_now
     entries = []
     if repeated_input:
         entries.append(Unbilled("choices", placement.replica_id, placement.boot_id, input=repeated_input))
@@ -47,12 +50,12 @@ def unbilled_tokens(
         return entries
     tail_input = tail_output = 0
     if not whole:
-        tail_input = max(prepared.max_input_tokens * per_prompt - usage.input - repeated_input, 0)
+        tail_input = max(max_input * per_prompt - now.input - repeated_now, 0)
         if usage.input and prepared.choices == 1:
             tail_input = 0
         limit = 0 if prepared.endpoint == "embeddings" else prepared.max_tokens or context_len
-        room = max(limit * prepared.choices - usage.output, 0)
-        seen = ceil((max(silent_s, 0.0) + ENGINE_ABORT_S) * TAIL_TOKENS_PER_S) * prepared.choices
+        room = max(limit * choices - now.output, 0)
+        seen = ceil((max(silent_s, 0.0) + ENGINE_ABORT_S) * TAIL_TOKENS_PER_S) * choices
         tail_output = min(room, seen)
     if own.total or tail_input or tail_output:
         entries.append(
@@ -67,6 +70,19 @@ def unbilled_tokens(
             )
         )
     return entries
+
+
+def _batch_of(
+    codec: StreamCodec | None, prepared: PreparedRequest, usage: TokenUsage
+) -> tuple[TokenUsage, int, int]:
+    """Counts, choices and the upper bound of prompt tokens of what the engine had at last; all of it for most requests.
+
+    Of many prompts the engine has ended what it was sent before, so that its counts are known.
+    """
+    if not prepared.parts:
+        return usage, prepared.choices, prepared.max_input_tokens
+    batch = codec.batch if codec is not None else batches_of(prepared)[0]
+    return codec.tracker.batch if codec is not None else usage, batch.choices, batch.max_input_tokens
 
 
 def _choices_started(codec: StreamCodec | None, prepared: PreparedRequest) -> int:

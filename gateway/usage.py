@@ -39,6 +39,7 @@ class UsageTracker:
     """
 
     __slots__ = (
+        "_batch_began_at",
         "_by_choice",
         "_cached",
         "_choices",
@@ -65,8 +66,21 @@ class UsageTracker:
         self._cached = 0
         self._reasoning = 0
         self._totals_known = False
+        self._batch_began_at = NO_TOKENS
+        """The counts of the batches of prompts before this one."""
         self.reported = False
         self.content_events = 0
+
+    def begin_batch(self) -> None:
+        """Count what follows in addition: the engine counts each batch of prompts by itself."""
+        self._batch_began_at = self.usage
+        self._by_choice.clear()
+        self._output_by_choice = 0
+
+    @property
+    def batch(self) -> TokenUsage:
+        """The counts of the current batch of prompts."""
+        return self.usage - self._batch_began_at
 
     def update_choice(self, usage: EngineUsage, choice: int) -> None:
         """Take the running counts of a chunk of the choice with this index."""
@@ -80,9 +94,10 @@ class UsageTracker:
         before_input, before_output = self._by_choice.get(choice, (0, 0))
         self._by_choice[choice] = (max(before_input, usage.prompt_tokens), max(before_output, output))
         self._output_by_choice += max(output - before_output, 0)
-        self._output = max(self._output, self._output_by_choice)
+        began_at = self._batch_began_at
+        self._output = max(self._output, began_at.output + self._output_by_choice)
         if usage.prompt_tokens > before_input:
-            self._input = max(self._input, self._prompts_started())
+            self._input = max(self._input, began_at.input + self._prompts_started())
 
     def _prompts_started(self) -> int:
         """Tokens of the prompts of which a choice has been reported."""
@@ -111,7 +126,7 @@ class UsageTracker:
         if self._choices == 1:
             return max(self._output, output)
         before = self._by_choice.get(choice, (0, 0))[1]
-        return self._output_by_choice + max(output - before, 0)
+        return self._batch_began_at.output + self._output_by_choice + max(output - before, 0)
 
     def set_prompt(self, tokens: int) -> None:
         """Take the tokens of a prompt that the engine has prefilled, before it reports any usage itself."""
@@ -122,8 +137,9 @@ class UsageTracker:
         """Take the sums of the last chunk. Counts that are lower than before are ignored."""
         self.reported = True
         self._totals_known = True
-        self._input = max(self._input, usage.prompt_tokens)
-        self._output = max(self._output, usage.completion_tokens or 0)
+        began_at = self._batch_began_at
+        self._input = max(self._input, began_at.input + usage.prompt_tokens)
+        self._output = max(self._output, began_at.output + (usage.completion_tokens or 0))
         self._update_details(usage)
 
     @property
@@ -132,10 +148,13 @@ class UsageTracker:
         return self._totals_known or self._cached > 0
 
     def _update_details(self, usage: EngineUsage) -> None:
+        began_at = self._batch_began_at
         if usage.prompt_tokens_details is not None:
-            self._cached = max(self._cached, usage.prompt_tokens_details.cached_tokens or 0)
+            cached = began_at.cached_input + (usage.prompt_tokens_details.cached_tokens or 0)
+            self._cached = max(self._cached, cached)
         if usage.completion_tokens_details is not None:
-            self._reasoning = max(self._reasoning, usage.completion_tokens_details.reasoning_tokens or 0)
+            reasoning = began_at.reasoning + (usage.completion_tokens_details.reasoning_tokens or 0)
+            self._reasoning = max(self._reasoning, reasoning)
 
     @property
     def output(self) -> int:

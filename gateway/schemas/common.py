@@ -51,6 +51,15 @@ class PromptForm(msgspec.Struct, frozen=True):
 _AS_ANSWERED = PromptForm()
 
 
+class PromptPart(msgspec.Struct):
+    """Some of a request's prompts (gateway/prompt_batches.py)."""
+
+    max_input_tokens: int
+    """Upper bound of their tokens."""
+    prompts: bytes
+    """They as a JSON array; empty once the engine has them and no other attempt will be made."""
+
+
 class PreparedRequest(msgspec.Struct):
     """A validated request with the allow-listed fields of its engine body."""
 
@@ -76,6 +85,8 @@ class PreparedRequest(msgspec.Struct):
 
     They contain the only copy of the prompt.
     """
+    parts: list[PromptPart] = []
+    """Of many prompts, what the engine gets one after the other; the first is in `fields`, too. Empty = all at once."""
     reasoning_effort: str = ""
     logprobs_per_token: int = 0
     """Log-probabilities that the request asks for, per output token."""
@@ -148,16 +159,19 @@ class PreparedRequest(msgspec.Struct):
         max_tokens: int = 0,
         whole: bool = False,
         to_context_end: bool = False,
+        prompts: msgspec.Raw | None = None,
     ) -> bytes:
         """Return the body for the engine: a stream with running counts (gateway/relay.py explains why), or `whole`.
 
         `model`: the name under which the engine serves the model. `cache_salt`: the tenant's; empty = none.
         `reasoning`: whether the model's chat template has a switch for thinking. `interval`: tokens per event; 0 = the
         engine's own. `max_tokens`: the limit when the request names none; 0 = none. `to_context_end`: the engine gets
-        no limit, and the gateway ends the answer at the request's own.
+        no limit, and the gateway ends the answer at the request's own. `prompts`: those of one batch; None = all.
         """
         body = dict(self.fields)
         body["model"] = model
+        if prompts is not None:
+            body["prompt"] = prompts
         if self.endpoint != "embeddings":
             body["stream"] = not whole
         if not whole:

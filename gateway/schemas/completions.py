@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import msgspec
 
 from core.errors import InvalidRequest, RequestTooLarge
-from gateway.limits import MAX_PROMPTS, MAX_TEXT_LOGPROBS
+from gateway.limits import CHOICES_AT_ONCE, MAX_PROMPTS, MAX_TEXT_LOGPROBS
 from gateway.schemas.bounds import normalised_bytes
-from gateway.schemas.common import PreparedRequest
+from gateway.schemas.common import PreparedRequest, PromptPart
 from gateway.schemas.decoding import RequestDecoder
 from gateway.schemas.fields import OPENAI
 from gateway.schemas.labels import labels_of
@@ -34,8 +34,8 @@ _decoder = RequestDecoder(CompletionRequest, OPENAI["text"])
 def parse_completion(body: bytes) -> PreparedRequest:
     """Validate the body of a text completion. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
     request, unknown = _decoder.decode(body)
-    prompts, bound = _count_prompts(request.prompt)
-    n = request.n or 1
+    sizes = _prompt_tokens(request.prompt)
+    prompts, n = len(sizes), request.n or 1
     if request.best_of is not None and request.best_of != n:
         raise InvalidRequest(
             "'best_of' must equal 'n'; candidates that are thrown away are not generated.", param="best_of"
@@ -45,7 +45,8 @@ def parse_completion(body: bytes) -> PreparedRequest:
             f"{prompts} prompts times n={n} make {prompts * n} choices; at most {MAX_PROMPTS:,} are accepted.",
             param="n",
         )
-    prompt = msgspec.json.encode(request.prompt)
+    parts = _parts(request.prompt, sizes, n) if prompts * n > CHOICES_AT_ONCE else []
+    prompt = parts[0].prompts if parts else msgspec.json.encode(request.prompt)
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     fields: dict[str, Any] = {"prompt": msgspec.Raw(prompt)}
     fields |= sampling_fields(request, max_tokens)
@@ -65,9 +66,10 @@ def parse_completion(body: bytes) -> PreparedRequest:
         choices=prompts * n,
         choices_per_prompt=n,
         max_tokens=max_tokens,
-        prompt_bytes=len(prompt.rstrip(b'"]')),
+        prompt_bytes=sum(len(part.prompts) for part in parts) or len(prompt.rstrip(b'"]')),
         body_bytes=len(body),
-        max_input_tokens=bound,
+        max_input_tokens=sum(sizes),
+        parts=parts,
         fields=fields,
         logprobs_per_token=0 if request.logprobs is None else 1 + request.logprobs,
         min_tokens=certain_tokens(request, max_tokens),
@@ -78,17 +80,26 @@ def parse_completion(body: bytes) -> PreparedRequest:
     )
 
 
-def _count_prompts(prompt: str | list[Any]) -> tuple[int, int]:
-    """The number of prompts and an upper bound of their tokens. Raises InvalidRequest or RequestTooLarge."""
+def _parts(prompts: Any, sizes: list[int], choices_per_prompt: int) -> list[PromptPart]:
+    """The prompts in the parts that an engine gets at once. `sizes` bound the tokens of each prompt."""
+    each = CHOICES_AT_ONCE // choices_per_prompt
+    return [
+        PromptPart(sum(sizes[first : first + each]), msgspec.json.encode(prompts[first : first + each]))
+        for first in range(0, len(sizes), each)
+    ]
+
+
+def _prompt_tokens(prompt: str | list[Any]) -> list[int]:
+    """An upper bound of the tokens of each prompt. Raises InvalidRequest or RequestTooLarge."""
     if isinstance(prompt, str):
-        return 1, normalised_bytes(prompt.encode()) + SPECIAL_TOKENS
+        return [normalised_bytes(prompt.encode()) + SPECIAL_TOKENS]
     if not prompt:
         raise InvalidRequest("'prompt' is empty.", param="prompt")
     kinds = {type(item) for item in prompt}
     if len(kinds) > 1:
         raise InvalidRequest("'prompt' mixes texts and token ids; use one kind.", param="prompt")
     if kinds == {int}:
-        return 1, len(prompt) + SPECIAL_TOKENS
+        return [len(prompt) + SPECIAL_TOKENS]
     if len(prompt) > MAX_PROMPTS:
         raise RequestTooLarge(
             f"{len(prompt):,} prompts; at most {MAX_PROMPTS:,} are accepted.", param="prompt"
@@ -96,4 +107,4 @@ def _count_prompts(prompt: str | list[Any]) -> tuple[int, int]:
     if kinds == {list} and not all(prompt):
         raise InvalidRequest("'prompt' contains an empty list of tokens.", param="prompt")
     sizes = (normalised_bytes(item.encode()) if isinstance(item, str) else len(item) for item in prompt)
-    return len(prompt), sum(sizes) + SPECIAL_TOKENS * len(prompt)
+    return [size + SPECIAL_TOKENS for size in sizes]

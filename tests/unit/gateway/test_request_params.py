@@ -130,8 +130,9 @@ def test_more_prompts_than_choices_of_one() -> None:
     many = prepared("text", prompt=["a"] * 16)
     assert (many.choices, many.choices_per_prompt) == (16, 1)
     assert prepared("text", prompt=["a"] * 8, n=2).choices == 16
-    with pytest.raises(RequestTooLarge, match="at most 16"):
-        prepared("text", prompt=["a"] * 9, n=2)
+    assert prepared("text", prompt=["a"] * 512, n=2).choices == 1024
+    with pytest.raises(RequestTooLarge, match="at most 1,024"):
+        prepared("text", prompt=["a"] * 513, n=2)
 
 
 # ---------------------------------------------------------------- the form of the answer

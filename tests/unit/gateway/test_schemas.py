@@ -366,7 +366,7 @@ def test_prompts_of_text_completions(prompt: object, choices: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, [], ["a", 1], [[]], [[1], "a"], [-1], ["x"] * 17, {"a": 1}, [["a"]]]
+    "prompt", [None, [], ["a", 1], [[]], [[1], "a"], [-1], ["x"] * 1025, {"a": 1}, [["a"]]]
 )
 def test_prompts_that_are_refused(prompt: object) -> None:
     with pytest.raises(InvalidRequest):
