@@ -139,7 +139,7 @@ class Answer:
         )
         prompt = None if self._prompt_ids is None or index else self._prompt_ids[0]
         extra = b',"prompt_token_ids":%s,"prompt_text":null}\n\n' % _encode(prompt)
-        return self._chunk_head + body + self._running_usage(0) + extra
+        return self._chunk_head + body + self._running_usage(self.prompt_tokens, 0) + extra
 
     def _event(self, index: int, choice: Choice, shown: str, ids: list[int]) -> bytes:
         words, asked = _encode(shown), self._prompt_ids is not None
@@ -166,12 +166,19 @@ class Answer:
             else b""
         )
         tokens = choice.sequence.generated if choice.finished else choice.received
-        return self._chunk_head + body % members + mark + self._running_usage(tokens) + b"}\n\n"
+        return (
+            self._chunk_head
+            + body % members
+            + mark
+            + self._running_usage(choice.sequence.prompt_tokens, tokens)
+            + b"}\n\n"
+        )
 
-    def _running_usage(self, tokens: int) -> bytes:
+    def _running_usage(self, prompt_tokens: int, tokens: int) -> bytes:
+        """The counts of one choice and its own prompt."""
         if not self._continuous:
             return b""
-        numbers = (self.prompt_tokens, self.prompt_tokens + tokens, tokens)
+        numbers = (prompt_tokens, prompt_tokens + tokens, tokens)
         counts = b'"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d' % numbers
         return b',"usage":{' + counts + b',"completion_tokens_details":null}'
 
