@@ -103,7 +103,7 @@ async def _views(connection: AsyncConnection, model: str | None) -> list[Targets
     if model is None:
         rows = [row for row in rows if row.alias_of is None and row.status != "retired"]
     else:
-        rows = [_offered(rows, model)]
+        rows = [offered(rows, model)]
     stored, catalog = await read_targets(connection), load_catalog()
     views = []
     for row in rows:
@@ -122,7 +122,7 @@ async def _view_of(connection: AsyncConnection, model: str, tier: Tier) -> Targe
     return next(view for view in await _views(connection, model) if view.tier == tier)
 
 
-def _offered(rows: list[ModelRow], name: str) -> ModelRow:
+def offered(rows: list[ModelRow], name: str) -> ModelRow:
     """The row of a model. Raises NotFound, and Conflict for an alias."""
     row = next((row for row in rows if row.name == name and row.status != "retired"), None)
     if row is None:

@@ -56,6 +56,20 @@ model_targets = Table(
 )
 """What an admin has promised a tier of a model in place of the catalog's figures, in seconds."""
 
+model_scaling = Table(
+    "model_scaling",
+    metadata,
+    Column("model", Text, ForeignKey("models.name"), primary_key=True),
+    Column("min_awake", Integer, nullable=False),
+    Column("max_awake", Integer, nullable=False),
+    pico("budget_usd_pico_per_hour", nullable=True),
+    Column("host_kinds", ARRAY(Text), nullable=False),
+    CheckConstraint("0 <= min_awake AND min_awake <= max_awake AND max_awake <= 1024", name="replicas"),
+    CheckConstraint("budget_usd_pico_per_hour >= 0", name="budget"),
+)
+"""What an admin allows the autoscaler to do for a model: replicas awake, picodollars per hour (NULL = no limit), and
+the kinds of hosts that may be created, in the order in which they are tried."""
+
 hosts = Table(
     "hosts",
     metadata,

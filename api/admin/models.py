@@ -1,12 +1,12 @@
 """Admin API: the models that are offered."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from admin import models, targets
+from admin import models, scaling, targets
 from admin.actor import Actor
 from api.admin.deps import AdminDeps, RequestBody, ResponseModel
 from workers.service_level import Tier
@@ -73,6 +73,41 @@ class TargetsReset(RequestBody):
     reason: str | None = None
 
 
+class ScalingOut(ResponseModel):
+    """What the autoscaler may do for a model."""
+
+    model: str
+    min_awake: int = Field(description="Replicas that are always awake; it comes before the budget.")
+    max_awake: int
+    budget_usd_per_hour: str | None = Field(
+        description="Most dollars per hour for its hosts that are not contracted; null = no limit."
+    )
+    host_kinds: list[str] = Field(
+        description="Kinds of hosts that may be created for it, tried in this order; none = no hosts are created."
+    )
+    source: Literal["admin", "default"]
+
+
+class ScalingUpdate(RequestBody):
+    """Other limits of the autoscaler for a model; what is absent stays as it is."""
+
+    model: str = Field(description=_NAME, examples=["llama-3.3-70b"])
+    min_awake: int | None = Field(default=None, examples=[1])
+    max_awake: int | None = Field(default=None, examples=[8])
+    budget_usd_per_hour: str | None = Field(
+        default=None, description="A decimal, or none for no limit.", examples=["128.00"]
+    )
+    host_kinds: list[str] | None = Field(default=None, examples=[["gpu-h100x8-640gb"]])
+    reason: str | None = None
+
+
+class ScalingReset(RequestBody):
+    """A model that returns to the default limits."""
+
+    model: str = Field(description=_NAME, examples=["llama-3.3-70b"])
+    reason: str | None = None
+
+
 def router(deps: AdminDeps) -> APIRouter:
     """Routes of models. Names are sent in bodies, since they may contain slashes."""
     routes = deps.router("models")
@@ -113,6 +148,7 @@ def router(deps: AdminDeps) -> APIRouter:
         )
 
     _add_target_routes(routes, deps)
+    _add_scaling_routes(routes, deps)
     return routes
 
 
@@ -149,3 +185,27 @@ def _add_target_routes(routes: APIRouter, deps: AdminDeps) -> None:
             deps.database, actor, model=body.model, tier=body.tier, reason=body.reason
         )
         return TargetsOut.model_validate(view)
+
+
+def _add_scaling_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    """The routes of the autoscaler's limits."""
+
+    @routes.get("/models/scaling")
+    async def list_scaling(
+        actor: Annotated[Actor, Depends(deps.actor)], model: str | None = None
+    ) -> list[ScalingOut]:
+        """What the autoscaler may do for the offered models, or for one."""
+        found = await scaling.list_scaling(deps.database, actor, model=model)
+        return [ScalingOut.model_validate(view) for view in found]
+
+    @routes.put("/models/scaling")
+    async def set_scaling(body: ScalingUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ScalingOut:
+        """Change what the autoscaler may do for a model. The scheduler follows within seconds."""
+        return ScalingOut.model_validate(await scaling.set_scaling(deps.database, actor, **body.model_dump()))
+
+    @routes.post("/models/scaling/reset")
+    async def reset_scaling(body: ScalingReset, actor: Annotated[Actor, Depends(deps.actor)]) -> ScalingOut:
+        """Return a model to the default limits: no minimum, no budget, no hosts created."""
+        return ScalingOut.model_validate(
+            await scaling.reset_scaling(deps.database, actor, model=body.model, reason=body.reason)
+        )

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from admin import models, targets
+from admin import models, scaling, targets
 from admin.actor import Actor
 from cli.context import AsJson, DataDir, perform
 from core.db import Database
@@ -99,6 +99,82 @@ def known_tier(name: str) -> Tier:
         if tier == name:
             return tier
     raise InvalidRequest(f"unknown tier {name!r}; there are: {', '.join(TIERS)}", param="tier")
+
+
+@app.command("scaling")
+def list_scaling(
+    name: Annotated[str | None, typer.Argument(help="A model's name; without it, all models.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the autoscaler may do for a model: replicas awake, dollars per hour, kinds of hosts to create.
+
+    Example: penstock models scaling llama-3.3-70b --json
+    """
+
+    async def act(database: Database, who: Actor) -> list[scaling.ScalingView]:
+        return await scaling.list_scaling(database, who, model=name)
+
+    perform(act, data_dir, as_json, title="Scaling")
+
+
+@app.command("set-scaling")
+def set_scaling(
+    name: Name,
+    min_awake: Annotated[
+        int | None, typer.Option("--min", help="Replicas that are always awake; it comes before the budget.")
+    ] = None,
+    max_awake: Annotated[int | None, typer.Option("--max", help="Most replicas awake.")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", help="Most dollars per hour for its hosts that are not contracted; none = no limit."
+        ),
+    ] = None,
+    host_kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host-kind",
+            help="Kind of host that may be created; repeat it in the order of trying; none = no kind.",
+        ),
+    ] = None,
+    reason: Reason = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the autoscaler do more or less for a model; it follows within seconds. What is not given stays as it is.
+
+    Example: penstock models set-scaling llama-3.3-70b --min 1 --max 8 --budget 128 --host-kind gpu-h100x8-640gb
+    """
+
+    async def act(database: Database, who: Actor) -> scaling.ScalingView:
+        return await scaling.set_scaling(
+            database,
+            who,
+            model=name,
+            min_awake=min_awake,
+            max_awake=max_awake,
+            budget_usd_per_hour=budget,
+            host_kinds=[] if host_kinds == [scaling.NONE] else host_kinds or None,
+            reason=reason,
+        )
+
+    perform(act, data_dir, as_json)
+
+
+@app.command("reset-scaling")
+def reset_scaling(
+    name: Name, reason: Reason = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Return a model to the default limits: no minimum, no budget, no hosts created.
+
+    Example: penstock models reset-scaling llama-3.3-70b
+    """
+
+    async def act(database: Database, who: Actor) -> scaling.ScalingView:
+        return await scaling.reset_scaling(database, who, model=name, reason=reason)
+
+    perform(act, data_dir, as_json)
 
 
 @app.command("add")

@@ -1,0 +1,194 @@
+"""The limits of the autoscaler by model: replicas awake, budget per hour, kinds of hosts to create.
+
+The scheduler reads changes within seconds (workers.scaling).
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from sqlalchemy import delete
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.targets import offered
+from admin.transactions import read, write
+from core.db import Database
+from core.errors import Conflict, InvalidRequest
+from core.money import pico_to_usd, usd_to_pico
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ADMIN, READERS
+from workers.catalog import CatalogModel, load_catalog
+from workers.models import read_models
+from workers.scaling import NO_LIMITS, ScalingLimits, limits_problem, read_host_prices, read_limits
+from workers.tables import model_scaling
+
+NONE = "none"
+"""In place of a budget: no limit."""
+
+
+class ScalingView(msgspec.Struct, frozen=True):
+    """The limits of one model."""
+
+    model: str
+    min_awake: int
+    max_awake: int
+    budget_usd_per_hour: str | None
+    """Most dollars per hour for its hosts that are not contracted, an exact decimal; None = no limit."""
+    host_kinds: list[str]
+    """Kinds of hosts that may be created for it, tried in this order; none = no hosts are created."""
+    source: Literal["admin", "default"]
+
+
+async def list_scaling(database: Database, actor: Actor, *, model: str | None = None) -> list[ScalingView]:
+    """The limits of every model of the catalog that is offered, or of one. Every role of the platform may read them.
+
+    Raises NotFound, and Conflict for an alias or the model of an external engine.
+    """
+    async with read(database, actor, READERS, tenant_id=actor.tenant_id) as connection:
+        stored = await read_limits(connection)
+        if model is not None:
+            return [_view((await _scaled(connection, model)).name, stored)]
+        catalog = load_catalog()
+        return [
+            _view(row.name, stored)
+            for row in await read_models(connection)
+            if row.alias_of is None
+            and row.status != "retired"
+            and row.spec is None
+            and row.name in catalog.models
+        ]
+
+
+async def set_scaling(
+    database: Database,
+    actor: Actor,
+    *,
+    model: str,
+    min_awake: int | None = None,
+    max_awake: int | None = None,
+    budget_usd_per_hour: str | None = None,
+    host_kinds: Sequence[str] | None = None,
+    reason: str | None = None,
+) -> ScalingView:
+    """Set the limits of a model; what is not given stays as it is. The budget `none` removes that limit.
+
+    Raises NotFound, Conflict for an alias or the model of an external engine, InvalidRequest when a figure is out of
+    range, nothing is given, or a kind of host has no profile of the model or no price.
+    """
+    require(actor, PLATFORM_ADMIN)
+    if min_awake is None and max_awake is None and budget_usd_per_hour is None and host_kinds is None:
+        raise InvalidRequest(
+            "give min_awake, max_awake, budget_usd_per_hour or host_kinds: there is nothing to change"
+        )
+    async with write(database, actor) as connection:
+        known = await _scaled(connection, model)
+        stored = await read_limits(connection)
+        before = stored.get(model, NO_LIMITS)
+        limits = ScalingLimits(
+            before.min_awake if min_awake is None else min_awake,
+            before.max_awake if max_awake is None else max_awake,
+            before.budget_usd_pico_per_hour if budget_usd_per_hour is None else _pico(budget_usd_per_hour),
+            before.host_kinds if host_kinds is None else tuple(host_kinds),
+        )
+        if (problem := limits_problem(limits)) is not None:
+            raise InvalidRequest(problem[1], param=problem[0])
+        if host_kinds is not None:
+            _check_kinds(known, limits.host_kinds, await read_host_prices(connection))
+        figures = msgspec.structs.asdict(limits) | {"host_kinds": list(limits.host_kinds)}
+        await connection.execute(
+            insert(model_scaling)
+            .values(model=model, **figures)
+            .on_conflict_do_update(index_elements=["model"], set_=figures)
+        )
+        after = _view(model, {model: limits})
+        await _record(connection, actor, "model.set_scaling", _view(model, stored), after, reason)
+    return after
+
+
+async def reset_scaling(
+    database: Database, actor: Actor, *, model: str, reason: str | None = None
+) -> ScalingView:
+    """Return a model to the default limits: no minimum, no budget, no hosts created. Raises as `set_scaling`."""
+    require(actor, PLATFORM_ADMIN)
+    async with write(database, actor) as connection:
+        await _scaled(connection, model)
+        before = _view(model, await read_limits(connection))
+        await connection.execute(delete(model_scaling).where(model_scaling.c.model == model))
+        after = _view(model, {})
+        await _record(connection, actor, "model.reset_scaling", before, after, reason)
+    return after
+
+
+async def _scaled(connection: AsyncConnection, name: str) -> CatalogModel:
+    """The catalog's entry of an offered model. Raises NotFound, and Conflict for those that are not scaled."""
+    row = offered(await read_models(connection), name)
+    known = load_catalog().models.get(name) if row.spec is None else None
+    if known is None:
+        raise Conflict(
+            f"{name!r} is served by external engines, which Penstock does not scale", param="model"
+        )
+    return known
+
+
+def _check_kinds(model: CatalogModel, kinds: Sequence[str], prices: dict[str, int]) -> None:
+    """Refuse kinds of hosts on which the model cannot run or whose price is not known."""
+    catalog = load_catalog()
+    runs_on = sorted({profile.host_kind for profile in model.profiles.values()})
+    for kind in kinds:
+        if kind not in runs_on:
+            raise InvalidRequest(
+                f"{model.name!r} has no profile for hosts of kind {kind!r}; it has for: {', '.join(runs_on)}",
+                param="host_kinds",
+            )
+        if kind not in prices and catalog.hosts[kind].price is None:
+            raise InvalidRequest(
+                f"hosts of kind {kind!r} have no price, so none is created; "
+                "set one with `penstock economics host-price set`",
+                param="host_kinds",
+            )
+
+
+def _pico(budget: str) -> int | None:
+    if budget == NONE:
+        return None
+    try:
+        return usd_to_pico(budget)
+    except ValueError as error:
+        raise InvalidRequest(f"{error}, or `{NONE}`", param="budget_usd_per_hour") from None
+
+
+def _view(model: str, stored: dict[str, ScalingLimits]) -> ScalingView:
+    limits = stored.get(model, NO_LIMITS)
+    budget = limits.budget_usd_pico_per_hour
+    return ScalingView(
+        model,
+        limits.min_awake,
+        limits.max_awake,
+        None if budget is None else pico_to_usd(budget),
+        list(limits.host_kinds),
+        "admin" if model in stored else "default",
+    )
+
+
+async def _record(
+    connection: AsyncConnection,
+    actor: Actor,
+    action: str,
+    before: ScalingView,
+    after: ScalingView,
+    reason: str | None,
+) -> None:
+    await record(
+        connection,
+        actor,
+        action,
+        tenant_id=None,
+        object_kind="model",
+        object_id=after.model,
+        reason=None if reason is None else clean_reason(reason),
+        before=before,
+        after=after,
+    )

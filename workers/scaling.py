@@ -1,0 +1,111 @@
+"""What an admin allows the autoscaler to do for a model: replicas awake, money per hour, kinds of hosts to create.
+
+The limits and the hosts' prices are read from PostgreSQL in the background, so that no placement waits for it.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from core.db import Database
+from core.money import PICO_PER_USD
+from core.polled_snapshot import PolledSnapshot
+from core.supervise import supervise
+from workers.tables import model_scaling, models
+
+POLL_S = 2.0
+"""Seconds between two reads."""
+MAX_REPLICAS = 1_024
+"""Largest number of replicas of a model; also a constraint of the table `model_scaling`."""
+DEFAULT_MAX = 64
+"""Most replicas of a model awake, until an admin sets another number."""
+
+
+class ScalingLimits(msgspec.Struct, frozen=True):
+    """Limits of the autoscaler for one model. Without a row of its own a model has these defaults."""
+
+    min_awake: int = 0
+    """Replicas that are always awake; it comes before the budget."""
+    max_awake: int = DEFAULT_MAX
+    budget_usd_pico_per_hour: int | None = None
+    """Most picodollars per hour for the model's hosts that are not contracted; None = no limit."""
+    host_kinds: tuple[str, ...] = ()
+    """Kinds of hosts that may be created for it, tried in this order."""
+
+
+NO_LIMITS = ScalingLimits()
+
+_PRICES_NOW = text(
+    "SELECT DISTINCT ON (host_kind) host_kind, usd_pico_per_hour FROM host_prices WHERE effective_from <= now() "
+    "ORDER BY host_kind, effective_from DESC"
+)
+
+
+def limits_problem(limits: ScalingLimits) -> tuple[str, str] | None:
+    """The field that is wrong and why; None = nothing."""
+    if not 0 <= limits.min_awake <= limits.max_awake:
+        return (
+            "min_awake",
+            f"min_awake is {limits.min_awake}, must be between 0 and max_awake ({limits.max_awake})",
+        )
+    if limits.max_awake > MAX_REPLICAS:
+        return "max_awake", f"max_awake is {limits.max_awake}, must be at most {MAX_REPLICAS}"
+    if limits.budget_usd_pico_per_hour is not None and limits.budget_usd_pico_per_hour < 0:
+        return "budget_usd_per_hour", "budget_usd_per_hour must not be negative"
+    if len(set(limits.host_kinds)) < len(limits.host_kinds):
+        return "host_kinds", f"host_kinds names a kind twice: {', '.join(limits.host_kinds)}"
+    return None
+
+
+async def read_limits(connection: AsyncConnection) -> dict[str, ScalingLimits]:
+    """The stored limits of every model that has any and is not retired."""
+    return {
+        row.model: ScalingLimits(
+            row.min_awake,
+            row.max_awake,
+            None if row.budget_usd_pico_per_hour is None else int(row.budget_usd_pico_per_hour),
+            tuple(row.host_kinds),
+        )
+        for row in await connection.execute(
+            select(model_scaling).join(models).where(models.c.status != "retired")
+        )
+    }
+
+
+async def read_host_prices(connection: AsyncConnection) -> dict[str, int]:
+    """By kind of host: picodollars per hour that hold now, as finance has set them."""
+    rows = await connection.execute(_PRICES_NOW)
+    return {row.host_kind: int(row.usd_pico_per_hour) for row in rows}
+
+
+class ScalingDirectory(PolledSnapshot):
+    """The stored limits and prices, read every POLL_S. The last ones stay in force while PostgreSQL does not answer."""
+
+    def __init__(self, database: Database, *, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(
+            database,
+            "limits of the autoscaler",
+            task="scaling",
+            every_s=POLL_S,
+            max_age_s=float("inf"),
+            now=now,
+        )
+        self.limits: Mapping[str, ScalingLimits] = {}
+        """By model; those without a row have NO_LIMITS."""
+        self._prices: dict[str, int] = {}
+
+    async def start(self) -> None:
+        """Read in the background, first after POLL_S: the scheduler serves without PostgreSQL, too."""
+        self._task = supervise(self._task_name, self._poll)
+
+    def usd_per_hour(self, kind: str) -> float | None:
+        """The price of a host of that kind in the books, in USD; None = the books have none."""
+        pico = self._prices.get(kind)
+        return None if pico is None else pico / PICO_PER_USD
+
+    async def _read(self, connection: AsyncConnection) -> None:
+        limits, prices = await read_limits(connection), await read_host_prices(connection)
+        self.limits, self._prices = limits, prices
