@@ -3,17 +3,22 @@
 Nothing acts on the plan. LivePlanner listens to requests, and the service calls `plan` every PLAN_INTERVAL_S seconds.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from core.money import PICO_PER_USD
 from scheduler.core.autoscale.autoscaler import Autoscaler
 from scheduler.core.autoscale.model_planner import AutoscalerSettings
 from scheduler.core.autoscale.plan import view
 from scheduler.core.autoscale.state import (
     CacheValue,
+    CreatingHost,
+    CreationFailures,
     DemandObservation,
     HostObservation,
+    HostOption,
     ModelSpec,
     Observation,
     ReplicaObservation,
@@ -25,6 +30,7 @@ from scheduler.core.replica import Replica
 from scheduler.listeners import Listener
 from scheduler.wire import HostView, PlaceRequest, PlanView, QueueView, Released
 from workers.catalog import Catalog, CatalogModel
+from workers.scaling import NO_LIMITS, ScalingDirectory, ScalingLimits
 from workers.wire import Capacity, ReplicaState, ReplicaStatus, Targets
 
 PLAN_INTERVAL_S = 2.0
@@ -34,14 +40,32 @@ HIT_RATE_WEIGHT = 0.02
 _UP = frozenset({ReplicaState.READY, ReplicaState.LOADING})
 
 
-def model_spec(catalog: Catalog, model: CatalogModel, capacity: Capacity, targets: Targets) -> ModelSpec:
+def model_spec(
+    catalog: Catalog,
+    model: CatalogModel,
+    capacity: Capacity,
+    targets: Targets,
+    limits: ScalingLimits,
+    kinds: tuple[HostOption, ...],
+) -> ModelSpec:
     """A model's specification for the autoscaler, with the ladder's figures of the catalog.
 
     The revenue of an answer is its list price at 1,000 prompt and 300 output tokens; it only ranks models.
     """
     price = model.list_price
     usd = (1000.0 * float(price.input) + 300.0 * float(price.output)) / 1e6
-    return ModelSpec(model.name, capacity, targets, ladder_of(catalog, model), usd_per_request=usd)
+    budget = limits.budget_usd_pico_per_hour
+    return ModelSpec(
+        model.name,
+        capacity,
+        targets,
+        ladder_of(catalog, model),
+        limits.min_awake,
+        limits.max_awake,
+        usd,
+        math.inf if budget is None else budget / PICO_PER_USD,
+        kinds,
+    )
 
 
 def ladder_of(catalog: Catalog, model: CatalogModel) -> dict[Rung, RungFigures]:
@@ -91,10 +115,16 @@ class _Counts(msgspec.Struct):
 
 
 class LivePlanner(Listener):
-    """Plans for every model of the catalog that some replica serves."""
+    """Plans for every model of the catalog that some replica serves, or for which an admin has set limits."""
 
-    def __init__(self, catalog: Catalog, settings: AutoscalerSettings | None = None) -> None:
-        self._catalog = catalog
+    def __init__(
+        self,
+        catalog: Catalog,
+        scaling: ScalingDirectory | None = None,
+        settings: AutoscalerSettings | None = None,
+    ) -> None:
+        """Without `scaling` every model has the default limits, and hosts cost what the catalog says."""
+        self._catalog, self._scaling = catalog, scaling
         self._autoscaler = Autoscaler(settings=settings)
         self._specs: dict[str, ModelSpec] = {}
         self._counts: dict[str, _Counts] = {}
@@ -141,13 +171,19 @@ class LivePlanner(Listener):
         queues: Sequence[QueueView],
         now: float,
         time_of_day_s: float,
+        *,
+        creating: Sequence[CreatingHost] = (),
+        failures: Sequence[CreationFailures] = (),
     ) -> PlanView | None:
-        """Observe and plan. None when no model of the catalog is served.
+        """Observe and plan. None when there is no model to plan for.
 
-        `now` is in monotonic seconds, `time_of_day_s` in seconds since midnight. Raises PlanningError when a model's
-        figures are out of range.
+        `now` is in monotonic seconds, `time_of_day_s` in seconds since midnight. `creating` and `failures` are what the
+        provider of hosts reports. Raises PlanningError when a model's figures are out of range.
         """
         elapsed, self._last = max(1e-3, now - self._last), now
+        for name, model in self._catalog.models.items():
+            if name in self._limits:
+                self._plan_for(model, model.profile().capacity, model.service_level, served=False)
         for replica in _representatives(replicas):
             self._learn(replica)
         host_of = {host.agent_id: host.host_id for host in hosts}
@@ -163,7 +199,15 @@ class LivePlanner(Listener):
         if not self._specs:
             return None
         self._autoscaler.observe(
-            Observation(now, [self._host(host) for host in hosts], observed, demand, time_of_day_s)
+            Observation(
+                now,
+                [self._host(host) for host in hosts],
+                observed,
+                demand,
+                time_of_day_s,
+                list(creating),
+                list(failures),
+            )
         )
         return view(self._autoscaler.plan(), observed)
 
@@ -172,13 +216,49 @@ class LivePlanner(Listener):
         status = replica.status
         if status.model not in self._catalog.models or status.engine == "external":
             return  # an external engine is not Penstock's to scale
-        known = self._specs.get(status.model)
-        if known is not None and (known.capacity, known.targets) == (status.capacity, status.targets):
+        self._plan_for(self._catalog.models[status.model], status.capacity, status.targets)
+
+    def _plan_for(
+        self, model: CatalogModel, capacity: Capacity, targets: Targets, *, served: bool = True
+    ) -> None:
+        """Plan for a model by these figures. Those of the catalog (`served` false) only stand in until it is served."""
+        known = self._specs.get(model.name)
+        if known is not None and not served:
+            capacity, targets = known.capacity, known.targets
+        limits = self._limits.get(model.name, NO_LIMITS)
+        spec = model_spec(self._catalog, model, capacity, targets, limits, self._kinds(model, limits))
+        if spec == known:
             return
-        spec = model_spec(self._catalog, self._catalog.models[status.model], status.capacity, status.targets)
-        self._specs[status.model] = spec
-        self._counts.setdefault(status.model, _Counts())
+        self._specs[model.name] = spec
+        self._counts.setdefault(model.name, _Counts())
         self._autoscaler.add(spec)
+
+    @property
+    def _limits(self) -> Mapping[str, ScalingLimits]:
+        return {} if self._scaling is None else self._scaling.limits
+
+    def _kinds(self, model: CatalogModel, limits: ScalingLimits) -> tuple[HostOption, ...]:
+        """The kinds of hosts that may be created for a model; those without a known price are left out."""
+        options = []
+        for kind in limits.host_kinds:
+            profile = next((each for each in model.profiles.values() if each.host_kind == kind), None)
+            usd = self._usd_per_hour(kind)
+            if profile is not None and usd is not None:
+                options.append(HostOption(kind, 0.0 if self._contracted(kind) else usd, profile.instances))
+        return tuple(options)
+
+    def _usd_per_hour(self, kind: str) -> float | None:
+        """The price of a host of that kind: that of the books, else the catalog's; None = not known."""
+        booked = self._scaling.usd_per_hour(kind) if self._scaling is not None else None
+        known = self._catalog.hosts.get(kind)
+        if booked is not None or known is None or known.price is None:
+            return booked
+        return float(known.price.usd_per_hour)
+
+    def _contracted(self, kind: str) -> bool:
+        """Whether hosts of that kind are paid for in any case; so is one that the catalog does not know."""
+        known = self._catalog.hosts.get(kind)
+        return known is None or known.contracted
 
     def _replica(self, replica: Replica, host_id: str, elapsed: float, now: float) -> ReplicaObservation:
         status = replica.status
@@ -209,9 +289,9 @@ class LivePlanner(Listener):
     def _host(self, host: HostView) -> HostObservation:
         kind = self._catalog.hosts.get(host.host_kind)
         ram = kind.ram_gb.value if kind is not None and kind.ram_gb is not None else 0.0
-        price = float(kind.price.usd_per_hour) if kind is not None and kind.price is not None else 0.0
-        droplet = host.host_kind.startswith("gpu-") and "contracted" not in host.host_kind
-        return HostObservation(host.host_id, host.gpus, ram, not droplet, price)
+        price = self._usd_per_hour(host.host_kind) or 0.0
+        contracted = self._contracted(host.host_kind)
+        return HostObservation(host.host_id, host.gpus, ram, contracted, price, host.host_kind)
 
     def _forget(self, known: Iterable[str]) -> None:
         keep = set(known)

@@ -20,6 +20,7 @@ from scheduler.service import SchedulerService
 from workers.catalog import load_catalog
 from workers.engine_counters import record_counters
 from workers.host_hours import record_heartbeat
+from workers.scaling import ScalingDirectory
 from workers.targets import TargetDirectory
 
 
@@ -42,6 +43,7 @@ async def _serve(settings: Settings) -> int:
     counters = EngineCounterStore(database, record_counters, clock.monotonic)
     trace = RequestTraceStore(database, clock, recording=settings.record_request_traces)
     targets = TargetDirectory(database)
+    scaling = ScalingDirectory(database)
     service = SchedulerService(
         settings.scheduler_host,
         settings.scheduler_port,
@@ -49,7 +51,7 @@ async def _serve(settings: Settings) -> int:
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         listeners=[host_hours, counters, trace.trace],
-        planner=LivePlanner(load_catalog()),
+        planner=LivePlanner(load_catalog(), scaling),
         targets=targets,
     )
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
@@ -58,6 +60,7 @@ async def _serve(settings: Settings) -> int:
         await counters.start()
         await trace.start()
         targets.start()
+        await scaling.start()
         await _listen(service, settings)
         await metrics.start()
         freeze_heap()
@@ -66,6 +69,7 @@ async def _serve(settings: Settings) -> int:
         await metrics.close()
         await service.close()
         await targets.close()
+        await scaling.close()
         await host_hours.close()
         await counters.close()
         await trace.close()

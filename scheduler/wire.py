@@ -178,6 +178,34 @@ class PlanChangeView(msgspec.Struct):
     reason: str
 
 
+class KindPlanView(msgspec.Struct):
+    """Hosts of one kind that the autoscaler wants. Fields: scheduler.core.autoscale.plan.KindPlan."""
+
+    kind: str
+    present: int
+    creating: int
+    desired: int
+    failures: int = 0
+    retry_in_s: float = 0.0
+
+
+class HostCreationView(msgspec.Struct):
+    """Hosts of one kind that the autoscaler would create for a model, beside those in creation."""
+
+    kind: str
+    model: str
+    count: int
+    reason: str
+
+
+class HostRemovalView(msgspec.Struct):
+    """A host that the autoscaler would destroy."""
+
+    host_id: str
+    kind: str
+    reason: str
+
+
 class PlanView(msgspec.Struct):
     """The plan of the autoscaler, bounded. Nothing acts on it."""
 
@@ -185,5 +213,6 @@ class PlanView(msgspec.Struct):
     changes: list[PlanChangeView] = []
     changes_total: int = 0
     """Number of all changes; `changes` contains the first of them."""
-    hosts_to_create: int = 0
-    hosts_to_destroy: list[str] = []
+    kinds: list[KindPlanView] = []
+    create: list[HostCreationView] = []
+    destroy: list[HostRemovalView] = []

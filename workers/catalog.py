@@ -65,6 +65,8 @@ class HostKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price: HostPrice | None = None
     ram_gb: Figure | None = None
     """Host memory in GB, for the weights of sleeping replicas."""
+    contracted: bool = False
+    """Whether its hours are paid for in any case: the autoscaler never destroys such a host, and counts no cost."""
 
 
 class ListPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -89,10 +89,14 @@ class SchedulingPanel:
 def hosts_line(plan: PlanView) -> str:
     """The hosts that the plan would create or release, and the number of moves that are not listed."""
     parts = []
-    if plan.hosts_to_create:
-        parts.append(f"would create {plan.hosts_to_create} host{'' if plan.hosts_to_create == 1 else 's'}")
-    if plan.hosts_to_destroy:
-        parts.append(f"would give back {', '.join(plan.hosts_to_destroy)}")
+    parts += [f"would create {row.count} {row.kind} for {row.model}" for row in plan.create]
+    if plan.destroy:
+        parts.append(f"would give back {', '.join(row.host_id for row in plan.destroy)}")
+    parts += [
+        f"{row.kind} failed {row.failures} times, next attempt in {seconds(row.retry_in_s).text}"
+        for row in plan.kinds
+        if row.failures
+    ]
     if (more := plan.changes_total - len(plan.changes)) > 0:
         parts.append(f"{more} more moves are not listed")
     line = "; ".join(parts)

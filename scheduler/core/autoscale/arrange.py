@@ -13,6 +13,7 @@ import msgspec
 from scheduler.core.autoscale.ladder import host_memory_gb, resting_rung, settled_rung, wake_s
 from scheduler.core.autoscale.plan import ReplicaPlan
 from scheduler.core.autoscale.retire import retire_order
+from scheduler.core.autoscale.spending import Spending
 from scheduler.core.autoscale.state import HostObservation, ModelSpec, ReplicaObservation, Rung
 
 MIN_STAY_S = 60.0
@@ -26,7 +27,7 @@ class Desired:
     """Desired replicas of one model."""
 
     target: int
-    """Replicas awake."""
+    """Replicas awake, without those of hosts in creation."""
     needed: int
     """Replicas that the load of the last minute needs; another model may take the rest."""
     rate: float
@@ -39,7 +40,7 @@ class Arrangement:
 
     replicas: list[ReplicaPlan] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
-    """By model: replicas that no host has room for."""
+    """By model: replicas that no host has room for, or none within the model's budget."""
 
 
 def arrange(
@@ -48,16 +49,19 @@ def arrange(
     reasons: Mapping[str, str],
     hosts: Sequence[HostObservation],
     replicas: Sequence[ReplicaObservation],
+    spending: Spending,
     retiring: frozenset[str] = frozenset(),
 ) -> Arrangement:
     """Choose the awake replicas. `retiring` are chosen by scaling down; `reasons` are given per model.
 
-    An awake replica stays awake unless it retires or is outbid, so a repeated call on its own result changes nothing.
+    `spending`, with nothing taken, counts the awake replicas afterwards. An awake replica stays awake unless it retires
+    or is outbid, so a repeated call on its own result changes nothing.
     """
-    arranger = _Arranger(specs, desired, hosts, replicas, retiring)
+    arranger = _Arranger(specs, desired, hosts, replicas, spending, retiring)
     while (model := arranger.most_valuable()) is not None:
         if not arranger.wake_one(model):
             arranger.mark_unsatisfiable(model)
+    arranger.use_contracted()
     return arranger.result(reasons)
 
 
@@ -70,14 +74,17 @@ class _Arranger:
         desired: Mapping[str, Desired],
         hosts: Sequence[HostObservation],
         replicas: Sequence[ReplicaObservation],
+        spending: Spending,
         retiring: frozenset[str],
     ) -> None:
-        self._specs, self._desired = specs, desired
+        self._specs, self._desired, self._spending = specs, desired, spending
         self._hosts = {host.host_id: host for host in hosts}
         self._replicas = [replica for replica in replicas if replica.model in specs]
         self._free = {host.host_id: host.gpus for host in hosts}
         self._awake: dict[str, list[ReplicaObservation]] = {model: [] for model in specs}
         self._outbid: dict[str, str] = {}
+        self._moved: set[str] = set()
+        """Replicas that wake on contracted hosts in place of paid ones."""
         self._unsatisfiable: set[str] = set()
         for replica in sorted(self._replicas, key=lambda replica: replica.replica_id):
             if replica.rung is Rung.AWAKE and replica.replica_id not in retiring:
@@ -86,6 +93,29 @@ class _Arranger:
     def _take(self, replica: ReplicaObservation) -> None:
         self._awake[replica.model].append(replica)
         self._free[replica.host_id] = self._free.get(replica.host_id, 0) - self._gpus(replica)
+        self._spending.take(replica)
+
+    def _release(self, replica: ReplicaObservation) -> None:
+        self._awake[replica.model].remove(replica)
+        self._free[replica.host_id] += self._gpus(replica)
+        self._spending.release(replica)
+
+    def _fits(self, replica: ReplicaObservation) -> bool:
+        return self._free.get(replica.host_id, 0) >= self._gpus(replica)
+
+    def _affords(self, replica: ReplicaObservation) -> bool:
+        """Whether the replica may wake: its model is below its minimum or stays within its budget."""
+        model = replica.model
+        return len(self._awake[model]) < self._specs[model].min_awake or self._spending.affords(replica)
+
+    def _resting(self, model: str) -> list[ReplicaObservation]:
+        """The model's replicas that are not awake: the quickest to wake first, then those that cost least."""
+        spec = self._specs[model]
+        awake = {replica.replica_id for replica in self._awake[model]}
+        return sorted(
+            (row for row in self._replicas if row.model == model and row.replica_id not in awake),
+            key=lambda row: (wake_s(spec, row), self._spending.idle_usd(row), row.replica_id),
+        )
 
     def _gpus(self, replica: ReplicaObservation) -> int:
         return self._specs[replica.model].capacity.gpus
@@ -111,21 +141,30 @@ class _Arranger:
     def wake_one(self, model: str) -> bool:
         """Wake the quickest resting replica of a model that has room or outbids others; returns whether one was
         found."""
-        spec = self._specs[model]
-        awake = {replica.replica_id for replica in self._awake[model]}
-        resting = sorted(
-            (
-                replica
-                for replica in self._replicas
-                if replica.model == model and replica.replica_id not in awake
-            ),
-            key=lambda replica: (wake_s(spec, replica), replica.replica_id),
-        )
+        resting = [replica for replica in self._resting(model) if self._affords(replica)]
         for replica in resting:
-            if self._free.get(replica.host_id, 0) >= self._gpus(replica):
+            if self._fits(replica):
                 self._take(replica)
                 return True
         return any(self._outbid_for(replica) for replica in resting)
+
+    def use_contracted(self) -> None:
+        """Wake replicas on free GPUs of contracted hosts, one for each that is awake on a paid host.
+
+        The paid ones are spare from then on, and scaling down removes them.
+        """
+        for model, spec in self._specs.items():
+            awake = self._awake[model]
+            paid = sum(not self._spending.free(replica) for replica in awake)
+            spare = max(0, len(awake) - self._desired[model].needed)
+            for replica in self._resting(model):
+                if spare >= paid or len(awake) >= spec.max_awake:
+                    break
+                host = self._hosts.get(replica.host_id)
+                if host is not None and host.contracted and self._fits(replica):
+                    self._take(replica)
+                    self._moved.add(replica.replica_id)
+                    spare += 1
 
     def _outbid_for(self, replica: ReplicaObservation) -> bool:
         """Free GPUs for a replica from models with lower revenue; returns whether that was possible."""
@@ -144,9 +183,12 @@ class _Arranger:
         if short > 0 or not gain > SWAP_GAIN * loss:
             return False
         for victim in victims:
-            self._awake[victim.model].remove(victim)
-            self._free[victim.host_id] += self._gpus(victim)
-            self._outbid[victim.replica_id] = model
+            self._release(victim)
+        if not self._affords(replica):  # alone on the host it pays the whole of it
+            for victim in victims:
+                self._take(victim)
+            return False
+        self._outbid |= {victim.replica_id: model for victim in victims}
         self._take(replica)
         return True
 
@@ -176,7 +218,7 @@ class _Arranger:
             rung, reason = replica.rung, ""
             if replica.replica_id in awake:
                 rung = Rung.AWAKE
-                reason = reasons.get(replica.model, "") if replica.rung is not Rung.AWAKE else ""
+                reason = self._reason_up(replica, reasons) if replica.rung is not Rung.AWAKE else ""
             elif replica.rung is Rung.AWAKE:
                 host = self._hosts.get(replica.host_id)
                 rung = resting_rung(spec, host, asleep_gb[replica.host_id]) if host else Rung.STOPPED
@@ -202,6 +244,11 @@ class _Arranger:
             if replica.replica_id not in awake and replica.rung is not Rung.AWAKE:
                 rest[replica.host_id].append(msgspec.structs.replace(replica, rung=self._settled(replica)))
         return {host_id: host_memory_gb(dict(self._specs), rows) for host_id, rows in rest.items()}
+
+    def _reason_up(self, replica: ReplicaObservation, reasons: Mapping[str, str]) -> str:
+        if replica.replica_id in self._moved:
+            return f"the hours of {replica.host_id} are paid for; it replaces a replica on a host that is not"
+        return reasons.get(replica.model, "")
 
     def _reason_down(self, replica: ReplicaObservation, reasons: Mapping[str, str]) -> str:
         if winner := self._outbid.get(replica.replica_id):

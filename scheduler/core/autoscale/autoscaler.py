@@ -4,14 +4,19 @@ Call `observe` every two seconds (the fast loop); `plan` changes nothing and may
 collected into the bins of the forecast (the slow loop).
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from scheduler.core.autoscale.arrange import Desired, arrange
+import msgspec
+
+from scheduler.core.autoscale.arrange import Arrangement, Desired, arrange
+from scheduler.core.autoscale.creation import Creations, coming_replicas, in_creation
 from scheduler.core.autoscale.ladder import host_dwell_s
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
-from scheduler.core.autoscale.plan import HostPlan, ModelPlan, Plan
-from scheduler.core.autoscale.retire import removable
+from scheduler.core.autoscale.plan import HostRemoval, KindPlan, ModelPlan, Plan
+from scheduler.core.autoscale.retire import removable, retire_order
+from scheduler.core.autoscale.spending import ROUNDING_USD, Spending, over_budget
 from scheduler.core.autoscale.state import (
     DemandObservation,
     HostObservation,
@@ -61,10 +66,12 @@ class Autoscaler:
     def observe(self, observation: Observation) -> None:
         """Take an observation. Raises PlanningError when a model's figures are out of range."""
         elapsed = observation.now - self._last.now if self._last is not None else 0.0
-        self._last = observation
+        creating = in_creation(observation.creating, observation.replicas)
+        self._last = observation = msgspec.structs.replace(observation, creating=creating)
         demand = {row.model: row for row in observation.demand}
         for name, model in self._models.items():
             mine = [replica for replica in observation.replicas if replica.model == name]
+            mine += coming_replicas(model.spec, creating)
             with _attribute_errors(name):
                 model.observe(observation, demand.get(name, DemandObservation(name)), elapsed, mine)
         busy = {
@@ -87,34 +94,47 @@ class Autoscaler:
         reasons: dict[str, str] = {}
         rows: list[ModelPlan] = []
         retiring: set[str] = set()
+        present = self._spending(observation)
+        for replica in observation.replicas:
+            if replica.rung is Rung.AWAKE and replica.model in self._models:
+                present.take(replica)
         for name, model in self._models.items():
+            coming = len(coming_replicas(model.spec, observation.creating))
             with _attribute_errors(name):
-                row, removed = self._target(model, observation)
+                row, removed = self._target(model, observation, present)
             rows.append(row)
             retiring |= {replica.replica_id for replica in removed}
             reasons[name] = row.reason
             recent = model.max_needed(observation.now - self._settings.swap_stabilization_s)
-            desired[name] = Desired(row.target, min(recent, row.target), model.planned_rate)
+            target = max(0, row.target - coming)
+            desired[name] = Desired(target, min(max(0, recent - coming), target), model.planned_rate)
         specs = {name: model.spec for name, model in self._models.items()}
+        spending = self._spending(observation)
         arrangement = arrange(
-            specs, desired, reasons, observation.hosts, observation.replicas, frozenset(retiring)
+            specs, desired, reasons, observation.hosts, observation.replicas, spending, frozenset(retiring)
         )
+        creations = self._create(arrangement, reasons, observation, spending)
+        destroy = self._destroy(observation, arrangement, spending)
         return Plan(
             at=observation.now,
             models=rows,
             replicas=arrangement.replicas,
-            create=self._create(arrangement.missing, reasons),
-            destroy=self._destroy(
-                observation, {row.host_id for row in arrangement.replicas if row.rung is Rung.AWAKE}
-            ),
+            kinds=kind_plans(specs, observation, creations, destroy),
+            create=creations.found,
+            destroy=destroy,
         )
 
+    def _spending(self, observation: Observation) -> Spending:
+        specs = {name: model.spec for name, model in self._models.items()}
+        return Spending(specs, observation.hosts, observation.replicas, observation.creating)
+
     def _target(
-        self, model: ModelPlanner, observation: Observation
+        self, model: ModelPlanner, observation: Observation, spending: Spending
     ) -> tuple[ModelPlan, list[ReplicaObservation]]:
-        """The desired number of a model's replicas, and the replicas to remove."""
+        """The desired number of a model's replicas, and the replicas to remove; `spending` counts these as released."""
         spec = model.spec
         present = [row for row in observation.replicas if row.model == spec.model and row.rung is Rung.AWAKE]
+        present += coming_replicas(spec, observation.creating)
         pending = sum(row.ready_in_s > 0.0 for row in present)
         count, removed = len(present), list[ReplicaObservation]()
         target, reason = count, model.reason
@@ -122,7 +142,10 @@ class Autoscaler:
             reason += f", with {model.need - 1} {lack}"
         held = model.max_kept(observation.now - self._settings.stabilization_s)
         whole = model.observed_since(observation.now - self._settings.stabilization_s)
-        if model.need > count:
+        if limited := self._over_limits(spec, present, observation, spending):
+            removed, reason = limited
+            target = count - len(removed)
+        elif model.need > count:
             target = model.need
         elif held < count and whole:
             at_least = max(held, spec.min_awake)
@@ -138,38 +161,103 @@ class Autoscaler:
         words = f"{spec.model}: {count} -> {target} awake: {reason}"
         return ModelPlan(spec.model, count - pending, pending, target, model.planned_rate, words), removed
 
-    def _create(self, missing: Mapping[str, int], reasons: Mapping[str, str]) -> list[HostPlan]:
-        """Droplets to create for replicas without room, for models that may have droplets."""
-        plans = []
-        for name, count in sorted(missing.items()):
-            spec = self._models[name].spec
-            if spec.host_kind:
-                plans.append(HostPlan(spec.host_kind, -(-count // spec.per_host), reason=reasons[name]))
-        return plans
+    @staticmethod
+    def _over_limits(
+        spec: ModelSpec,
+        present: list[ReplicaObservation],
+        observation: Observation,
+        spending: Spending,
+    ) -> tuple[list[ReplicaObservation], str] | None:
+        """Replicas to remove at once, because more are awake than the model's maximum or budget allows, and why."""
+        coming = {host.host_id for host in observation.creating}
+        order = [row for row in retire_order(present, spec.capacity) if row.host_id not in coming]
+        removed = order[: max(0, len(order) - spec.max_awake)]
+        reason = f"at most {spec.max_awake} may be awake"
+        for replica in removed:
+            spending.release(replica)
+        if spending.exceeds(spec.model):
+            removed += over_budget(spec, order[len(removed) :], spending)
+            reason = f"at most {spec.budget_usd_per_hour:.2f} USD per hour may be spent"
+        return (removed, reason) if removed else None
 
-    def _destroy(self, observation: Observation, used: set[str]) -> list[HostPlan]:
-        """Droplets to destroy: no replica was awake on them for their dwell time."""
-        plans = []
+    def _create(
+        self,
+        arrangement: Arrangement,
+        reasons: Mapping[str, str],
+        observation: Observation,
+        spending: Spending,
+    ) -> Creations:
+        """Hosts to create for replicas without room, within the models' budgets."""
+        creations = Creations(observation.creating, observation.failures)
+        awake = Counter(row.model for row in arrangement.replicas if row.rung is Rung.AWAKE)
+        for name, count in sorted(arrangement.missing.items()):
+            spec = self._models[name].spec
+            coming = len(coming_replicas(spec, observation.creating))
+            below = max(0, spec.min_awake - coming - awake[name])
+            creations.add(spec, count, below, spending.whole(name), reasons[name])
+        return creations
+
+    def _destroy(
+        self, observation: Observation, arrangement: Arrangement, spending: Spending
+    ) -> list[HostRemoval]:
+        """Hosts to destroy: no replica was awake on them for their dwell time, or their models exceed their budgets."""
+        used = {row.host_id for row in arrangement.replicas if row.rung is Rung.AWAKE}
+        used |= {host.host_id for host in observation.creating}
+        removals = []
         for host in sorted(observation.hosts, key=lambda host: host.host_id):
             if host.contracted or host.host_id in used or host.host_id not in self._idle_since:
                 continue
             rests = observation.now - self._idle_since[host.host_id]
-            if rests < self._settings.stabilization_s:
-                continue
-            limit = max(self._settings.stabilization_s, self._dwell(host, observation))
+            limit = self._dwell(host, observation, spending)
             if rests >= limit:
-                reason = f"nobody was awake on it for {rests:.0f} s, limit {limit:.0f} s"
-                plans.append(HostPlan("", 1, host.host_id, reason))
-        return plans
+                reason = f"nothing was awake on it for {rests:.0f} s, limit {limit:.0f} s"
+                removals.append(HostRemoval(host.host_id, host.kind, reason))
+        return removals
 
-    def _dwell(self, host: HostObservation, observation: Observation) -> float:
-        """The longest dwell time of the models that rest on a host, in seconds."""
-        limits = [0.0]
+    def _dwell(self, host: HostObservation, observation: Observation, spending: Spending) -> float:
+        """The longest dwell time of the models that rest on a host, in seconds; a model over its budget has none."""
+        limits: list[float] = []
         for replica in observation.replicas:
             if replica.host_id != host.host_id or replica.model not in self._models:
                 continue
-            ladder = self._models[replica.model].spec.ladder
-            removed = ladder.get(Rung.DESTROYED, RungFigures(float("inf")))
-            rests = ladder.get(replica.rung, RungFigures(0.0))
-            limits.append(host_dwell_s(host, rests, removed))
-        return max(limits)
+            spec = self._models[replica.model].spec
+            if spending.whole(spec.model) > spec.budget_usd_per_hour + ROUNDING_USD:
+                limits.append(0.0)
+                continue
+            removed = spec.ladder.get(Rung.DESTROYED, RungFigures(float("inf")))
+            rests = spec.ladder.get(replica.rung, RungFigures(0.0))
+            replacement = min(
+                (option.usd_per_hour for option in spec.kinds if option.usd_per_hour > 0.0),
+                default=host.usd_per_hour,
+            )
+            limits.append(host_dwell_s(host, rests, removed, replacement))
+        return max(limits, default=self._settings.stabilization_s)
+
+
+def kind_plans(
+    specs: Mapping[str, ModelSpec],
+    observation: Observation,
+    creations: Creations,
+    destroy: Sequence[HostRemoval],
+) -> list[KindPlan]:
+    """One row for each kind of host that is present, in creation, allowed or failing, sorted by kind."""
+    present = Counter(host.kind for host in observation.hosts)
+    creating = Counter(host.kind for host in observation.creating)
+    more = Counter[str]()
+    for row in creations.found:
+        more[row.kind] += row.count
+    less = Counter(row.kind for row in destroy)
+    failures = {row.kind: row.count for row in observation.failures}
+    allowed = {option.kind for spec in specs.values() for option in spec.kinds}
+    kinds = {*present, *creating, *allowed, *failures} - {""}
+    return [
+        KindPlan(
+            kind,
+            present[kind],
+            creating[kind],
+            present[kind] + creating[kind] + more[kind] - less[kind],
+            failures.get(kind, 0),
+            creations.retry_in_s(kind),
+        )
+        for kind in sorted(kinds)
+    ]

@@ -48,16 +48,21 @@ def settled_rung(spec: ModelSpec, host: HostObservation | None, replica: Replica
     return below
 
 
-def host_dwell_s(host: HostObservation, wake: RungFigures, destroyed: RungFigures) -> float:
+def host_dwell_s(
+    host: HostObservation, wake: RungFigures, destroyed: RungFigures, replacement_usd_per_hour: float
+) -> float:
     """Seconds that a host without awake replicas is kept; infinite for a contracted host.
 
-    A droplet costs the same whatever rests on it and while it boots, so the price cancels: it is kept as long as a
-    new droplet takes longer than waking the best of its replicas.
+    It is kept until it has cost as much as the hosts that come in its place would until they serve: a new one of
+    `replacement_usd_per_hour` for the time of its creation, less this one for the time in which the best of its
+    replicas wakes.
     """
     if host.contracted:
         return math.inf
-    price = host.usd_per_hour / 3600.0 or 1.0
-    return dwell_s(wake.wake_s, destroyed.wake_s, price, price)
+    if host.usd_per_hour <= 0.0:
+        return dwell_s(wake.wake_s, destroyed.wake_s, 1.0, 1.0)
+    created = destroyed.wake_s * replacement_usd_per_hour / host.usd_per_hour
+    return max(0.0, created - wake.wake_s)
 
 
 def resting_rung(spec: ModelSpec, host: HostObservation, asleep_gb: float) -> Rung:

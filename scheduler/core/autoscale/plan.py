@@ -4,8 +4,16 @@ from collections.abc import Sequence
 
 import msgspec
 
+from scheduler.core.autoscale.creation import Creation
 from scheduler.core.autoscale.state import ReplicaObservation, Rung
-from scheduler.wire import ModelPlanView, PlanChangeView, PlanView
+from scheduler.wire import (
+    HostCreationView,
+    HostRemovalView,
+    KindPlanView,
+    ModelPlanView,
+    PlanChangeView,
+    PlanView,
+)
 
 MAX_CHANGES_SHOWN = 64
 """Changes shown in a snapshot."""
@@ -18,7 +26,7 @@ class ModelPlan(msgspec.Struct, frozen=True):
     awake: int
     """Serving replicas."""
     pending: int
-    """Replicas that are waking."""
+    """Replicas that are waking, or will be on hosts in creation."""
     target: int
     forecast_rps: float
     """Upper estimate of arrivals per second at the time when a replica woken now would serve."""
@@ -35,13 +43,28 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class HostPlan(msgspec.Struct, frozen=True):
-    """A host to create (`host_id` empty) or to destroy."""
+class HostRemoval(msgspec.Struct, frozen=True):
+    """A host to destroy."""
+
+    host_id: str
+    kind: str
+    reason: str
+
+
+class KindPlan(msgspec.Struct, frozen=True):
+    """Hosts of one kind: those that there are, and those that there should be."""
 
     kind: str
-    count: int
-    host_id: str = ""
-    reason: str = ""
+    present: int
+    """Hosts that have joined, those to destroy included."""
+    creating: int
+    """Hosts in creation that have not joined."""
+    desired: int
+    """Hosts that there should be: `present` and `creating`, less those to destroy, plus those to create."""
+    failures: int = 0
+    """Creations that failed since the last success."""
+    retry_in_s: float = 0.0
+    """Seconds until one may be created again after failures; 0 = now."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -60,8 +83,10 @@ class Plan(msgspec.Struct, frozen=True):
     at: float
     models: list[ModelPlan]
     replicas: list[ReplicaPlan]
-    create: list[HostPlan] = []
-    destroy: list[HostPlan] = []
+    kinds: list[KindPlan] = []
+    create: list[Creation] = []
+    """Hosts to create beside those in creation. Empty again in the first plan that has observed them."""
+    destroy: list[HostRemoval] = []
 
 
 def changes(plan: Plan, replicas: Sequence[ReplicaObservation]) -> list[Change]:
@@ -90,6 +115,12 @@ def view(plan: Plan, replicas: Sequence[ReplicaObservation]) -> PlanView:
             for row in found[:MAX_CHANGES_SHOWN]
         ],
         changes_total=len(found),
-        hosts_to_create=sum(row.count for row in plan.create),
-        hosts_to_destroy=[row.host_id for row in plan.destroy],
+        kinds=[
+            KindPlanView(
+                row.kind, row.present, row.creating, row.desired, row.failures, round(row.retry_in_s, 1)
+            )
+            for row in plan.kinds
+        ],
+        create=[HostCreationView(row.kind, row.model, row.count, row.reason) for row in plan.create],
+        destroy=[HostRemovalView(row.host_id, row.kind, row.reason) for row in plan.destroy],
     )

@@ -3,6 +3,7 @@
 Times are seconds of one monotonic clock that the caller reads; money is USD.
 """
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -85,6 +86,31 @@ class HostObservation(msgspec.Struct, frozen=True):
     contracted: bool
     """Paid for in any case: it is never destroyed, and its hours do not count as cost."""
     usd_per_hour: float = 0.0
+    kind: str = ""
+
+
+class CreatingHost(msgspec.Struct, frozen=True):
+    """A host that a provider is creating. It is reported, and counts, until a replica on it is observed."""
+
+    host_id: str
+    kind: str
+    model: str
+    """The model that it is created for."""
+    since_s: float = 0.0
+    """Seconds since its creation was asked for."""
+    usd_per_hour: float = 0.0
+    """0 for a contracted kind."""
+
+
+class CreationFailures(msgspec.Struct, frozen=True):
+    """A kind of host whose latest creations failed: refused, not finished in time, or out of capacity."""
+
+    kind: str
+    count: int
+    """Failures since the last success, at least 1."""
+    since_s: float
+    """Seconds since the last failure."""
+    why: str = ""
 
 
 class DemandObservation(msgspec.Struct, frozen=True):
@@ -115,6 +141,8 @@ class Observation(msgspec.Struct, frozen=True):
     demand: list[DemandObservation]
     time_of_day_s: float = 0.0
     """Seconds since midnight, for the daily season. Any constant origin is possible."""
+    creating: list[CreatingHost] = []
+    failures: list[CreationFailures] = []
 
 
 class RungFigures(msgspec.Struct, frozen=True):
@@ -126,6 +154,16 @@ class RungFigures(msgspec.Struct, frozen=True):
     """Host memory that it holds, in GB."""
 
 
+class HostOption(msgspec.Struct, frozen=True):
+    """A kind of host that may be created for a model."""
+
+    kind: str
+    usd_per_hour: float
+    """0 for a contracted kind, which is paid for in any case."""
+    per_host: int = 1
+    """Replicas of the model that a host of this kind runs."""
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """What the autoscaler knows of a model."""
 
@@ -135,10 +173,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
     ladder: dict[Rung, RungFigures]
     """The rungs below awake that the engine supports; STOPPED is always included."""
     min_awake: int = 0
+    """Replicas that are always awake; it comes before the budget."""
     max_awake: int = 64
     usd_per_request: float = 1.0
     """Revenue of an average answer; decides which model gets scarce GPUs."""
-    host_kind: str = ""
-    """Kind of the hosts for further replicas; empty = no droplets are created for the model."""
-    per_host: int = 1
-    """Replicas per host of that kind."""
+    budget_usd_per_hour: float = math.inf
+    """Largest price per hour of the hosts that are held for the model (spending.py). Contracted hosts cost nothing."""
+    kinds: tuple[HostOption, ...] = ()
+    """Kinds of hosts for further replicas, in the order in which they are tried; empty = none are created."""

@@ -21,7 +21,15 @@ from console.panels.share import parse_share
 from console.periods import form_period, named_period
 from console.time_series import resample
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES
-from scheduler.wire import HostView, PlanChangeView, PlanView, PoolSnapshot
+from scheduler.wire import (
+    HostCreationView,
+    HostRemovalView,
+    HostView,
+    KindPlanView,
+    PlanChangeView,
+    PlanView,
+    PoolSnapshot,
+)
 from tests.support.scheduling import replica
 from workers.wire import ReplicaState
 
@@ -185,9 +193,16 @@ def test_the_series_is_even_and_adds_up() -> None:
 def test_what_the_plan_would_do_to_hosts_is_one_line() -> None:
     assert hosts_line(PlanView()) == ""
     move = PlanChangeView("host-1/r0", "awake", "sleep_1", "idle")
-    plan = PlanView(changes=[move], changes_total=4, hosts_to_create=1, hosts_to_destroy=["host-7", "host-8"])
+    plan = PlanView(
+        changes=[move],
+        changes_total=4,
+        kinds=[KindPlanView("gpu-a", 0, 0, 2), KindPlanView("gpu-b", 2, 0, 0, failures=3, retry_in_s=100.0)],
+        create=[HostCreationView("gpu-a", "m", 2, "load")],
+        destroy=[HostRemovalView(name, "gpu-b", "idle") for name in ("host-7", "host-8")],
+    )
     assert hosts_line(plan) == (
-        "Would create 1 host; would give back host-7, host-8; 3 more moves are not listed"
+        "Would create 2 gpu-a for m; would give back host-7, host-8; gpu-b failed 3 times, next attempt in 1 min 40 s; "
+        "3 more moves are not listed"
     )
 
 

@@ -262,8 +262,15 @@ def test_resting_costs_as_much_as_waking_when_it_ends() -> None:
 
 def test_contracted_hosts_are_kept_whatever_they_do() -> None:
     wake, gone = RungFigures(98.0), RungFigures(398.0)
-    assert host_dwell_s(HostObservation("a", 8, 0, True, 64.0), wake, gone) == math.inf
-    assert host_dwell_s(HostObservation("a", 8, 0, False, 64.0), wake, gone) == 300.0
+    assert host_dwell_s(HostObservation("a", 8, 0, True, 64.0), wake, gone, 64.0) == math.inf
+
+
+def test_a_host_is_kept_for_what_a_new_one_costs_until_it_serves() -> None:
+    wake, gone = RungFigures(98.0), RungFigures(398.0)
+    host = HostObservation("a", 8, 0, False, 64.0)
+    assert host_dwell_s(host, wake, gone, 64.0) == 300.0
+    assert host_dwell_s(host, wake, gone, 32.0) == 101.0
+    assert host_dwell_s(host, wake, gone, 8.0) == 0.0
 
 
 def test_sleeping_weights_must_fit_into_the_hosts_memory() -> None:

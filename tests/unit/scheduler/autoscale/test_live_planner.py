@@ -2,10 +2,13 @@
 
 import msgspec
 
+from core.db import Database
 from scheduler.autoscaling import LivePlanner
+from scheduler.core.autoscale.state import CreatingHost, CreationFailures
 from scheduler.core.fleet import Fleet
 from scheduler.wire import HostView, PlanView, QueueView
 from workers.catalog import load_catalog
+from workers.scaling import ScalingDirectory, ScalingLimits
 from workers.wire import Heartbeat, ReplicaState, ReplicaStatus, Targets
 
 CATALOG = load_catalog()
@@ -96,3 +99,74 @@ def test_models_outside_the_catalog_are_left_alone() -> None:
     fleet = _fleet([ReplicaState.READY], model="not-in-the-catalog")
     planner.count_arrival("not-in-the-catalog", 10, 10)
     assert planner.plan(fleet.replicas, _hosts(1), [], 0.0, 0.0) is None
+
+
+class Allowed(ScalingDirectory):
+    """Limits and prices without a database."""
+
+    def __init__(self, limits: dict[str, ScalingLimits], prices: dict[str, int] | None = None) -> None:
+        super().__init__(Database("postgresql://nowhere/none"))
+        self.limits, self._prices = limits, prices or {}
+
+
+SPOT = "gpu-h200x8-1128gb"
+
+
+def test_a_model_with_limits_is_planned_for_before_any_replica_serves_it() -> None:
+    planner = LivePlanner(
+        CATALOG, Allowed({"deepseek-v3.2": ScalingLimits(min_awake=2, host_kinds=(SPOT, "gb200-nvl4"))})
+    )
+    plan = planner.plan({}, [], [], 2.0, 0.0)
+    assert plan is not None
+    assert [(row.kind, row.model, row.count) for row in plan.create] == [(SPOT, "deepseek-v3.2", 2)]
+    assert [row.kind for row in plan.kinds] == [SPOT], "a host without a known price is not created"
+    creating = [CreatingHost(f"new-{n}", SPOT, "deepseek-v3.2", 10.0, 35.76) for n in range(2)]
+    plan = planner.plan({}, [], [], 4.0, 0.0, creating=creating)
+    assert plan is not None
+    assert (plan.create, plan.models[0].pending) == ([], 2)
+    failed = [CreationFailures(SPOT, 1, 5.0, "no capacity")]
+    plan = planner.plan({}, [], [], 6.0, 0.0, failures=failed)
+    assert plan is not None
+    assert plan.create == []
+    assert (plan.kinds[0].failures, plan.kinds[0].retry_in_s) == (1, 25.0)
+
+
+def test_the_budget_is_held_at_the_prices_of_the_books() -> None:
+    def created(usd_per_hour: int) -> int:
+        limits = ScalingLimits(0, 8, 100 * 10**12, (SPOT,))
+        planner = LivePlanner(CATALOG, Allowed({"deepseek-v3.2": limits}, {SPOT: usd_per_hour * 10**12}))
+        plan: PlanView | None = None
+        for number in range(20):
+            for _ in range(20):
+                planner.count_arrival("deepseek-v3.2", 10_000, 400)
+            plan = planner.plan({}, [], [], 2.0 * number, 0.0)
+        assert plan is not None
+        return sum(row.count for row in plan.create)
+
+    assert created(40) == 2
+    assert created(25) == 4
+    assert created(101) == 0
+
+
+def test_changed_limits_apply_to_the_running_planner() -> None:
+    allowed = Allowed({})
+    planner = LivePlanner(CATALOG, allowed)
+    fleet = _fleet([ReplicaState.READY] * 3)
+    plan = planner.plan(fleet.replicas, _hosts(3), [], 2.0, 0.0)
+    assert plan is not None
+    assert plan.changes == []
+    allowed.limits = {"deepseek-v3.2": ScalingLimits(max_awake=1)}
+    plan = planner.plan(fleet.replicas, _hosts(3), [], 4.0, 0.0)
+    assert plan is not None
+    assert [change.after for change in plan.changes] == ["sleep_1"] * 2
+
+
+def test_hosts_that_are_paid_for_in_any_case_are_never_destroyed() -> None:
+    for kind, kept in (("gpu-b300x8-2304gb-contracted", True), ("not-in-the-catalog", True), (SPOT, False)):
+        planner = LivePlanner(CATALOG)
+        fleet = _fleet([ReplicaState.READY])
+        empty = HostView("empty", "a9", kind, "nyc", 8, 0.1)
+        for number in range(30):
+            plan = planner.plan(fleet.replicas, [*_hosts(1), empty], [], 20.0 * number, 0.0)
+        assert plan is not None
+        assert ([row.host_id for row in plan.destroy] == []) is kept

@@ -1,0 +1,127 @@
+"""Hosts to create: of which kind, how many, and when a kind whose creations failed is tried again."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from scheduler.core.autoscale.spending import ROUNDING_USD
+from scheduler.core.autoscale.state import (
+    CreatingHost,
+    CreationFailures,
+    HostOption,
+    ModelSpec,
+    ReplicaObservation,
+    Rung,
+)
+
+FIRST_PAUSE_S = 30.0
+"""Seconds without a creation of a kind after one has failed; they double with each further failure."""
+LONGEST_PAUSE_S = 1_800.0
+"""Longest pause in seconds: absent capacity returns within hours, and a refused request costs nothing."""
+UNKNOWN_CREATE_S = 600.0
+"""Seconds until a created host serves, when the ladder has no figure."""
+
+
+class Creation(msgspec.Struct, frozen=True):
+    """Hosts of one kind to create for one model."""
+
+    kind: str
+    model: str
+    count: int
+    reason: str
+
+
+def pause_s(failures: CreationFailures) -> float:
+    """Seconds until a kind may be created again; 0 = now. Exponential back-off."""
+    pause = min(FIRST_PAUSE_S * 2.0 ** min(failures.count - 1, 30), LONGEST_PAUSE_S)
+    return max(0.0, pause - failures.since_s)
+
+
+def in_creation(
+    creating: Iterable[CreatingHost], replicas: Iterable[ReplicaObservation]
+) -> list[CreatingHost]:
+    """Those of `creating` on which no replica is observed yet."""
+    joined = {replica.host_id for replica in replicas}
+    return [host for host in creating if host.host_id not in joined]
+
+
+def coming_replicas(spec: ModelSpec, creating: Sequence[CreatingHost]) -> list[ReplicaObservation]:
+    """The replicas that the model's hosts in creation will run, as if they were waking."""
+    per_host = {option.kind: option.per_host for option in spec.kinds}
+    figures = spec.ladder.get(Rung.DESTROYED)
+    takes_s = figures.wake_s if figures is not None else UNKNOWN_CREATE_S
+    return [
+        ReplicaObservation(
+            f"{host.host_id}/{spec.model}-{place}",
+            spec.model,
+            host.host_id,
+            Rung.AWAKE,
+            host.since_s,
+            max(1.0, takes_s - host.since_s),
+        )
+        for host in creating
+        if host.model == spec.model
+        for place in range(per_host.get(host.kind, 1))
+    ]
+
+
+class Creations:
+    """Chooses the kinds of hosts for missing replicas, model by model."""
+
+    def __init__(self, creating: Sequence[CreatingHost], failures: Sequence[CreationFailures]) -> None:
+        self.found: list[Creation] = []
+        self._failures = {row.kind: row for row in failures if row.count > 0}
+        self._on_their_way: dict[str, int] = {}
+        for host in creating:
+            self._on_their_way[host.kind] = self._on_their_way.get(host.kind, 0) + 1
+
+    def add(self, spec: ModelSpec, missing: int, below_minimum: int, spent_usd: float, reason: str) -> None:
+        """Choose hosts for `missing` replicas of a model, `below_minimum` of which the budget may not prevent.
+
+        The kinds are tried in the model's order. A kind that failed is left out while its pause lasts, and then tried
+        with one host at a time until one succeeds. `spent_usd`: what the model's hosts cost per hour now.
+        """
+        notes: list[str] = []
+        for option in spec.kinds:
+            if missing <= 0:
+                break
+            count, note = self._count(option, missing)
+            if note:
+                notes.append(note)
+            room = _affordable(option, spec.budget_usd_per_hour - spent_usd)
+            count = min(count, max(room, -(-below_minimum // option.per_host)))
+            if count <= 0:
+                continue
+            why = "; ".join([reason, *notes])
+            self.found.append(Creation(option.kind, spec.model, count, why))
+            self._on_their_way[option.kind] = self._on_their_way.get(option.kind, 0) + count
+            missing -= count * option.per_host
+            below_minimum -= count * option.per_host
+            spent_usd += count * option.usd_per_hour
+
+    def retry_in_s(self, kind: str) -> float:
+        """Seconds until a kind may be created again; 0 = now."""
+        failed = self._failures.get(kind)
+        return pause_s(failed) if failed is not None else 0.0
+
+    def _count(self, option: HostOption, missing: int) -> tuple[int, str]:
+        """Hosts of a kind for `missing` replicas, before the budget, and why there are fewer."""
+        wanted = -(-missing // option.per_host)
+        failed = self._failures.get(option.kind)
+        if failed is None:
+            return wanted, ""
+        if (pause := pause_s(failed)) > 0.0:
+            return (
+                0,
+                f"{option.kind} failed {failed.count} times ({failed.why}), next attempt in {pause:.0f} s",
+            )
+        allowed = max(0, 1 - self._on_their_way.get(option.kind, 0))
+        return min(wanted, allowed), f"{option.kind} failed {failed.count} times, one host at a time"
+
+
+def _affordable(option: HostOption, left_usd: float) -> int:
+    """Hosts of a kind that `left_usd` dollars per hour pay for."""
+    if option.usd_per_hour <= 0.0 or math.isinf(left_usd):
+        return 1 << 30
+    return max(0, math.floor((left_usd + ROUNDING_USD) / option.usd_per_hour))

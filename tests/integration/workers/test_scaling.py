@@ -1,0 +1,144 @@
+"""Limits of the autoscaler that an admin sets: checked, stored, recorded, and read by the scheduler while it runs."""
+
+import json
+
+import pytest
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from admin import economics, models, scaling
+from admin.actor import Actor
+from cli.main import app
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
+from scheduler.autoscaling import LivePlanner
+from tests.support.waiting import until
+from workers.catalog import load_catalog
+from workers.models import ModelSpec
+from workers.scaling import ScalingDirectory, ScalingLimits
+
+ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
+READER = Actor(kind="cli", id="f", label="f", role="finance")
+MODEL, KIND = "llama-3.3-70b", "gpu-h100x8-640gb"
+
+
+async def test_an_admin_changes_one_limit_at_a_time_and_takes_all_back(database: Database) -> None:
+    await models.add_model(database, ADMIN, name=MODEL)
+    [before] = await scaling.list_scaling(database, READER)
+    assert before == scaling.ScalingView(MODEL, 0, 64, None, [], "default")
+    await scaling.set_scaling(database, ADMIN, model=MODEL, min_awake=2, max_awake=6)
+    after = await scaling.set_scaling(
+        database, ADMIN, model=MODEL, budget_usd_per_hour="128.5", host_kinds=[KIND], reason="the launch"
+    )
+    assert after == scaling.ScalingView(MODEL, 2, 6, "128.50", [KIND], "admin")
+    assert await scaling.list_scaling(database, READER, model=MODEL) == [after]
+    free = await scaling.set_scaling(database, ADMIN, model=MODEL, budget_usd_per_hour="none", host_kinds=[])
+    assert (free.budget_usd_per_hour, free.host_kinds, free.min_awake) == (None, [], 2)
+    assert await scaling.reset_scaling(database, ADMIN, model=MODEL, reason="it is over") == before
+    async with database.read() as connection:
+        rows = list(
+            await connection.execute(
+                text("SELECT action, object_id, reason, before, after FROM audit_log ORDER BY at, id")
+            )
+        )
+    assert [row.action for row in rows[1:]] == ["model.set_scaling"] * 3 + ["model.reset_scaling"]
+    assert (rows[2].before["min_awake"], rows[2].after["budget_usd_per_hour"]) == (2, "128.50")
+    assert (rows[4].object_id, rows[4].reason, rows[4].after["source"]) == (MODEL, "it is over", "default")
+
+
+async def test_wrong_limits_are_refused(database: Database) -> None:
+    await models.add_model(database, ADMIN, name=MODEL)
+    await models.add_model(database, ADMIN, name="deepseek-v3.2")
+    await models.add_model(database, ADMIN, name="org/mine", spec=ModelSpec(8192, 1024))
+    await models.set_alias(database, ADMIN, name="llama", target=MODEL)
+
+    async def refused(error: type[Exception], words: str, **given: object) -> None:
+        with pytest.raises(error, match=words):
+            await scaling.set_scaling(database, ADMIN, **{"model": MODEL} | given)  # type: ignore[arg-type]
+
+    await refused(InvalidRequest, "nothing to change")
+    await refused(
+        InvalidRequest, r"min_awake is 3, must be between 0 and max_awake \(2\)", min_awake=3, max_awake=2
+    )
+    await refused(InvalidRequest, "min_awake is -1", min_awake=-1)
+    await refused(InvalidRequest, "must be at most 1024", max_awake=5_000)
+    await refused(
+        InvalidRequest, "not a decimal amount of dollars: 'much', or `none`", budget_usd_per_hour="much"
+    )
+    await refused(InvalidRequest, "must not be negative", budget_usd_per_hour="-1")
+    await refused(
+        InvalidRequest, "no profile for hosts of kind 'gpu-x'; it has for: gpu-h100", host_kinds=["gpu-x"]
+    )
+    await refused(InvalidRequest, "names a kind twice", host_kinds=[KIND, KIND])
+    await refused(
+        InvalidRequest, "'gb200-nvl4' have no price", model="deepseek-v3.2", host_kinds=["gb200-nvl4"]
+    )
+    await refused(NotFound, "no model 'nope' is offered", model="nope", min_awake=1)
+    await refused(Conflict, "is an alias of", model="llama", min_awake=1)
+    await refused(Conflict, "served by external engines", model="org/mine", min_awake=1)
+    with pytest.raises(PermissionDenied):
+        await scaling.set_scaling(database, READER, model=MODEL, min_awake=1)
+    assert {view.source for view in await scaling.list_scaling(database, ADMIN)} == {"default"}
+
+
+async def test_the_running_planner_follows_limits_and_prices(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.scaling.POLL_S", 0.05)
+    await models.add_model(database, ADMIN, name=MODEL)
+    directory = ScalingDirectory(database)
+    planner = LivePlanner(load_catalog(), directory)
+    await directory.start()
+    try:
+        await scaling.set_scaling(
+            database, ADMIN, model=MODEL, min_awake=3, budget_usd_per_hour="100", host_kinds=[KIND]
+        )
+        await until(lambda: directory.limits.get(MODEL))
+        assert directory.limits == {MODEL: ScalingLimits(3, 64, 100 * 10**12, (KIND,))}
+        plan = planner.plan({}, [], [], 2.0, 0.0)
+        assert plan is not None
+        assert [(row.kind, row.count) for row in plan.create] == [(KIND, 1)], "a host runs four replicas"
+        await economics.set_host_price(
+            database, ADMIN, host_kind=KIND, usd_per_hour="31.25", source="contract 7"
+        )
+        await until(lambda: directory.usd_per_hour(KIND) == 31.25)
+        await models.retire_model(database, ADMIN, name=MODEL)
+        await until(lambda: not directory.limits)
+    finally:
+        await directory.close()
+
+
+async def test_the_last_limits_stay_while_postgresql_is_away(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.scaling.POLL_S", 0.05)
+    await models.add_model(database, ADMIN, name=MODEL)
+    await scaling.set_scaling(database, ADMIN, model=MODEL, max_awake=3)
+    directory = ScalingDirectory(database)
+    await directory.refresh()
+    away = Database("postgresql://penstock@127.0.0.1:1/none", pool_size=1)
+    monkeypatch.setattr(directory, "_database", away)
+    with pytest.raises(OSError, match="Connect"):
+        await directory.refresh()
+    assert directory.limits[MODEL].max_awake == 3
+
+
+def test_the_commands_print_what_holds(pg_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", pg_url)
+    monkeypatch.setenv("REDIS_URL", redis_url)
+
+    def penstock(*words: str) -> object:
+        result = CliRunner().invoke(app, ["models", *words, "--json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    penstock("add", MODEL)
+    found = penstock("set-scaling", MODEL, "--min", "1", "--max", "8", "--budget", "128", "--host-kind", KIND)
+    assert found == {
+        "model": MODEL, "min_awake": 1, "max_awake": 8, "budget_usd_per_hour": "128.00", "host_kinds": [KIND],
+        "source": "admin",
+    }  # fmt: skip
+    assert penstock("scaling", MODEL) == [found]
+    found = penstock("set-scaling", MODEL, "--budget", "none", "--host-kind", "none")
+    assert (found["budget_usd_per_hour"], found["host_kinds"], found["max_awake"]) == (None, [], 8)
+    assert penstock("reset-scaling", MODEL)["source"] == "default"
