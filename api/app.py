@@ -17,6 +17,7 @@ from api.customer import anthropic, hotpath, llms_txt, models, not_available, re
 from api.customer.model_views import ModelViews
 from api.deps import Deps
 from api.edges import AnswerHeaders
+from api.invalid_requests import invalid_request
 from api.key_restrictions import KeyRestrictions
 from api.read_pace import ReadPace
 from api.request_rates import InvalidRequestRate, ListingRate
@@ -118,10 +119,7 @@ def _install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0] if error.errors() else {"loc": (), "msg": "invalid request"}
-        param = ".".join(str(part) for part in first["loc"][1:]) or None
-        found = InvalidRequest(f"{first['msg']}{f' at {param!r}' if param else ''}.", param=param)
-        return _error_response(request, found)
+        return _error_response(request, invalid_request(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:

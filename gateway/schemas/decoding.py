@@ -1,11 +1,11 @@
 """Decoding of bodies, with errors that name the field and the remedy."""
 
-import re
 from typing import Generic, TypeVar
 
 import msgspec
 
 from core.errors import InvalidRequest, RequestTooLarge, UnsupportedField
+from gateway.schemas.complaints import Complaint, complaint_of, invalid_json
 from gateway.schemas.fields import KnownFields, check_fields
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -14,7 +14,6 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 """Finds the fields of a body in one pass that decodes none of them."""
 TEXT_ONLY = "only parts of type 'text' are accepted; this model reads no images, audio or files"
 """What OpenAI's routes accept as content."""
-_ERROR_PATH = re.compile(r" - at `(?:key in )?\$?\.?(.*)`$")
 
 
 class RequestDecoder(Generic[T]):
@@ -36,24 +35,17 @@ class RequestDecoder(Generic[T]):
             unknown = check_fields(self._known, self._accepted, _fields_decoder.decode(body))
             return self._decoder.decode(body), unknown
         except msgspec.ValidationError as error:
-            raise _to_error(str(error), self._content) from None
+            raise invalid(complaint_of(error), self._content) from None
         except RecursionError:
             raise RequestTooLarge("The body nests too deep; flatten it.", code="body_too_deep") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from None
+            raise InvalidRequest(invalid_json(error), code="invalid_json") from None
 
 
-def _to_error(message: str, content: str) -> InvalidRequest:
-    """The error for a decoder's message, with the field as `param`; `content`: which content is accepted."""
-    match = _ERROR_PATH.search(message)
-    param = match.group(1) if match else None
-    text = message[: match.start()] if match else message
+def invalid(complaint: Complaint, content: str = TEXT_ONLY) -> InvalidRequest:
+    """Return the error for a complaint. `content`: which content is accepted."""
+    param = complaint.param
     if param and ".content" in param and param.endswith("type"):
-        return UnsupportedField(
-            f"{text} at '{param}': {content}.",
-            param=param,
-            code="unsupported_content",
-        )
-    where = f" at '{param}'" if param else ""
-    kind = RequestTooLarge if "of length <=" in text else InvalidRequest
-    return kind(f"{text}{where}.", param=param)
+        return UnsupportedField(f"{complaint.text[:-1]}: {content}.", param=param, code="unsupported_content")
+    kind = RequestTooLarge if complaint.too_large else InvalidRequest
+    return kind(complaint.text, param=param)

@@ -18,6 +18,7 @@ from gateway.limits import (
     MAX_SCHEMA_BYTES,
     MAX_SCHEMA_DEPTH,
 )
+from gateway.schemas.complaints import invalid_json
 from gateway.schemas.guard import nests_deeper
 from gateway.schemas.sampling import SamplingRequest
 
@@ -165,8 +166,8 @@ def _schema(value: msgspec.Raw, param: str) -> Schema:
         text = msgspec.json.decode(value, type=str).strip()
         try:
             value = msgspec.Raw(bytes(msgspec.json.decode(text, type=msgspec.Raw)))
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequest(f"The JSON schema at '{param}' is not JSON: {error}", param=param) from None
+        except (msgspec.DecodeError, RecursionError):
+            raise InvalidRequest(f"The JSON schema at '{param}' is not JSON.", param=param) from None
     return check_schema(value, param)
 
 
@@ -203,5 +204,5 @@ def check_schema(schema: Schema, param: str) -> Schema:
     try:
         text.decode()
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from None
+        raise InvalidRequest(invalid_json(error), code="invalid_json") from None
     return schema

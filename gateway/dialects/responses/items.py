@@ -7,6 +7,8 @@ import msgspec
 
 from core.errors import InvalidRequest, UnsupportedField
 from gateway.limits import MAX_PARTS_PER_MESSAGE, MAX_TOOL_CALLS
+from gateway.schemas.complaints import complaint_of
+from gateway.schemas.decoding import invalid
 from gateway.schemas.messages import (
     AssistantMessage,
     CalledCustomTool,
@@ -194,9 +196,7 @@ def _read(raw: msgspec.Raw, position: int, stored: Mapping[str, Item]) -> Item:
             )
         item = decoder.decode(raw)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `")
-        place = f"{where}{path.rstrip('`').removeprefix('$')}"
-        raise InvalidRequest(f"{message} at '{place}'.", param=place) from None
+        raise invalid(complaint_of(error, where)) from None
     if isinstance(item, ReferenceItem):
         found = stored.get(item.id)
         if found is None:

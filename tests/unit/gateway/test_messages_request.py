@@ -164,7 +164,7 @@ def test_a_schema_constrains_the_answer(member: str) -> None:
         ({"max_tokens": 0}, InvalidRequest, "max_tokens"),
         ({"temperature": 1.5}, InvalidRequest, "temperature"),
         ({"stop": ["x"]}, UnsupportedField, "stop_sequences"),
-        ({"stop_sequences": list("abcde")}, InvalidRequest, "length <= 4"),
+        ({"stop_sequences": list("abcde")}, InvalidRequest, "at most 4 entries"),
         ({"n": 2}, UnsupportedField, "one message"),
         ({"mcp_servers": [{"url": "https://x"}]}, UnsupportedField, "runs no tools"),
         ({"stop_sequence": ["x"]}, InvalidRequest, "Did you mean 'stop_sequences'"),
