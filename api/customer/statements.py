@@ -11,11 +11,12 @@ from admin import statements as admin_statements
 from admin.actor import Actor
 from api.admin.deps import ERROR_RESPONSES, AdminDeps, SizeLimitedRoute
 from api.client_address import ClientAddresses
+from api.credentials import sent_key
 from api.customer.organization import member_actor, member_bearer
 from api.key_restrictions import KeyRestrictions
 from billing.ledger.months import parse_month
 from billing.statements.issue import Statement
-from core.errors import AuthenticationFailed, InvalidRequest
+from core.errors import InvalidRequest
 from tenants.principal import Principal
 
 KEYS_PATH = "/.well-known/penstock-keys.json"
@@ -71,12 +72,8 @@ def _receipt_routes(deps: AdminDeps, keys: Keys) -> APIRouter:
     )
 
     async def caller(request: Request) -> Principal:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            raise AuthenticationFailed(
-                "No API key: send it as 'Authorization: Bearer pen_live_...'.", code="missing_api_key"
-            )
-        return restrictions.check(await keys.authenticate(token.strip()), request.scope, "generations")
+        key = sent_key(request.headers.raw)
+        return restrictions.check(await keys.authenticate(key), request.scope, "generations")
 
     @routes.get("/generations/{id}", summary="Tokens, cost and times of one request", response_model=None)
     async def generation(id: UUID, request: Request) -> dict[str, Any]:

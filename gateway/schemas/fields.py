@@ -187,6 +187,10 @@ REFUSED: dict[str, Refused] = {
 """Fields that are refused unless their value is harmless."""
 
 
+_OPTIONS = "stream_options"
+_members_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+
+
 class KnownFields(msgspec.Struct, frozen=True):
     """The fields that a route knows beside those that it accepts."""
 
@@ -206,14 +210,15 @@ OPENAI: dict[Endpoint, KnownFields] = {
 def check_fields(
     known: KnownFields, accepted: frozenset[str], body: dict[str, msgspec.Raw]
 ) -> tuple[str, ...]:
-    """Return the names of the unknown fields of a body, which are ignored, in their order.
+    """Return the names of a body's fields and stream options that are ignored, each in their order.
 
     `accepted`: the fields of the route's request type. Raises UnsupportedField for a refused field that is set,
     InvalidRequest for a misspelt one, and RequestTooLarge for more than MAX_BODY_FIELDS fields.
     """
     others = body.keys() - accepted
+    options = _ignored_options(body[_OPTIONS]) if _OPTIONS in body and _OPTIONS in accepted else ()
     if not others:
-        return ()
+        return options
     if len(body) > MAX_BODY_FIELDS:
         raise RequestTooLarge(f"The body has {len(body):,} fields; at most {MAX_BODY_FIELDS} are accepted.")
     unknown = []
@@ -230,7 +235,20 @@ def check_fields(
         else:
             _check_spelling(name, accepted)
             unknown.append(name)
-    return tuple(unknown)
+    return (*unknown, *options)
+
+
+def _ignored_options(value: msgspec.Raw) -> tuple[str, ...]:
+    """The members of `stream_options` that are set and have no effect; only the decoder refuses what is no object."""
+    try:
+        members = _members_decoder.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ()
+    return tuple(
+        f"{_OPTIONS}.{name}"
+        for name, given in (members or {}).items()
+        if name != "include_usage" and bytes(given).strip() not in OFF_VALUES
+    )
 
 
 def _refuse(name: str, reason: str) -> None:

@@ -52,6 +52,11 @@ def test_unknown_fields_are_ignored_and_named() -> None:
     assert parse_completion(json.dumps({**TEXT, "zzz": [1]}).encode()).ignored_fields == ("zzz",)
     assert parse_chat(chat(top_logprobs=2)).ignored_fields == ("top_logprobs",)
     assert parse_chat(chat()).ignored_fields == ()
+    options = {"include_usage": True, "include_obfuscation": True, "zzz": 1, "off": False, "none": None}
+    named = ("stream_options.include_obfuscation", "stream_options.zzz")
+    assert parse_chat(chat(stream=True, stream_options=options)).ignored_fields == named
+    assert parse_chat(chat(stream_options=options, zzz_first=1)).ignored_fields == ("zzz_first", *named)
+    assert parse_chat(chat(stream_options=None)).ignored_fields == ()
 
 
 @pytest.mark.parametrize(

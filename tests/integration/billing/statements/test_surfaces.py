@@ -100,6 +100,8 @@ async def test_a_receipt_by_api_key(database: Database, client: httpx.AsyncClien
         assert refused.status_code == status
         assert str(acme.tenant_id) not in refused.text
     one = await client.get(f"/v1/generations/{request}", headers={"authorization": f"Bearer {acme.key}"})
+    again = await client.get(f"/v1/generations/{request}", headers={"x-api-key": acme.key})
+    assert again.json() == one.json()
     assert one.json()["tokens"] == {"input": 10, "cached_input": 0, "output": 1, "reasoning": 0}
     assert one.json()["cost_usd"] == found.body["cost_usd"]
     assert one.json()["outcome"] == found.body["outcome"]
