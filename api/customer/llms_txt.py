@@ -8,12 +8,14 @@ from fastapi.responses import PlainTextResponse
 HEAD = """\
 # Penstock
 
-> An OpenAI-compatible API to language models, metered to the token. Any OpenAI SDK works: set its base URL to this \
-host with /v1, and its key to one that begins with pen_live_.
+> An API to language models that is compatible with OpenAI's and Anthropic's, metered to the token. Any OpenAI SDK \
+works: set its base URL to this host with /v1, and its key to one that begins with pen_live_. Any Anthropic SDK works, \
+too: set its base URL to this host without /v1.
 
-- Authenticate with the header `Authorization: Bearer pen_live_...`. A pen_test_ key is free and answered without a \
-model; its model names begin with test/.
-- Errors have OpenAI's shape: error.message, error.type, error.param, error.code. Do not repeat 400, 401, 402, 403 and \
+- Authenticate with the header `Authorization: Bearer pen_live_...` or `x-api-key: pen_live_...`. A pen_test_ key is \
+free and answered without a model; its model names begin with test/.
+- Errors have OpenAI's shape: error.message, error.type, error.param, error.code; those of /v1/messages Anthropic's. \
+Do not repeat 400, 401, 402, 403 and \
 404; wait for the header retry-after after 429 and 503.
 - Every answer carries x-request-id. What it cost is `usage.cost`, in dollars.
 - `status` of a model is active, deprecated (it still serves) or offline (requests get 503 model_offline at once).

@@ -229,6 +229,8 @@ async def test_llms_txt_needs_no_key(api: Api) -> None:
         assert answer.content_type == "text/plain"
         told = await answer.text()
     assert told.startswith("# Penstock\n\n> ")
+    assert "`x-api-key: pen_live_...`" in told
+    assert "Any Anthropic SDK works, too: set its base URL to this host without /v1." in told
     assert "- `POST /v1/chat/completions`: " in told
     assert "/admin/" not in told
 

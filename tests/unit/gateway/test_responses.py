@@ -232,7 +232,10 @@ def test_settings_reach_the_engine() -> None:
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [FUNCTION, FUNCTION]}, "tools[1].name"),
-        ({"tools": [{**CUSTOM, "format": {"type": "grammar", "syntax": "lark"}}]}, "tools[0].format.definition"),
+        (
+            {"tools": [{**CUSTOM, "format": {"type": "grammar", "syntax": "lark"}}]},
+            "tools[0].format.definition",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n", "schema": []}}}, "text.format.schema"),
