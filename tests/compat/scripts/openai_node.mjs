@@ -130,4 +130,42 @@ feature('responses, continued, retrieved and deleted', async () => {
   check(raised instanceof OpenAI.NotFoundError, 'NotFoundError');
 });
 
+async function ended(response) {
+  const until = Date.now() + 120_000;
+  while (['queued', 'in_progress'].includes(response.status)) {
+    check(Date.now() < until, `an end, not ${response.status}`);
+    await new Promise((resolve) => setTimeout(resolve, 200));
+    response = await client.responses.retrieve(response.id);
+  }
+  return response;
+}
+
+feature('responses, in the background', async () => {
+  const queued = await client.responses.create({ model, input: 'Hello', max_output_tokens: 16, background: true });
+  check(['queued', 'in_progress'].includes(queued.status), `a response that runs, not ${queued.status}`);
+  const answer = await ended(queued);
+  check(['completed', 'incomplete'].includes(answer.status), `an answer, not ${answer.status}`);
+  check(answer.usage.output_tokens > 0, 'usage');
+});
+
+feature('responses, in the background, streamed again and cancelled', async () => {
+  const stream = await client.responses.create({
+    model, input: 'Hello', max_output_tokens: 20_000, ignore_eos: true, background: true, stream: true,
+  });
+  let first = null;
+  for await (const event of stream) {
+    first ??= event;
+    if (event.type.endsWith('.delta')) break;
+  }
+  const id = first.response.id;
+  const again = await client.responses.retrieve(id, { stream: true, starting_after: first.sequence_number });
+  for await (const event of again) {
+    check(event.sequence_number === first.sequence_number + 1, 'the next event');
+    break;
+  }
+  const cancelled = await client.responses.cancel(id);
+  check(cancelled.status === 'cancelled' && cancelled.usage.output_tokens > 0, 'a cancelled response with its usage');
+  check((await client.responses.retrieve(id)).status === 'cancelled', 'the stored status');
+});
+
 await run();

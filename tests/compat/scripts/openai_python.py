@@ -1,6 +1,7 @@
 """The official client of OpenAI for Python, blocking and on an event loop."""
 
 import json
+import time
 from typing import Literal
 
 import openai
@@ -220,6 +221,47 @@ def responses_stored():
     except openai.NotFoundError:
         return
     raise AssertionError("a deleted response is still there")
+
+
+def ended(response):
+    """The response once it runs no more."""
+    until = time.monotonic() + 120
+    while response.status in ("queued", "in_progress"):
+        assert time.monotonic() < until, response.status
+        time.sleep(0.2)
+        response = client.responses.retrieve(response.id)
+    return response
+
+
+@feature("responses, in the background")
+def responses_background():
+    queued = client.responses.create(model=MODEL, input="Hello", max_output_tokens=16, background=True)
+    assert queued.status in ("queued", "in_progress"), queued.status
+    answer = ended(queued)
+    assert answer.status in ("completed", "incomplete"), answer.status
+    assert answer.usage.output_tokens > 0
+
+
+@feature("responses, in the background, streamed again and cancelled")
+def responses_cancelled():
+    asked = {
+        "model": MODEL,
+        "input": "Hello",
+        "max_output_tokens": 20_000,
+        "extra_body": {"ignore_eos": True},
+    }
+    with client.responses.create(**asked, background=True, stream=True) as stream:
+        first = next(iter(stream))
+        for event in stream:
+            if event.type.endswith(".delta"):
+                break
+    response_id = first.response.id
+    with client.responses.retrieve(response_id, stream=True, starting_after=first.sequence_number) as again:
+        assert next(iter(again)).sequence_number == first.sequence_number + 1
+    cancelled = client.responses.cancel(response_id)
+    assert cancelled.status == "cancelled", cancelled.status
+    assert cancelled.usage.output_tokens > 0
+    assert client.responses.retrieve(response_id).status == "cancelled"
 
 
 @feature("responses, tokens counted")
