@@ -45,6 +45,7 @@ _CARRY_OUT: Mapping[str, CarryOut[Any]] = {
     contracts.CONTRACT_END: contracts.apply_contract_end,
     invoices.WRITE_OFF: invoices.apply_write_off,
     tenants.TIER_SET: tenants.apply_tier,
+    tenants.HIGHEST_TIER_SET: tenants.apply_highest_tier,
     starter_credit.STARTER_CREDIT_SET: starter_credit.apply_starter_credit,
     periods.PARKED_WRITE_OFF: periods.apply_parked_write_off,
 }

@@ -1,4 +1,4 @@
-"""Projects of an organisation: create, archive."""
+"""Projects of an organisation: create, archive, and for how long they keep responses."""
 
 from uuid import UUID
 
@@ -8,12 +8,15 @@ from admin.actor import Actor, require
 from admin.audit import record
 from admin.transactions import page_size, read, write
 from core.db import Database
-from core.errors import Conflict, NotFound
+from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from tenants import organisations, projects
 from tenants.names import clean_name, clean_reason
 from tenants.roles import READERS, TENANT_MANAGERS
 from tenants.views import ProjectView
+
+RESPONSES_KEPT_DAYS_MAX = 3650
+"""Days; the platform's own setting bounds it further."""
 
 
 async def create_project(database: Database, actor: Actor, *, tenant_id: UUID, name: str) -> ProjectView:
@@ -65,6 +68,33 @@ async def restore_project(
     return await _change_status(database, actor, tenant_id, project_id, "active", "project.restore", reason)
 
 
+async def set_retention(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID,
+    project_id: UUID,
+    days: int | None,
+    reason: str | None = None,
+) -> ProjectView:
+    """Set for how many days stored responses of a project are kept: 0 = none are stored, None = the platform's days.
+
+    What is stored already and older than that is deleted within a day. Raises NotFound, InvalidRequest.
+    """
+    require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
+    reason = None if reason is None else clean_reason(reason)
+    if days is not None and not 0 <= days <= RESPONSES_KEPT_DAYS_MAX:
+        raise InvalidRequest(
+            f"responses_kept_days must be 0 to {RESPONSES_KEPT_DAYS_MAX:,}, not {days:,}; leave it out for the "
+            "platform's days",
+            param="responses_kept_days",
+        )
+    async with write(database, actor) as connection:
+        before = await _locked(connection, tenant_id, project_id)
+        await projects.set_responses_kept_days(connection, tenant_id, project_id, days)
+        return await _read_and_record(connection, actor, "project.set_retention", before, reason)
+
+
 async def _change_status(
     database: Database,
     actor: Actor,
@@ -82,18 +112,25 @@ async def _change_status(
         if before.status == status:
             raise Conflict(f"the project {before.name!r} is {status} already")
         await projects.set_status(connection, tenant_id, project_id, status)
-        after = await _locked(connection, tenant_id, project_id)
-        await record(
-            connection,
-            actor,
-            action,
-            tenant_id=tenant_id,
-            object_kind="project",
-            object_id=project_id,
-            reason=reason,
-            before=before,
-            after=after,
-        )
+        return await _read_and_record(connection, actor, action, before, reason)
+
+
+async def _read_and_record(
+    connection: AsyncConnection, actor: Actor, action: str, before: ProjectView, reason: str | None
+) -> ProjectView:
+    """Return the changed project, and record the change."""
+    after = await _locked(connection, before.tenant_id, before.id)
+    await record(
+        connection,
+        actor,
+        action,
+        tenant_id=before.tenant_id,
+        object_kind="project",
+        object_id=before.id,
+        reason=reason,
+        before=before,
+        after=after,
+    )
     return after
 
 

@@ -30,6 +30,8 @@ BillingMode = Literal["prepaid", "postpaid"]
 TIERS = ("priority", "standard", "batch")
 TIER_SET = "tenant.set_tier"
 """The kind of changes of tier under the approval limit; without a bound, since prices differ by tier."""
+HIGHEST_TIER_SET = "tenant.set_highest_tier"
+"""The kind of changes of the dearest tier that a request may ask for, which takes two people as the tier does."""
 DEFAULT_PROJECT = "default"
 SHARE_PERCENT_MAX = 10_000
 """Percent; the scheduler's limit of weights, 100 times the default share."""
@@ -179,6 +181,51 @@ async def apply_tier(
         )
     await organisations.set_tier(connection, tenant_id, facts["tier"])
     return await _read_and_record(connection, acting.actor, TIER_SET, before, facts["reason"])
+
+
+async def set_highest_tier(
+    database: Database, actor: Actor, *, tenant_id: UUID, tier: str | None, reason: str
+) -> TenantView:
+    """Set the dearest tier that a request may ask for; None = the organisation's. Waits for a second person.
+
+    One below its tier changes nothing: its own may always be asked for. Raises NotFound, InvalidRequest,
+    WaitsForApproval.
+    """
+    require(actor, PLATFORM_ADMIN)
+    if tier is not None:
+        _check_tier(tier)
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        before = await organisations.get_tenant(connection, tenant_id)
+    if before is None:
+        raise _unknown(tenant_id)
+    return await under_limit(
+        database,
+        actor,
+        apply_highest_tier,
+        kind=HIGHEST_TIER_SET,
+        tenant_id=tenant_id,
+        amount=0 if before.highest_tier == tier else None,
+        facts={
+            "previous_highest_tier": before.highest_tier,
+            "highest_tier": tier,
+            "reason": clean_reason(reason),
+        },
+    )
+
+
+async def apply_highest_tier(
+    connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
+) -> TenantView:
+    """Carry out `set_highest_tier`. Raises Conflict when it has changed since the request."""
+    assert tenant_id is not None  # noqa: S101 - requests of this kind always name it
+    before = await _locked(connection, tenant_id)
+    if before.highest_tier != facts["previous_highest_tier"]:
+        raise Conflict(
+            f"the organisation's highest tier is {before.highest_tier or 'its own'} now, not "
+            f"{facts['previous_highest_tier'] or 'its own'}: reject this request and request the change again"
+        )
+    await organisations.set_highest_tier(connection, tenant_id, facts["highest_tier"])
+    return await _read_and_record(connection, acting.actor, HIGHEST_TIER_SET, before, facts["reason"])
 
 
 async def set_share(

@@ -98,6 +98,7 @@ class Admission(Generic[GrantT]):
             prepared.service_tier,
             principal.tier,
             lambda: self._prices.tiers(principal.tenant_id, model.name),
+            principal.highest_tier,
         )
 
     def charge_invalid(self, principal: Principal) -> None:

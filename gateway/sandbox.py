@@ -100,7 +100,7 @@ class Sandbox(Generic[GrantT]):
             if prepared.endpoint == "embeddings":
                 await self._embed(request_id, prepared, reply, grant.headers)
                 return
-            tier = tier_of(prepared.service_tier, principal.tier, lambda: TIERS)
+            tier = tier_of(prepared.service_tier, principal.tier, lambda: TIERS, principal.highest_tier)
             answer = _Answer(request_id, prepared, tier)
             if prepared.stream:
                 await self._stream(answer, reply, grant.headers)

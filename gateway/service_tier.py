@@ -8,6 +8,8 @@ TIERS = ("priority", "standard", "batch")
 """Dearest first."""
 AUTO = "auto"
 """The organisation's own tier, as without the field."""
+SCALE = "scale"
+"""OpenAI's name for capacity that is bought in advance."""
 STANDARD_ONLY = "standard_only"
 """Anthropic's name for no more than standard."""
 BY_NAME = {
@@ -23,14 +25,22 @@ ECHOED = {"priority": "priority", "standard": "default", "batch": "flex"}
 """By tier: OpenAI's name for it, as answers carry it."""
 
 
-def tier_of(asked: str, own: str, offered: Callable[[], Collection[str]]) -> str:
+def tier_of(asked: str, own: str, offered: Callable[[], Collection[str]], highest: str = "") -> str:
     """The tier of a request that asks for the tier `asked` ("" = it does not) of an organisation with the tier `own`.
 
-    An organisation may ask for its own tier and for those below. `offered` returns the tiers in which the model has a
-    price for it; it is called only for another tier than its own. Raises InvalidRequest.
+    An organisation may ask for its own tier, for those below, and for those up to `highest` ("" = its own). `offered`
+    returns the tiers in which the model has a price for it; it is called only for another tier than its own. Raises
+    InvalidRequest.
     """
     if asked in ("", AUTO) or (asked == STANDARD_ONLY and own != "priority"):
         return own
+    if asked == SCALE:
+        raise InvalidRequest(
+            "'scale' is capacity that is bought from OpenAI in advance, which is not sold here; leave service_tier "
+            "out, or ask for 'priority'.",
+            param="service_tier",
+            code="invalid_service_tier",
+        )
     tier = BY_NAME.get(asked)
     if tier is None:
         raise InvalidRequest(
@@ -40,10 +50,10 @@ def tier_of(asked: str, own: str, offered: Callable[[], Collection[str]]) -> str
         )
     if tier == own:
         return tier
-    if own in TIERS and TIERS.index(tier) < TIERS.index(own):
+    if own in TIERS and TIERS.index(tier) < min(TIERS.index(own), TIERS.index(highest or own)):
         raise InvalidRequest(
             f"This organisation's tier is {own}, so a request may not ask for {asked!r}; leave service_tier out, or "
-            "ask your admin for another tier.",
+            "ask the platform's admin to allow it.",
             param="service_tier",
             code="service_tier_not_allowed",
         )

@@ -18,6 +18,11 @@ of engines at those of a week."""
 _STATEMENTS = (
     "DELETE FROM stored_responses WHERE id IN (SELECT id FROM stored_responses "
     "WHERE expires_at < now() LIMIT :batch)",
+    # What a project stored before it began to keep responses for fewer days.
+    "DELETE FROM stored_responses WHERE id IN (SELECT s.id FROM projects p JOIN stored_responses s "
+    "ON s.tenant_id = p.tenant_id AND s.project_id = p.id "
+    "WHERE s.created_at + make_interval(days => p.responses_kept_days) < now() "
+    "AND (s.runs_until IS NULL OR s.runs_until < now()) LIMIT :batch)",
     "DELETE FROM outbox WHERE id IN (SELECT id FROM outbox WHERE done_at < now() - interval '30 days' LIMIT :batch)",
     # Stripe lists 30 days of events. One that is delivered later is applied again, which changes nothing.
     "DELETE FROM stripe_events WHERE id IN (SELECT id FROM stripe_events "

@@ -23,6 +23,7 @@ _COLUMNS = (
     tenants.c.throttle_requests_per_min,
     tenants.c.throttle_concurrency,
     tenants.c.share_percent,
+    tenants.c.highest_tier,
 )
 
 
@@ -89,6 +90,11 @@ async def set_status(connection: AsyncConnection, tenant_id: UUID, status: str) 
 async def set_tier(connection: AsyncConnection, tenant_id: UUID, tier: str) -> None:
     """Set the tier: priority, standard or batch. It decides the band its requests queue in, and its prices."""
     await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(tier=tier))
+
+
+async def set_highest_tier(connection: AsyncConnection, tenant_id: UUID, tier: str | None) -> None:
+    """Set the dearest tier that a request may ask for; None = its tier."""
+    await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(highest_tier=tier))
 
 
 async def set_share(connection: AsyncConnection, tenant_id: UUID, percent: int) -> None:

@@ -76,11 +76,19 @@ class Principal(msgspec.Struct, frozen=True, dict=True):
     """HTTP status of answers that money refuses: 402 | 429."""
     cors_origins: frozenset[str] = frozenset()
     """Origins of browsers that may use the key; empty = CORS is off."""
-
+    responses_kept_days: int | None = None
+    """Days for which its project keeps responses; None = the platform's, 0 = none are stored."""
+    highest_tier: str = ""
+    """The dearest tier that a request may ask for; empty = the organisation's."""
     networks: tuple[IPv4Network | IPv6Network, ...] | None = None
     """Networks that the key may be used from; None = every one."""
     scopes: frozenset[str] | None = None
     """What the key may be used for, of tenants.names.KEY_SCOPES; None = everything."""
+
+    def responses_kept(self, platform_days: int) -> int:
+        """Days for which a response of the key is stored, at most those of the platform; 0 = it is not."""
+        own = self.responses_kept_days
+        return platform_days if own is None else min(own, platform_days)
 
     @cached_property
     def tenant_text(self) -> str:

@@ -10,7 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tenants.tables import projects
 from tenants.views import ProjectView
 
-_COLUMNS = (projects.c.id, projects.c.tenant_id, projects.c.name, projects.c.status, projects.c.created_at)
+_COLUMNS = (
+    projects.c.id,
+    projects.c.tenant_id,
+    projects.c.name,
+    projects.c.status,
+    projects.c.created_at,
+    projects.c.responses_kept_days,
+)
 
 
 def _view(row: Row[*tuple[Any, ...]]) -> ProjectView:
@@ -60,4 +67,15 @@ async def set_status(connection: AsyncConnection, tenant_id: UUID, project_id: U
         update(projects)
         .where(projects.c.tenant_id == tenant_id, projects.c.id == project_id)
         .values(status=status)
+    )
+
+
+async def set_responses_kept_days(
+    connection: AsyncConnection, tenant_id: UUID, project_id: UUID, days: int | None
+) -> None:
+    """Set for how long responses are kept; None = as long as the platform does, 0 = none are stored."""
+    await connection.execute(
+        update(projects)
+        .where(projects.c.tenant_id == tenant_id, projects.c.id == project_id)
+        .values(responses_kept_days=days)
     )

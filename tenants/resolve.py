@@ -130,10 +130,12 @@ _PRINCIPAL_QUERY = select(
     api_keys.c.quota_status,
     api_keys.c.cors_origins,
     projects.c.status.label("project_status"),
+    projects.c.responses_kept_days,
     tenants.c.name.label("tenant"),
     tenants.c.status.label("tenant_status"),
     tenants.c.tier,
     tenants.c.share_percent,
+    tenants.c.highest_tier,
     tenants.c.throttle_until,
     tenants.c.throttle_requests_per_min,
     tenants.c.throttle_concurrency,
@@ -187,6 +189,8 @@ def _evaluate(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admis
         scopes=None if row.scopes is None else frozenset(row.scopes),
         quota_status=row.quota_status,
         cors_origins=frozenset(row.cors_origins or ()),
+        responses_kept_days=row.responses_kept_days,
+        highest_tier=row.highest_tier or "",
     )
     if principal.kind == "test":
         return Admission(_of_test_key(principal), row.expires_at)

@@ -34,6 +34,7 @@ tenants = Table(
     Column("throttle_requests_per_min", Integer),
     Column("throttle_concurrency", Integer),
     Column("share_percent", Integer, nullable=False, server_default="100"),
+    Column("highest_tier", Text),
 )
 """Organisations, the customers that pay. Until `throttle_until` the throttle columns cap the tenant's limits."""
 
@@ -45,6 +46,7 @@ projects = Table(
     string("name"),
     Column("status", Text, nullable=False, server_default="active"),
     instant("created_at", now=True),
+    Column("responses_kept_days", Integer),
     UniqueConstraint("tenant_id", "name"),
     UniqueConstraint("tenant_id", "id"),
 )

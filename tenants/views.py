@@ -23,6 +23,8 @@ class TenantView(msgspec.Struct, frozen=True):
     throttle_concurrency: int | None = None
     share_percent: int = 100
     """Weight in a busy pool relative to others of its tier, in percent."""
+    highest_tier: str | None = None
+    """The dearest tier that a request may ask for; None = its tier."""
 
 
 class ProjectView(msgspec.Struct, frozen=True):
@@ -34,6 +36,8 @@ class ProjectView(msgspec.Struct, frozen=True):
     status: str
     """active | archived"""
     created_at: datetime
+    responses_kept_days: int | None = None
+    """Days for which stored responses are kept; None = the platform's, 0 = none are stored."""
 
 
 class KeyView(msgspec.Struct, frozen=True):

@@ -38,6 +38,9 @@ class TenantOut(ResponseModel):
     slug: str = Field(description="Short name, derived from the first name; it never changes.")
     status: Literal["active", "suspended"]
     tier: Tier
+    highest_tier: Tier | None = Field(
+        description="The dearest tier that a request may ask for; null = its tier."
+    )
     created_at: datetime
     throttle_until: datetime | None
     throttle_requests_per_min: int | None
@@ -55,6 +58,10 @@ class ProjectOut(ResponseModel):
     name: str
     status: Literal["active", "archived"]
     created_at: datetime
+    responses_kept_days: int | None = Field(
+        description="Days for which stored responses are kept, at most the platform's; null = the platform's, 0 = none "
+        "are stored."
+    )
 
 
 class TenantCreate(RequestBody):
@@ -75,6 +82,13 @@ class TierUpdate(RequestBody):
     """The new tier of an organisation."""
 
     tier: Tier
+    reason: Reason
+
+
+class HighestTierUpdate(RequestBody):
+    """The dearest tier that requests of an organisation may ask for."""
+
+    highest_tier: Tier | None = Field(description="null = its tier.")
     reason: Reason
 
 
@@ -150,6 +164,19 @@ def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
     async def set_tier(actor: Annotated[Actor, auth], tenant_id: UUID, body: TierUpdate) -> TenantOut:
         tenant = await admin_tenants.set_tier(
             deps.database, actor, tenant_id=tenant_id, tier=body.tier, reason=body.reason
+        )
+        return TenantOut.model_validate(tenant)
+
+    @routes.post(
+        "/tenants/{tenant_id}/highest-tier",
+        responses=WAITS,
+        summary="Let requests of an organisation ask for a tier above its own",
+    )
+    async def set_highest_tier(
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: HighestTierUpdate
+    ) -> TenantOut:
+        tenant = await admin_tenants.set_highest_tier(
+            deps.database, actor, tenant_id=tenant_id, tier=body.highest_tier, reason=body.reason
         )
         return TenantOut.model_validate(tenant)
 

@@ -126,11 +126,19 @@ class BackgroundResponses:
     ) -> dict[str, Any]:
         """Start a response and return its object, which is queued.
 
-        Raises the error that refuses it within REFUSAL_WAIT_S, and RateLimited when too many run.
+        Raises the error that refuses it within REFUSAL_WAIT_S, UnsupportedField when the operator or the project allows
+        none, and RateLimited when too many run.
         """
         if not self._available:
             raise UnsupportedField(
                 "Responses in the background are switched off here; ask for a stream.",
+                code="not_available",
+                param="background",
+            )
+        if not self._rows.allowed(principal):
+            raise UnsupportedField(
+                "This project stores no responses, and one in the background has to be stored. Ask for a stream, use a "
+                "key of another project, or ask an owner of your organisation to change 'responses_kept_days'.",
                 code="not_available",
                 param="background",
             )

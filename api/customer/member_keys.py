@@ -16,6 +16,7 @@ from api.admin.deps import (
     Limit,
     OptionalReasonBody,
     Page,
+    Reason,
     RequestBody,
     to_page,
 )
@@ -34,6 +35,18 @@ from tenants.names import MAX_NETWORKS
 from tenants.principal import Limits
 
 KeyScope = Literal["inference", "models", "generations"]
+
+
+class RetentionUpdate(RequestBody):
+    """For how long a project keeps responses."""
+
+    responses_kept_days: int | None = Field(
+        ge=0,
+        le=admin_projects.RESPONSES_KEPT_DAYS_MAX,
+        examples=[0],
+        description="Days, at most the platform's. 0 = none are stored; null = the platform's.",
+    )
+    reason: Reason | None = None
 
 
 class MemberKeyCreate(RequestBody):
@@ -117,6 +130,21 @@ def _project_routes(routes: APIRouter, deps: MemberDeps) -> None:
                 member.actor,
                 tenant_id=member.tenant_id,
                 project_id=project_id,
+                reason=body.reason,
+            )
+        )
+
+    @routes.put("/projects/{project_id}/retention", summary="Set for how long responses are kept (owners)")
+    async def set_retention(
+        member: Annotated[Member, auth], project_id: UUID, body: RetentionUpdate
+    ) -> ProjectOut:
+        return ProjectOut.model_validate(
+            await admin_projects.set_retention(
+                deps.database,
+                member.actor,
+                tenant_id=member.tenant_id,
+                project_id=project_id,
+                days=body.responses_kept_days,
                 reason=body.reason,
             )
         )

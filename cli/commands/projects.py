@@ -82,3 +82,27 @@ def restore(
         )
 
     perform(act, data_dir, as_json, opening=open_db_for_changes)
+
+
+@app.command(epilog="Example: penstock projects retention acme-robotics support-bot 0")
+def retention(
+    tenant: TenantRef,
+    project: ProjectRef,
+    days: Annotated[
+        int | None,
+        typer.Argument(help="Days for which responses are kept; 0 stores none. Left out: the platform's."),
+    ] = None,
+    reason: MaybeReason = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set for how long a project keeps responses. Older ones are deleted within a day."""
+
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        found = await project_of(database, who, tenant_id, project)
+        return await admin_projects.set_retention(
+            database, who, tenant_id=tenant_id, project_id=found.id, days=days, reason=reason
+        )
+
+    perform(act, data_dir, as_json, opening=open_db_for_changes)

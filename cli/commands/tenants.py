@@ -92,6 +92,29 @@ def set_tier(
     perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
+@app.command(
+    "highest-tier",
+    epilog='Example: penstock tenants highest-tier acme-robotics priority --reason "contract 12"',
+)
+def set_highest_tier(
+    tenant: TenantRef,
+    tier: Annotated[str, typer.Argument(help="priority, standard, batch, or own for its tier.")],
+    reason: Reason,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let requests of an organisation ask for a tier above its own, at that tier's prices. Takes two people."""
+
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = await tenant_id_of(database, who, tenant)
+        highest = None if tier == "own" else tier
+        return await admin_tenants.set_highest_tier(
+            database, who, tenant_id=tenant_id, tier=highest, reason=reason
+        )
+
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
+
+
 @app.command("share", epilog='Example: penstock tenants share acme-robotics 200 --reason "contract 12"')
 def set_share(
     tenant: TenantRef,

@@ -35,6 +35,7 @@ _NAMES = {
     "period.close": "Close of a month",
     "person.confirm": "A person's password",
     "tenant.set_tier": "Tier of an organisation",
+    "tenant.set_highest_tier": "Highest tier that requests may ask for",
 }
 """Acts other than adjustments, refunds and corrections, by kind."""
 _COLUMNS = (

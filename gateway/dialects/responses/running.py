@@ -72,7 +72,10 @@ class RunningResponses:
     """
 
     def __init__(self, database: Database, days: int, per_project: int) -> None:
-        """`days`: how long responses are kept. `per_project`: how many of one project may run at a time."""
+        """`days`: how long responses are kept where their project keeps them no shorter.
+
+        `per_project`: how many of one project may run at a time.
+        """
         self._database = database
         self._days = days
         self._per_project = per_project
@@ -82,12 +85,16 @@ class RunningResponses:
         """Wait for writes in progress."""
         await self._work.close(TIMEOUT_S)
 
+    def allowed(self, principal: Principal) -> bool:
+        """Whether responses of the key's project are stored, without which none can run in the background."""
+        return principal.responses_kept(self._days) > 0
+
     async def begin(self, principal: Principal, request_id: UUID, kept: Kept, document: bytes) -> None:
         """Store a response that is queued. Raises RateLimited when too many of its project run."""
         row = {
             **_scope(principal, request_id),
             "previous": request_id_of(kept.previous),
-            "days": self._days,
+            "days": principal.responses_kept(self._days),
             "lease": LEASE_S,
             "input": kept.input,
             "response": await asyncio.to_thread(pack, document),

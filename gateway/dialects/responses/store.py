@@ -131,7 +131,7 @@ class ResponseStore:
     """Reads and writes stored responses. One per process."""
 
     def __init__(self, database: Database, days: int) -> None:
-        """`days`: how long responses are kept; 0 = nothing is stored."""
+        """`days`: how long responses are kept where their project keeps them no shorter; 0 = nothing is stored."""
         self._database = database
         self._days = days
         self._work = UnbrokenWork()
@@ -146,7 +146,7 @@ class ResponseStore:
         The write goes on when the caller is cancelled or its time is over; it may then be stored although the answer
         says that it is not.
         """
-        if not self._days or len(document) > MAX_BODY_BYTES:
+        if not principal.responses_kept(self._days) or len(document) > MAX_BODY_BYTES:
             return False
         try:
             await self._work.within(SAVE_TIMEOUT_S, self._save(principal, request_id, kept, document))
@@ -161,7 +161,7 @@ class ResponseStore:
             "tenant": principal.tenant_id,
             "project": principal.project_id,
             "previous": request_id_of(kept.previous),
-            "days": self._days,
+            "days": principal.responses_kept(self._days),
             "input": kept.input,
             "response": await asyncio.to_thread(pack, document),
         }

@@ -27,6 +27,13 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/tenants", {"name": "Beta"}, 201, "tenant.create"),
     ("PATCH", "/tenants/{tenant_id}", {"name": "Acme 2"}, 200, "tenant.rename"),
     ("POST", "/tenants/{tenant_id}/tier", {"tier": "batch", "reason": "x"}, 202, "tenant.set_tier.request"),
+    (
+        "POST",
+        "/tenants/{tenant_id}/highest-tier",
+        {"highest_tier": "priority", "reason": "x"},
+        202,
+        "tenant.set_highest_tier.request",
+    ),
     ("POST", "/tenants/{tenant_id}/share", {"share_percent": 250, "reason": "x"}, 200, "tenant.set_share"),
     ("POST", "/tenants/{tenant_id}/suspend", {"reason": "x"}, 200, "tenant.suspend"),
     ("POST", "/tenants/{tenant_id}/resume", None, 200, "tenant.resume"),

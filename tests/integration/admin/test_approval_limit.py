@@ -339,6 +339,35 @@ async def test_another_tier_takes_two_people(database: Database) -> None:
     assert await tier() == "batch"
 
 
+async def test_a_higher_tier_per_request_takes_two_people(database: Database) -> None:
+    admin = Actor(kind="user", id=ADA.id, label=ADA.label, role="platform_admin")
+    customer = await make_customer(database)
+
+    async def allow(tier: str | None) -> Any:
+        return await admin_tenants.set_highest_tier(
+            database, admin, tenant_id=customer.tenant_id, tier=tier, reason="contract"
+        )
+
+    assert (await allow(None)).highest_tier is None  # as it is
+    with pytest.raises(InvalidRequest, match="one of priority"):
+        await allow("gold")
+    with pytest.raises(WaitsForApproval):
+        await allow("priority")
+    with pytest.raises(Conflict, match="another person"):
+        await decisions.decide(database, admin, approval_id=await only(database), approve=True)
+    await decisions.decide(database, BOB, approval_id=await only(database), approve=True)
+    after = await admin_tenants.get_tenant(database, admin, tenant_id=customer.tenant_id)
+    assert (after.tier, after.highest_tier) == ("standard", "priority")
+    assert "tenant.set_highest_tier" in await audit_actions(database)
+    with pytest.raises(WaitsForApproval):
+        await allow(None)
+    await admin_tenants.set_highest_tier(
+        database, ADMIN, tenant_id=customer.tenant_id, tier="batch", reason="meanwhile"
+    )
+    with pytest.raises(Conflict, match="highest tier is batch now, not priority"):
+        await decisions.decide(database, BOB, approval_id=await only(database), approve=True)
+
+
 async def test_ends_and_withdrawals_name_their_organisation_and_terms(database: Database) -> None:
     await price(database)
     customer = await make_customer(database, mode="postpaid")

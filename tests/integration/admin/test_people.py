@@ -109,6 +109,12 @@ ACTS: dict[str, Callable[[Database, Actor, Organisation], Awaitable[object]]] = 
         d, a, tenant_id=o.tenant_id, name="Mine now"
     ),
     "set_tier": lambda d, a, o: admin_tenants.set_tier(d, a, tenant_id=o.tenant_id, tier="batch", reason="x"),
+    "set_highest_tier": lambda d, a, o: admin_tenants.set_highest_tier(
+        d, a, tenant_id=o.tenant_id, tier="priority", reason="x"
+    ),
+    "set_retention": lambda d, a, o: admin_projects.set_retention(
+        d, a, tenant_id=o.tenant_id, project_id=o.project_id, days=0
+    ),
     "set_share": lambda d, a, o: admin_tenants.set_share(d, a, tenant_id=o.tenant_id, percent=5, reason="x"),
     "suspend": lambda d, a, o: admin_tenants.suspend_tenant(d, a, tenant_id=o.tenant_id, reason="x"),
     "resume": lambda d, a, o: admin_tenants.resume_tenant(d, a, tenant_id=o.tenant_id, reason="x"),
@@ -184,7 +190,7 @@ ALLOWED_AT_HOME: dict[Role, set[str]] = {
 }  # fmt: skip
 ALLOWED_AT_HOME["tenant_developer"] = ALLOWED_AT_HOME["tenant_viewer"] | {"create_key", "revoke_key"}
 ALLOWED_AT_HOME["tenant_owner"] = ALLOWED_AT_HOME["tenant_developer"] | {
-    "rename_tenant", "create_project", "archive_project", "set_limits",
+    "rename_tenant", "create_project", "archive_project", "set_limits", "set_retention",
 }  # fmt: skip
 ALLOWED_AT_HOME["platform_admin"] = set(ACTS)
 
@@ -206,7 +212,7 @@ async def test_what_each_role_may_do_at_home(database: Database, role: Role) -> 
         except PermissionDenied:
             continue
         except WaitsForApproval:
-            assert name == "set_tier"
+            assert name in ("set_tier", "set_highest_tier")
         allowed.add(name)
     assert allowed == ALLOWED_AT_HOME[role]
 

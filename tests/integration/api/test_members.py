@@ -106,6 +106,7 @@ def acts(acme: Organisation, other: str) -> list[tuple[str, str, object, tuple[i
         ("PUT", f"{key}/client-settings", {"quota_status": 429, "cors_origins": ["https://a.example"]}, key_managers),
         ("POST", f"{key}/rotate", {"overlap_s": 60}, key_managers),
         ("POST", f"{key}/revoke", None, key_managers),
+        ("PUT", f"{project}/retention", {"responses_kept_days": 0, "reason": "their data"}, owners),
         ("POST", f"{project}/archive", None, owners),
         ("POST", f"{project}/restore", None, owners),
     ]  # fmt: skip

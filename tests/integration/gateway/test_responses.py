@@ -14,6 +14,7 @@ from cli.commands.sim.engine import simulated_tokenizer
 from jobs import retention
 from tests.support.api_process import MODEL, Api, api_process
 from tests.support.tenancy import ADMIN, PEPPER
+from tests.support.waiting import until
 
 WATER = "Say something about water."
 
@@ -157,3 +158,60 @@ async def test_responses_expire(api: Api) -> None:
     async with api.database.system() as connection:
         await retention.prune(connection)
         assert (await connection.execute(text("SELECT count(*) FROM stored_responses"))).scalar_one() == 0
+
+
+async def retain(api: Api, days: int | None) -> None:
+    """Set the project's retention, and wait until the process knows it."""
+    organisation = api.organisation
+    await admin_projects.set_retention(
+        api.database, ADMIN, tenant_id=organisation.tenant_id, project_id=organisation.project_id, days=days
+    )
+
+    async def known() -> bool:
+        return (await api.deps.keys.authenticate(organisation.key)).responses_kept_days == days
+
+    await until(known)
+
+
+async def test_a_project_without_retention_stores_nothing(api: Api) -> None:
+    client: Any = api.openai()
+    await retain(api, 0)
+    answer = await client.responses.create(model=MODEL, input=WATER, max_output_tokens=9)
+    assert answer.store is False
+    stream = await client.responses.create(model=MODEL, input=WATER, max_output_tokens=9, stream=True)
+    assert [event async for event in stream][-1].response.store is False
+    with pytest.raises(openai.BadRequestError, match="This project stores no responses") as refused:
+        await client.responses.create(model=MODEL, input=WATER, max_output_tokens=9, background=True)
+    assert (refused.value.code, refused.value.param) == ("not_available", "background")
+    async with api.database.system() as connection:
+        assert (await connection.execute(text("SELECT count(*) FROM stored_responses"))).scalar_one() == 0
+    await retain(api, None)
+    assert (await client.responses.create(model=MODEL, input=WATER, max_output_tokens=9)).store is True
+
+
+async def test_a_project_keeps_responses_for_its_own_days(api: Api) -> None:
+    client: Any = api.openai()
+
+    async def kept() -> list[int]:
+        async with api.database.system() as connection:
+            rows = await connection.execute(
+                text(
+                    "SELECT extract(day FROM expires_at - created_at) FROM stored_responses ORDER BY created_at"
+                )
+            )
+            return [int(days) for days in rows.scalars()]
+
+    await client.responses.create(model=MODEL, input=WATER, max_output_tokens=9)
+    await retain(api, 7)
+    await client.responses.create(model=MODEL, input=WATER, max_output_tokens=9)
+    await retain(api, 400)
+    await client.responses.create(model=MODEL, input=WATER, max_output_tokens=9)
+    assert await kept() == [30, 7, 30], "at most the platform's days"
+    async with api.database.engine.begin() as connection:
+        await connection.execute(
+            text("UPDATE stored_responses SET created_at = created_at - interval '8 days'")
+        )
+    await retain(api, 7)
+    async with api.database.system() as connection:
+        await retention.prune(connection)
+    assert await kept() == [], "what was stored before follows the project's days"

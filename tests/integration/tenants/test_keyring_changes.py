@@ -203,6 +203,28 @@ async def test_a_changed_share_reaches_cached_keys(database: Database) -> None:
                 )
 
 
+async def test_changed_tiers_and_retention_reach_cached_keys(database: Database) -> None:
+    acme = await make_organisation(database)
+    async with ring(database, poll_s=0.05) as keys:
+        before = await keys.authenticate(acme.key)
+        assert (before.highest_tier, before.responses_kept_days) == ("", None)
+        assert (before.responses_kept(30), before.responses_kept(0)) == (30, 0)
+        await admin_tenants.set_highest_tier(
+            database, ADMIN, tenant_id=acme.tenant_id, tier="priority", reason="test"
+        )
+        await admin_projects.set_retention(
+            database, ADMIN, tenant_id=acme.tenant_id, project_id=acme.project_id, days=7
+        )
+
+        async def changed() -> bool:
+            found = await keys.authenticate(acme.key)
+            return (found.highest_tier, found.responses_kept_days) == ("priority", 7)
+
+        await until(changed)
+        after = await keys.authenticate(acme.key)
+        assert (after.responses_kept(30), after.responses_kept(3)) == (7, 3), "never longer than the platform"
+
+
 async def test_without_redis_the_poll_finds_changes(database: Database) -> None:
     acme = await make_organisation(database)
     unavailable = Redis.from_url(f"redis://127.0.0.1:{free_port()}/0")

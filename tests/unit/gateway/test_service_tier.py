@@ -51,6 +51,45 @@ def test_other_tiers_are_refused(asked: str, own: str, offered: tuple[str, ...],
     assert (refused.value.code, refused.value.param) == (code, "service_tier")
 
 
+@pytest.mark.parametrize(
+    ("asked", "own", "highest", "tier"),
+    [
+        ("priority", "standard", "priority", "priority"),
+        ("default", "batch", "priority", "standard"),
+        ("flex", "standard", "priority", "batch"),
+        ("auto", "standard", "priority", "standard"),
+        ("priority", "priority", "batch", "priority"),
+        ("standard", "priority", "batch", "standard"),
+    ],
+)
+def test_an_organisation_may_be_allowed_more(asked: str, own: str, highest: str, tier: str) -> None:
+    assert tier_of(asked, own, lambda: PRICED, highest) == tier
+
+
+def test_it_is_not_allowed_more_than_that() -> None:
+    with pytest.raises(InvalidRequest, match="tier is batch"):
+        tier_of("priority", "batch", lambda: PRICED, "standard")
+
+
+def test_capacity_bought_in_advance_is_refused_in_words() -> None:
+    with pytest.raises(InvalidRequest, match="bought from OpenAI in advance") as refused:
+        tier_of("scale", "priority", lambda: PRICED, "priority")
+    assert refused.value.code == "invalid_service_tier"
+
+
+@pytest.mark.parametrize("kind", ["live", "test"])
+async def test_a_request_of_a_dearer_tier_is_placed_and_priced_by_it(kind: str) -> None:
+    gateway, reply = Gateway(FakeEngines(answer(["a"]))), FakeReply()
+    gateway.prices.offered = ["priority", "standard"]
+    allowed = principal(kind=kind, highest_tier="priority")
+    await gateway.director.handle(uuid7(), allowed, prepared(service_tier="priority"), reply)
+    assert json.loads(reply.body)["service_tier"] == "priority"
+    if kind == "live":
+        assert [one.tier for one in gateway.holds.requests] == ["priority"]
+        assert [one.tier for one in gateway.scheduler.requests] == ["priority"]
+        assert gateway.meter.settled[0].open.tier == "priority"
+
+
 def test_the_own_tier_needs_no_look_at_the_prices() -> None:
     def never() -> tuple[str, ...]:
         raise AssertionError
