@@ -14,7 +14,7 @@ from billing.exports import schedule as exports_schedule
 from billing.invoicing import correction_booking
 from billing.ledger import checkpoints, credits, transfers
 from billing.metering import reaper
-from billing.notifications import alerts, delivery
+from billing.notifications import alerts, delivery, end_user_alerts
 from billing.statements import issue, signing, sla_credits
 from billing.usage import archive, gpu_shares, rollups
 from billing.usage.query import MAX_DAYS
@@ -143,7 +143,7 @@ async def prune_request_traces(database: Database, settings: Settings) -> int:
 
 async def check_alerts(database: Database, settings: Settings) -> int:
     """Raise alerts for budgets above a threshold and for low credit."""
-    return await alerts.evaluate(database)
+    return await alerts.evaluate(database) + await end_user_alerts.send_digests(database)
 
 
 async def deliver_notices(database: Database, settings: Settings) -> int:

@@ -2,10 +2,10 @@
 
 An organisation's budget is `billing_accounts.budget`, those of projects, keys, end users and tags are in
 `scope_budgets`. Holds enforce them (new requests get 402) unless one of an end user or tag is watched only, and they
-alert at THRESHOLDS without a rule, except that of every end user. A rule on a project or key has an amount of its own,
-which alerts and stops nothing. An organisation's spending is the account's counter, that of an end user or tag its
-budget's; that of a project or key is the exact sum of its usage in the UTC month. Each threshold fires once per month
-and scope; when several are crossed together, one notice names the highest.
+alert at THRESHOLDS without a rule; that of every end user does so by digests (`end_user_alerts`). A rule on a project
+or key has an amount of its own, which alerts and stops nothing. An organisation's spending is the account's counter,
+that of an end user or tag its budget's; that of a project or key is the exact sum of its usage in the UTC month. Each
+threshold fires once per month and scope; when several are crossed together, one notice names the highest.
 """
 
 from typing import Any, Literal
