@@ -2,7 +2,6 @@
 
 import logging
 
-from core.clock import Clock
 from scheduler import metrics
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.autoscale.state import PlanningError
@@ -16,11 +15,9 @@ log = logging.getLogger(__name__)
 class AutoscalerRunner:
     """Runs the planner, sets the plan's metrics, and counts and logs failures."""
 
-    def __init__(
-        self, planner: LivePlanner, state: SchedulerState, hosts: HostRegistry, clock: Clock
-    ) -> None:
+    def __init__(self, planner: LivePlanner, state: SchedulerState, hosts: HostRegistry) -> None:
         self._planner = planner
-        self._state, self._hosts, self._clock = state, hosts, clock
+        self._state, self._hosts = state, hosts
         self._failed: set[tuple[str, str]] = set()
         """Models and error types that have been logged."""
 
@@ -30,14 +27,12 @@ class AutoscalerRunner:
 
         A failure is counted each time and logged the first time. The next run starts afresh.
         """
-        today = self._clock.now()
         try:
             plan = self._planner.plan(
                 self._state.fleet.replicas,
                 self._hosts.views(now),
                 self._state.queue_views(now),
                 now,
-                today.hour * 3600.0 + today.minute * 60.0 + today.second,
             )
         except (ArithmeticError, ValueError) as error:
             self._record_failure(error)

@@ -170,14 +170,13 @@ class LivePlanner(Listener):
         hosts: Sequence[HostView],
         queues: Sequence[QueueView],
         now: float,
-        time_of_day_s: float,
         *,
         creating: Sequence[CreatingHost] = (),
         failures: Sequence[CreationFailures] = (),
     ) -> PlanView | None:
         """Observe and plan. None when there is no model to plan for.
 
-        `now` is in monotonic seconds, `time_of_day_s` in seconds since midnight. `creating` and `failures` are what the
+        `now` is in monotonic seconds. `creating` and `failures` are what the
         provider of hosts reports. Raises PlanningError when a model's figures are out of range.
         """
         elapsed, self._last = max(1e-3, now - self._last), now
@@ -204,7 +203,6 @@ class LivePlanner(Listener):
                 [self._host(host) for host in hosts],
                 observed,
                 demand,
-                time_of_day_s,
                 list(creating),
                 list(failures),
             )

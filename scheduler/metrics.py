@@ -99,8 +99,8 @@ REJECTED_CONNECTIONS = Counter(
 REPLICAS_DESIRED = Gauge(
     "penstock_scheduler_replicas_desired", "Replicas that the autoscaler would have awake", ["model"]
 )
-FORECAST_RPS = Gauge(
-    "penstock_scheduler_forecast_rps", "Arrivals per second that the autoscaler plans for", ["model"]
+PLANNED_RPS = Gauge(
+    "penstock_scheduler_planned_rps", "Arrivals per second that the autoscaler plans for", ["model"]
 )
 PLAN_FAILURES = Counter(
     "penstock_scheduler_plan_failures",
@@ -266,7 +266,7 @@ def service_by_tenant(
 def show_plan(plan: PlanView | None) -> None:
     """Set the gauges of the plan; models that are no longer planned for disappear."""
     REPLICAS_DESIRED.clear()
-    FORECAST_RPS.clear()
+    PLANNED_RPS.clear()
     for row in plan.models if plan is not None else ():
         REPLICAS_DESIRED.labels(row.model).set(row.target)
-        FORECAST_RPS.labels(row.model).set(row.forecast_rps)
+        PLANNED_RPS.labels(row.model).set(row.planned_rps)

@@ -93,9 +93,7 @@ class SchedulerService:
         self._targets = targets
         self.state = SchedulerState(self.epoch, clock.monotonic(), grace_s=grace_s)
         self._hosts = HostRegistry()
-        self._autoscaler = (
-            AutoscalerRunner(planner, self.state, self._hosts, clock) if planner is not None else None
-        )
+        self._autoscaler = AutoscalerRunner(planner, self.state, self._hosts) if planner is not None else None
         planners = (planner,) if planner is not None else ()
         self._activity = ModelActivity()
         self._observers = Observers(

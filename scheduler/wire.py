@@ -165,7 +165,7 @@ class ModelPlanView(msgspec.Struct):
     awake: int
     pending: int
     target: int
-    forecast_rps: float
+    planned_rps: float
     reason: str
 
 

@@ -25,7 +25,7 @@ _PLAN_COLUMNS = (
     Column("model", "Model"),
     Column("awake", "Awake", numeric=True),
     Column("target", "Wanted", numeric=True),
-    Column("forecast", "Forecast", numeric=True),
+    Column("planned", "Planned for", numeric=True),
     Column("reason", "Why", sortable=False),
 )
 _CHANGE_COLUMNS = (
@@ -122,7 +122,7 @@ def _plan_row(plan: ModelPlanView) -> Row:
         "model": cell(plan.model, text=True),
         "awake": cell(count(plan.awake), sub=pending),
         "target": cell(count(plan.target), tone=tone),
-        "forecast": cell(f"{plan.forecast_rps:.1f}/s"),
+        "planned": cell(f"{plan.planned_rps:.1f}/s"),
         "reason": cell(plan.reason, wrap=True),
     }
 

@@ -12,18 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.autoscale.capacity import DEFAULT_MARGINS, Margins
-from scheduler.core.autoscale.forecast import Smoothing
 from scheduler.core.autoscale.model_planner import AutoscalerSettings
 from sim.pool.autoscaling_bound import oracle, shared_oracle
-from sim.pool.autoscaling_load import Arrival, past
+from sim.pool.autoscaling_load import Arrival
 from sim.pool.autoscaling_policies import Hpa, PenstockScaler, Static, Wva
 from sim.pool.autoscaling_pool import Scaler
 from sim.pool.autoscaling_result import DayResult
 from sim.pool.autoscaling_scenario import ANTIPHASE, Scenario, play
 from sim.pool.stats import Interval, interval
 
-PAST_DAYS = 3
-"""Number of days that the forecast has observed before the simulated day."""
 TUNING_SEED = 1_000
 """Seed of the first tuning day."""
 STEPS = 5
@@ -36,9 +33,7 @@ class Policy:
 
     name: str
     make: Callable[[Scenario, float, int], Scaler]
-    """Builds the scaler from the scenario, a knob and the day's seed, which also determines the history it
-    starts with.
-    """
+    """Builds the scaler from the scenario, a knob and the day's seed, which the bound needs."""
     loosest_knob: float
     """The knob value at which the policy meets the SLO most often."""
     tightest_knob: float
@@ -69,19 +64,9 @@ class Outcome:
         return interval([figure(day) for day in self.days])
 
 
-def penstock_scaler(
-    scenario: Scenario, knob: float, seed: int, *, forecasting: bool = True, name: str = "penstock"
-) -> PenstockScaler:
-    """Return Penstock's autoscaler with the history of earlier days; `knob` is its tolerated share of SLO
-    violations.
-    """
-    smoothing = Smoothing(day_s=scenario.day_s)
-    settings = AutoscalerSettings(Margins(misses=knob), smoothing, forecasting=forecasting)
-    scaler = PenstockScaler(scenario.specs, settings, name)
-    for model, (day, _) in scenario.days.items():
-        for index, count in enumerate(past(day, PAST_DAYS, smoothing.bin_s, seed)):
-            scaler.autoscaler.add_history(model, count, ((index + 1) * smoothing.bin_s) % scenario.day_s)
-    return scaler
+def penstock_scaler(scenario: Scenario, knob: float) -> PenstockScaler:
+    """Return Penstock's autoscaler; `knob` is its tolerated share of SLO violations."""
+    return PenstockScaler(scenario.specs, AutoscalerSettings(Margins(misses=knob)))
 
 
 POLICIES: dict[str, Policy] = {
@@ -90,16 +75,10 @@ POLICIES: dict[str, Policy] = {
     ),
     "hpa": Policy("hpa", lambda s, knob, _: Hpa(s.specs, knob), 0.5, 24.0),
     "wva": Policy("wva", lambda s, knob, _: Wva(s.specs, knob), 0.002, 1.0),
-    "reactive": Policy(
-        "reactive",
-        lambda s, knob, seed: penstock_scaler(s, knob, seed, forecasting=False, name="reactive"),
-        0.0005,
-        0.5,
-    ),
-    "penstock": Policy("penstock", penstock_scaler, 0.0005, 0.5),
+    "penstock": Policy("penstock", lambda s, knob, _: penstock_scaler(s, knob), 0.0005, 0.5),
     "bound": Policy("bound", oracle, 1_000.0, 3.0),
 }
-"""Scaling policies by name: `reactive` is Penstock's without the forecast, `bound` knows the whole day in advance."""
+"""Scaling policies by name; `bound` knows the whole day in advance."""
 
 SHARED: dict[str, Policy] = {
     "static": Policy(
@@ -107,14 +86,9 @@ SHARED: dict[str, Policy] = {
         lambda s, _, __: Static(s.specs, max(spec.max_awake for spec in s.specs.values())),
         24, 2, whole=True, within=lambda s, hosts: s.parted(round(hosts)), hindsight=True,
     ),
-    "reactive": Policy(
-        "reactive",
-        lambda s, _, seed: penstock_scaler(s, DEFAULT_MARGINS.misses, seed, forecasting=False, name="reactive"),
-        24, 2, whole=True, within=lambda s, hosts: s.on(round(hosts)),
-    ),
     "penstock": Policy(
         "penstock",
-        lambda s, _, seed: penstock_scaler(s, DEFAULT_MARGINS.misses, seed),
+        lambda s, _, __: penstock_scaler(s, DEFAULT_MARGINS.misses),
         24, 2, whole=True, within=lambda s, hosts: s.on(round(hosts)),
     ),
     "bound": Policy(

@@ -25,14 +25,12 @@ not hits.
 
 
 class ScalerController:
-    """Implements the cluster's Controller. Each replica has its own GPUs; `day_s` is the forecast's season in
-    seconds.
-    """
+    """Implements the cluster's Controller. Each replica has its own GPUs."""
 
     every_s = PLAN_INTERVAL_S
 
-    def __init__(self, scaler: Scaler, specs: Mapping[str, ModelSpec], day_s: float = 86_400.0) -> None:
-        self._scaler, self._specs, self._day_s = scaler, specs, day_s
+    def __init__(self, scaler: Scaler, specs: Mapping[str, ModelSpec]) -> None:
+        self._scaler, self._specs = scaler, specs
         self._since: dict[str, tuple[Rung, float]] = {}
         self._means: dict[str, tuple[float, float, float]] = {}
         self._known: dict[str, ReplicaView] = {}
@@ -53,7 +51,7 @@ class ScalerController:
             HostObservation(row.replica_id, self._specs[row.model].capacity.gpus, 1e6, contracted=False)
             for row in replicas
         ]
-        wanted = self._scaler.evaluate(Observation(now, hosts, replicas, demand, now % self._day_s))
+        wanted = self._scaler.evaluate(Observation(now, hosts, replicas, demand))
         found = (self._action(row, wanted.get(row.replica_id, row.rung)) for row in replicas)
         return [action for action in found if action is not None]
 

@@ -115,18 +115,6 @@ class Day:
         return math.exp(-(since - self.flash_rise_s) / self.flash_fade_s)
 
 
-def past(day: Day, days: int, bin_s: float, seed: int) -> list[int]:
-    """Return arrivals per bin of `bin_s` seconds for the preceding `days`, without flash crowds, as the
-    forecast's history.
-    """
-    rng = random.Random(f"past {seed}")  # noqa: S311
-    counts: list[int] = []
-    plain = Day(day.curve, day.peak_rps, day.day_s, day.weather)
-    for _ in range(days):
-        counts += [_poisson(rate * bin_s, rng) for rate in plain.rates(rng, bin_s)]
-    return counts
-
-
 def arrivals(days: Sequence[tuple[str, Day, Lengths]], seed: int) -> list[Arrival]:
     """Return one day's requests of all models in order of arrival; the same seed gives the same requests."""
     found: list[Arrival] = []

@@ -18,13 +18,9 @@ from scheduler.core.autoscale.state import ModelSpec, Observation, ReplicaObserv
 class PenstockScaler:
     """The scheduler's autoscaler; its knob is in its settings."""
 
-    def __init__(
-        self,
-        specs: Mapping[str, ModelSpec],
-        settings: AutoscalerSettings | None = None,
-        name: str = "penstock",
-    ) -> None:
-        self.name = name
+    name = "penstock"
+
+    def __init__(self, specs: Mapping[str, ModelSpec], settings: AutoscalerSettings | None = None) -> None:
         self.autoscaler = Autoscaler(specs, settings)
         self.plan: Plan | None = None
 

@@ -299,7 +299,7 @@ class DayPool:
             for slot in self._slots.values()
         ]
         demand = [self._demand[model].take(model, self._queues[model]) for model in self._of]
-        return Observation(now, list(self._hosts.values()), replicas, demand, now % self._day_s)
+        return Observation(now, list(self._hosts.values()), replicas, demand)
 
     def _ready_in(self, slot: PoolReplica, now: float) -> float:
         if slot.rung is not Rung.AWAKE:

@@ -9,7 +9,6 @@ from sim.pool.stats import interval
 
 COLOURS = {
     "penstock": "#0b6e4f",
-    "reactive": "#6fb98f",
     "wva": "#c05746",
     "hpa": "#d9a441",
     "static": "#7d8597",

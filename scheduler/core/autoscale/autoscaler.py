@@ -1,7 +1,6 @@
 """The autoscaler: takes observations and returns a plan. Deterministic, without a clock.
 
-Call `observe` every two seconds (the fast loop); `plan` changes nothing and may be called at any time. Arrivals are
-collected into the bins of the forecast (the slow loop).
+Call `observe` every two seconds; `plan` changes nothing and may be called at any time.
 """
 
 from collections import Counter
@@ -58,10 +57,6 @@ class Autoscaler:
         else:
             self._models[spec.model] = ModelPlanner(spec, self._settings)
             self._models = dict(sorted(self._models.items()))
-
-    def add_history(self, model: str, arrivals: int, time_of_day_s: float) -> None:
-        """Add a bin of past arrivals that ended at `time_of_day_s`, oldest first, to learn the season."""
-        self._models[model].add_history(arrivals, time_of_day_s)
 
     def observe(self, observation: Observation) -> None:
         """Take an observation. Raises PlanningError when a model's figures are out of range."""

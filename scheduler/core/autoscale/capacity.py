@@ -22,7 +22,7 @@ MAX_KV = 0.8
 MAX_MISSES = 0.01
 """Largest share of requests that may miss a target by chance: the 99th percentile meets the targets."""
 MIN_RATE = 1e-9
-"""Requests per second below which the rate counts as zero: one in thirty years. A decaying forecast never reaches
+"""Requests per second below which the rate counts as zero: one in thirty years. A decaying average never reaches
 zero."""
 EXPERT_ROUNDS = 8
 """Rounds of the iteration for the time of the experts; what is left is below a percent of it."""

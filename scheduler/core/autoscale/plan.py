@@ -28,8 +28,8 @@ class ModelPlan(msgspec.Struct, frozen=True):
     pending: int
     """Replicas that are waking, or will be on hosts in creation."""
     target: int
-    forecast_rps: float
-    """Upper estimate of arrivals per second at the time when a replica woken now would serve."""
+    planned_rps: float
+    """Arrivals per second that are planned for: the measured rate and a margin for its uncertainty."""
     reason: str
 
 
@@ -106,7 +106,7 @@ def view(plan: Plan, replicas: Sequence[ReplicaObservation]) -> PlanView:
     return PlanView(
         models=[
             ModelPlanView(
-                row.model, row.awake, row.pending, row.target, round(row.forecast_rps, 3), row.reason
+                row.model, row.awake, row.pending, row.target, round(row.planned_rps, 3), row.reason
             )
             for row in plan.models
         ],

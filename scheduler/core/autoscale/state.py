@@ -139,8 +139,6 @@ class Observation(msgspec.Struct, frozen=True):
     hosts: list[HostObservation]
     replicas: list[ReplicaObservation]
     demand: list[DemandObservation]
-    time_of_day_s: float = 0.0
-    """Seconds since midnight, for the daily season. Any constant origin is possible."""
     creating: list[CreatingHost] = []
     failures: list[CreationFailures] = []
 

@@ -1,15 +1,14 @@
-"""The fast loop: present backlog, running answers, and arrivals that exceed the forecast."""
+"""Present backlog, running answers, and bursts of arrivals."""
 
 import math
 
 from scheduler.core.autoscale.capacity import Load
+from scheduler.core.autoscale.meter import DemandMeter
 from workers.step_time import decode_step_s, prefill_s
 from workers.wire import Capacity, Targets
 
-SURGE_Z = 3.0
-"""Standard deviations by which the quick rate must exceed the forecast to count as a surge."""
 BURST_Z = 4.5
-"""Standard deviations by which the burst rate must exceed the forecast; it varies more by chance."""
+"""Standard deviations by which the burst rate must exceed the planned rate to count as a burst."""
 
 
 def backlog_at(load: Load, backlog_tokens: float, serving: int, after_s: float, capacity: Capacity) -> float:
@@ -59,6 +58,6 @@ def needed_for_running(load: Load, running: int, capacity: Capacity, targets: Ta
     return high
 
 
-def surge_rate(quick: float, quick_sigma: float, forecast_upper: float, z: float = SURGE_Z) -> float:
-    """The rate to plan for when arrivals significantly exceed the forecast; 0 when they do not."""
-    return quick if quick - z * quick_sigma > forecast_upper else 0.0
+def burst_rate(meter: DemandMeter, planned: float) -> float:
+    """The rate of a burst that significantly exceeds the `planned` rate, in requests per second; 0 without one."""
+    return meter.burst if meter.burst - BURST_Z * meter.burst_sigma > planned else 0.0

@@ -95,7 +95,7 @@ async def test_the_running_planner_follows_limits_and_prices(
         )
         await until(lambda: directory.limits.get(MODEL))
         assert directory.limits == {MODEL: ScalingLimits(3, 64, 100 * 10**12, (KIND,))}
-        plan = planner.plan({}, [], [], 2.0, 0.0)
+        plan = planner.plan({}, [], [], 2.0)
         assert plan is not None
         assert [(row.kind, row.count) for row in plan.create] == [(KIND, 1)], "a host runs four replicas"
         await economics.set_host_price(

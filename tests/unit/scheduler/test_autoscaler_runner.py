@@ -10,7 +10,6 @@ from scheduler.autoscaling import LivePlanner
 from scheduler.core.replica import Replica
 from scheduler.core.state import SchedulerState
 from scheduler.views import HostRegistry
-from tests.support.clock import ManualClock
 from tests.support.scheduling import beat, replica
 from workers.catalog import load_catalog
 
@@ -31,10 +30,10 @@ def test_a_model_out_of_all_range_costs_the_plan_and_nothing_else(monkeypatch: p
     monkeypatch.setattr(
         lookout_module.log, "error", lambda text, *facts, exc_info: told.append((text % facts, exc_info))
     )
-    state, planner, clock = SchedulerState("epoch-1", 0.0), LivePlanner(CATALOG), ManualClock()
+    state, planner = SchedulerState("epoch-1", 0.0), LivePlanner(CATALOG)
     rows = [replica(f"host/{model}", model=model, boot_id=model) for model in (SOUND, BROKEN)]
     state.heartbeat(beat(*rows), 0.0)
-    runner = AutoscalerRunner(planner, state, HostRegistry(), clock)
+    runner = AutoscalerRunner(planner, state, HostRegistry())
     assert runner.run(0.0) is not None
     before, whole = failures(BROKEN), served(state, BROKEN).status
     nothing = msgspec.structs.replace(whole.capacity, prefill_tokens_per_s=0.0)
@@ -57,6 +56,6 @@ def test_a_failure_that_is_not_of_arithmetic_is_not_hidden() -> None:
         def plan(self, *_: object) -> None:
             raise KeyError("a mistake of ours")
 
-    runner = AutoscalerRunner(Wrong(CATALOG), SchedulerState("epoch-1", 0.0), HostRegistry(), ManualClock())
+    runner = AutoscalerRunner(Wrong(CATALOG), SchedulerState("epoch-1", 0.0), HostRegistry())
     with pytest.raises(KeyError):
         runner.run(0.0)

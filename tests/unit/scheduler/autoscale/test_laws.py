@@ -1,4 +1,4 @@
-"""The laws of capacity, the forecast, the fast loop and the ladder: what they must never get wrong."""
+"""The laws of capacity, the fast loop and the ladder: what they must never get wrong."""
 
 import math
 import random
@@ -16,7 +16,6 @@ from scheduler.core.autoscale.capacity import (
     predict,
     shortfall,
 )
-from scheduler.core.autoscale.forecast import Forecaster, Smoothing
 from scheduler.core.autoscale.ladder import dwell_s, host_dwell_s, resting_rung, rung_dwell_s, settled_rung
 from scheduler.core.autoscale.meter import DemandMeter
 from scheduler.core.autoscale.state import (
@@ -27,7 +26,7 @@ from scheduler.core.autoscale.state import (
     Rung,
     RungFigures,
 )
-from scheduler.core.autoscale.surge import needed_for_backlog, needed_for_running, surge_rate
+from scheduler.core.autoscale.surge import burst_rate, needed_for_backlog, needed_for_running
 from workers.wire import Capacity, Targets
 
 NODE = Capacity(
@@ -100,16 +99,6 @@ def test_a_load_that_has_all_but_ceased_needs_one_at_most(
         assert shortfall(load, 0, NODE, TARGETS) == ""
 
 
-def test_a_model_used_once_and_idle_for_days_is_forecast_to_come_no_more() -> None:
-    smoothing = Smoothing()
-    forecaster = Forecaster(90.0, smoothing)
-    for number in range(3 * 2880):
-        forecaster.count(int(number == 40), number * smoothing.bin_s)
-    forecast = forecaster.forecast(0.0)
-    assert forecast.upper(2.33) == 0.0
-    assert needed(Load(forecast.rate, 1_000.0, 1_000.0, 100.0), NODE, TARGETS) == 0
-
-
 def test_prompts_that_were_cached_whole_for_long_vary_by_nothing() -> None:
     meter = DemandMeter()
     meter.observe(DemandObservation("m", 1, 1_000.0, 1_000.0, 1e6, 100.0), 2.0)
@@ -171,37 +160,6 @@ def _poisson(mean: float, rng: random.Random) -> int:
     return count
 
 
-def _fed(rate_at: "list[float]", smoothing: Smoothing, horizon_s: float, seed: int = 1) -> Forecaster:
-    rng, forecaster = random.Random(seed), Forecaster(horizon_s, smoothing)
-    for index, rate in enumerate(rate_at):
-        forecaster.count(_poisson(rate * smoothing.bin_s, rng), (index + 1) * smoothing.bin_s)
-    return forecaster
-
-
-def test_forecast_of_constant_arrivals_finds_the_rate_and_little_uncertainty() -> None:
-    smoothing = Smoothing(day_s=7_200.0)
-    forecast = _fed([5.0] * 480, smoothing, 90.0).forecast(480 * 30.0)
-    assert forecast.rate == pytest.approx(5.0, rel=0.15)
-    assert forecast.sigma < 0.5
-
-
-def test_forecast_sees_a_daily_ramp_before_it_comes() -> None:
-    smoothing = Smoothing(day_s=7_200.0)
-    day = [2.0] * 120 + [10.0] * 120
-    forecaster = _fed(day * 3 + [2.0] * 119, smoothing, 120.0)
-    assert forecaster.forecast((3 * 240 + 119) * 30.0).rate > 5.0
-    blind = _fed([2.0] * 119, smoothing, 120.0)
-    assert blind.forecast(119 * 30.0).rate < 4.0
-
-
-def test_forecast_uncertainty_grows_when_the_rate_wanders() -> None:
-    rng = random.Random(3)
-    wander = [5.0 * math.exp(0.5 * math.sin(index / 7.0) + rng.gauss(0, 0.3)) for index in range(480)]
-    smoothing = Smoothing(day_s=7_200.0)
-    wild, calm = _fed(wander, smoothing, 90.0), _fed([5.0] * 480, smoothing, 90.0)
-    assert wild.forecast(480 * 30.0).sigma > 2 * calm.forecast(480 * 30.0).sigma
-
-
 def test_backlog_that_is_gone_before_help_comes_wakes_nobody() -> None:
     calm = Load(1.0, 4_000, 4_000, 100)
     assert needed_for_backlog(calm, 20_000, serving=2, wake_s=10.0, capacity=NODE, targets=TARGETS) == 0
@@ -217,9 +175,15 @@ def test_pending_replicas_lower_what_the_backlog_needs(
     assert needed_for_backlog(load, backlog, serving + 1, wake_s, NODE, TARGETS) <= few
 
 
-def test_a_surge_is_more_than_chance() -> None:
-    assert surge_rate(6.0, 0.4, 5.0) == 0.0
-    assert surge_rate(9.0, 0.4, 5.0) == 9.0
+def test_a_burst_is_more_than_chance() -> None:
+    meter = DemandMeter()
+    for _ in range(60):
+        meter.observe(DemandObservation("m", 10), 2.0)
+    planned = meter.rate + 2.33 * meter.rate_sigma
+    assert burst_rate(meter, planned) == 0.0
+    for _ in range(2):
+        meter.observe(DemandObservation("m", 40), 2.0)
+    assert burst_rate(meter, planned) == meter.burst > planned
 
 
 def test_answers_that_run_need_replicas_by_their_number() -> None:

@@ -40,7 +40,7 @@ def test_a_growing_load_is_seen_and_sleeping_replicas_are_named() -> None:
         for _ in range(6):
             planner.count_arrival("deepseek-v3.2", 10_000, 400)
             planner.count_release("deepseek-v3.2", "h0/deepseek-v3.2-0", 10_000, 2_000)
-        plan = planner.plan(fleet.replicas, _hosts(3), [QueueView("deepseek-v3.2", 2)], 2.0 * number, 60.0)
+        plan = planner.plan(fleet.replicas, _hosts(3), [QueueView("deepseek-v3.2", 2)], 2.0 * number)
     assert plan is not None
     row = plan.models[0]
     assert (row.model, row.awake, row.pending) == ("deepseek-v3.2", 1, 0)
@@ -63,7 +63,7 @@ def test_an_engine_that_comes_back_slower_is_planned_for_as_it_is_now() -> None:
             for _ in range(3):
                 planner.count_arrival("deepseek-v3.2", 4_000, 400)
                 planner.count_release("deepseek-v3.2", "h0/deepseek-v3.2-0", 4_000, 0)
-            plan = planner.plan(fleet.replicas, _hosts(6), [], 2.0 * number, 60.0)
+            plan = planner.plan(fleet.replicas, _hosts(6), [], 2.0 * number)
         assert plan is not None
         return plan.models[0].target
 
@@ -79,7 +79,7 @@ def test_the_figures_of_one_that_serves_stand_for_a_mixed_fleet() -> None:
     for number in range(20):
         planner.count_arrival("deepseek-v3.2", 1_000, 40)
         planner.count_release("deepseek-v3.2", "h1/deepseek-v3.2-0", 1_000, 0)
-        plan = planner.plan(fleet.replicas, _hosts(2), [], 2.0 * number, 0.0)
+        plan = planner.plan(fleet.replicas, _hosts(2), [], 2.0 * number)
     assert plan is not None
     assert plan.models[0].target == 1, "at ten tokens a second nobody could serve this"
 
@@ -88,8 +88,8 @@ def test_every_state_a_heartbeat_can_name_is_understood() -> None:
     planner = LivePlanner(CATALOG)
     fleet = _fleet(list(ReplicaState))
     for number in range(5):
-        assert planner.plan(fleet.replicas, _hosts(6), [], 2.0 * number, 0.0) is not None
-    assert planner.plan({}, [], [], 12.0, 0.0) is not None, (
+        assert planner.plan(fleet.replicas, _hosts(6), [], 2.0 * number) is not None
+    assert planner.plan({}, [], [], 12.0) is not None, (
         "a model that lost its last replica is still planned for"
     )
 
@@ -98,7 +98,7 @@ def test_models_outside_the_catalog_are_left_alone() -> None:
     planner = LivePlanner(CATALOG)
     fleet = _fleet([ReplicaState.READY], model="not-in-the-catalog")
     planner.count_arrival("not-in-the-catalog", 10, 10)
-    assert planner.plan(fleet.replicas, _hosts(1), [], 0.0, 0.0) is None
+    assert planner.plan(fleet.replicas, _hosts(1), [], 0.0) is None
 
 
 class Allowed(ScalingDirectory):
@@ -116,16 +116,16 @@ def test_a_model_with_limits_is_planned_for_before_any_replica_serves_it() -> No
     planner = LivePlanner(
         CATALOG, Allowed({"deepseek-v3.2": ScalingLimits(min_awake=2, host_kinds=(SPOT, "gb200-nvl4"))})
     )
-    plan = planner.plan({}, [], [], 2.0, 0.0)
+    plan = planner.plan({}, [], [], 2.0)
     assert plan is not None
     assert [(row.kind, row.model, row.count) for row in plan.create] == [(SPOT, "deepseek-v3.2", 2)]
     assert [row.kind for row in plan.kinds] == [SPOT], "a host without a known price is not created"
     creating = [CreatingHost(f"new-{n}", SPOT, "deepseek-v3.2", 10.0, 35.76) for n in range(2)]
-    plan = planner.plan({}, [], [], 4.0, 0.0, creating=creating)
+    plan = planner.plan({}, [], [], 4.0, creating=creating)
     assert plan is not None
     assert (plan.create, plan.models[0].pending) == ([], 2)
     failed = [CreationFailures(SPOT, 1, 5.0, "no capacity")]
-    plan = planner.plan({}, [], [], 6.0, 0.0, failures=failed)
+    plan = planner.plan({}, [], [], 6.0, failures=failed)
     assert plan is not None
     assert plan.create == []
     assert (plan.kinds[0].failures, plan.kinds[0].retry_in_s) == (1, 25.0)
@@ -139,7 +139,7 @@ def test_the_budget_is_held_at_the_prices_of_the_books() -> None:
         for number in range(20):
             for _ in range(20):
                 planner.count_arrival("deepseek-v3.2", 10_000, 400)
-            plan = planner.plan({}, [], [], 2.0 * number, 0.0)
+            plan = planner.plan({}, [], [], 2.0 * number)
         assert plan is not None
         return sum(row.count for row in plan.create)
 
@@ -152,11 +152,11 @@ def test_changed_limits_apply_to_the_running_planner() -> None:
     allowed = Allowed({})
     planner = LivePlanner(CATALOG, allowed)
     fleet = _fleet([ReplicaState.READY] * 3)
-    plan = planner.plan(fleet.replicas, _hosts(3), [], 2.0, 0.0)
+    plan = planner.plan(fleet.replicas, _hosts(3), [], 2.0)
     assert plan is not None
     assert plan.changes == []
     allowed.limits = {"deepseek-v3.2": ScalingLimits(max_awake=1)}
-    plan = planner.plan(fleet.replicas, _hosts(3), [], 4.0, 0.0)
+    plan = planner.plan(fleet.replicas, _hosts(3), [], 4.0)
     assert plan is not None
     assert [change.after for change in plan.changes] == ["sleep_1"] * 2
 
@@ -167,6 +167,6 @@ def test_hosts_that_are_paid_for_in_any_case_are_never_destroyed() -> None:
         fleet = _fleet([ReplicaState.READY])
         empty = HostView("empty", "a9", kind, "nyc", 8, 0.1)
         for number in range(30):
-            plan = planner.plan(fleet.replicas, [*_hosts(1), empty], [], 20.0 * number, 0.0)
+            plan = planner.plan(fleet.replicas, [*_hosts(1), empty], [], 20.0 * number)
         assert plan is not None
         assert ([row.host_id for row in plan.destroy] == []) is kept

@@ -86,7 +86,7 @@ def test_the_bound_keeps_the_promises_for_less_than_anybody() -> None:
     scenario = office()
     day = scenario.arrivals(1)
     bound = play(scenario, oracle(scenario, 100.0, 1), day)
-    mine = play(scenario, penstock_scaler(scenario, 0.02, 1), day)
+    mine = play(scenario, penstock_scaler(scenario, 0.02), day)
     assert bound.attainment >= mine.attainment - 0.002
     assert bound.gpu_s < mine.gpu_s
     assert list(scenario.tables) == [("m", 1)]

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from scheduler.core.autoscale.forecast import Smoothing
 from scheduler.core.autoscale.model_planner import AutoscalerSettings
 from scheduler.core.autoscale.state import ModelSpec, Observation, Rung, RungFigures
 from sim.pool.autoscaling_bridge import ScalerController
@@ -20,9 +19,7 @@ def test_load_wakes_replicas_and_its_end_puts_them_to_sleep() -> None:
     replicas = [
         replace(each, state=ReplicaState.READY) if each.replica_id == "r0" else each for each in asleep
     ]
-    scaler = PenstockScaler(
-        {MODEL: spec}, AutoscalerSettings(smoothing=Smoothing(bin_s=10.0), stabilization_s=30.0)
-    )
+    scaler = PenstockScaler({MODEL: spec}, AutoscalerSettings(stabilization_s=30.0))
     requests = poisson(14, 40, 1) + [
         replace(late, key=10_000 + late.key, at=60.0 + late.at) for late in poisson(0.3, 500, 2)
     ]

@@ -33,7 +33,7 @@ def office_day() -> Sequence[Arrival]:
 
 @cache
 def our_day() -> DayResult:
-    return play(scenario(), penstock_scaler(scenario(), 0.02, 1), office_day())
+    return play(scenario(), penstock_scaler(scenario(), 0.02), office_day())
 
 
 def test_the_same_seed_gives_the_same_day_and_rates_follow_the_curve() -> None:
@@ -107,7 +107,7 @@ class YoungestFirst:
     name = "youngest"
 
     def __init__(self, within: Scenario) -> None:
-        self._ours, self._specs = penstock_scaler(within, 0.02, 1), within.specs
+        self._ours, self._specs = penstock_scaler(within, 0.02), within.specs
 
     def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
         """Our numbers, their choice."""
@@ -130,7 +130,7 @@ def test_scaling_down_does_not_kill_the_hot_cache() -> None:
         name = "watched"
 
         def __init__(self) -> None:
-            self.inner = penstock_scaler(scenario(), 0.02, 1)
+            self.inner = penstock_scaler(scenario(), 0.02)
             self.retired = 0
 
         def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
@@ -159,7 +159,7 @@ def test_contracted_hosts_swap_who_is_awake_when_the_days_of_two_models_are_oppo
     chat, code = SPEC, ModelSpec("code", NODE, TARGETS, {}, usd_per_request=1.0)
     pool = two_models(chat, code, day_s=5_400.0, peak_rps=(3.0, 3.0), lengths=LENGTHS, hosts=7, wake_s=5.5)
     day = pool.arrivals(2)
-    mine = play(pool, penstock_scaler(pool, 0.02, 2), day)
+    mine = play(pool, penstock_scaler(pool, 0.02), day)
     assert mine.worst_attainment >= 0.97
     alone = single_model(
         "office", SPEC, day_s=5_400.0, peak_rps=3.0, lengths=LENGTHS, replicas=10, wake_s=5.5
