@@ -171,7 +171,7 @@ def chat_choice(
     for name, other in REASONING_NAMES:
         if message.get(name):
             message.setdefault(other, message[name])
-    whole_logprobs = {"refusal": None, **logprobs} if logprobs else None
+    whole_logprobs = {**logprobs, "refusal": None} if logprobs else None
     return {"index": index, "message": message, "logprobs": whole_logprobs, **ends}
 
 

@@ -66,7 +66,7 @@ async def run(prepared: PreparedRequest, script: Script) -> tuple[Gateway, FakeR
 
 
 STOPPED = {"stop_reason": "e"}
-LOGPROBS = {"logprobs": {"content": [TOKEN]}}
+LOGPROBS = {"logprobs": {"content": [TOKEN], "refusal": None}}
 TEXT_LOGPROBS = {"text": "", "logprobs": {"tokens": ["x"], "token_logprobs": [-0.5], "text_offset": [0]}}
 IDS = {"token_ids": [151645]}
 SGLANG = {"stop_reason": msgspec.UNSET, "matched_stop": "e"}
