@@ -202,7 +202,7 @@ class Deps:
         return {
             "billing": self.holds.connected,
             "usage_spool": self.meter.ready,
-            "scheduler": self.scheduler.connected,
+            "scheduler": self.scheduler.can_place,
             "models": bool(self.models.list()) and self.models.fresh,
             **{f"task {name}": False for name in FAILING.names()},
         }
@@ -210,8 +210,7 @@ class Deps:
 
 def _scheduler_client(settings: Settings, clock: Clock) -> SchedulerClient:
     return SchedulerClient(
-        settings.scheduler_host,
-        settings.scheduler_port,
+        settings.scheduler_addresses,
         settings.internal_token.get_secret_value(),
         name="api",
         clock=clock,

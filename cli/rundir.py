@@ -99,7 +99,5 @@ class RunDir:
         (self.path / "runtime.json").unlink(missing_ok=True)
 
 
-_INTERNAL = frozenset(
-    {"scheduler_host", "scheduler_port", "internal_token", "key_pepper", "stripe_webhook_secret"}
-)
+_INTERNAL = frozenset({"schedulers", "internal_token", "key_pepper", "stripe_webhook_secret"})
 """Entries of runtime.json that `ready_file` does not contain."""

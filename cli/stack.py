@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cli.ports import choose_port, serve_metrics_on
 from cli.rundir import RunDir
 from cli.runtime_info import credentials, engine_endpoints, engine_key, replica_progress, show_panel
 from cli.supervisor import RoleSpec, Supervisor, last_line
+from core.addresses import Address
 from core.child import free_port
 from core.clock import SystemClock
 from core.db import Database
@@ -59,6 +61,7 @@ class Options(msgspec.Struct, frozen=True):
     model: str = ""
     replicas: int = 1
     api_workers: int = 1
+    schedulers: int = 1
     drain_s: int = 10
     ready_file: Path | None = None
     demo: bool = True
@@ -78,6 +81,7 @@ class Platform:
         self._notes: list[str] = self._stripe.notes()
         self._urls = {"database_url": "", "redis_url": ""}
         self._ports: dict[str, int] = {}
+        self._schedulers: dict[str, Address] = {}
         self._served: list[ServedModel] = []
         """Models that external engines list."""
         self._replicas: list[ReplicaStatus] = []
@@ -202,11 +206,16 @@ class Platform:
             if note:
                 self._notes.append(note)
                 self._display.print_line(note)
-        self._ports["scheduler"] = free_port(HOST)
+        self._schedulers = {name: Address(HOST, free_port(HOST)) for name in self._scheduler_names()}
+
+    def _scheduler_names(self) -> list[str]:
+        """The first has the name of its role, as the logs of a platform with one scheduler have it."""
+        return ["scheduler", *(f"scheduler-{number}" for number in range(2, self._options.schedulers + 1))]
 
     async def _start_roles(self, session: aiohttp.ClientSession) -> None:
         with self._display.step("Scheduler"):
-            await self._supervisor.add(self._spec("scheduler", "scheduler")).wait_healthy(session)
+            specs = [self._scheduler_spec(name, address) for name, address in self._schedulers.items()]
+            await asyncio.gather(*(self._supervisor.add(spec).wait_healthy(session) for spec in specs))
         if await self._engine_is_installed():
             with self._display.step("Agent"):
                 await self._supervisor.add(self._spec("agent", "agent")).wait_healthy(session)
@@ -257,6 +266,10 @@ class Platform:
         )
         return serve_metrics_on(spec, HOST, free_port(HOST))
 
+    def _scheduler_spec(self, name: str, address: Address) -> RoleSpec:
+        spec = self._spec(name, "scheduler")
+        return replace(spec, env={**spec.env, "PENSTOCK_SCHEDULER_PORT": str(address.port)})
+
     def _env(self) -> dict[str, str]:
         """The environment of every role: the caller's, overridden by the platform's settings."""
         options, secrets = self._options, self._secrets
@@ -272,7 +285,7 @@ class Platform:
             "PENSTOCK_DRAIN_S": str(options.drain_s),
             "PENSTOCK_API_WORKERS": str(options.api_workers),
             "PENSTOCK_SCHEDULER_HOST": HOST,
-            "PENSTOCK_SCHEDULER_PORT": str(self._ports.get("scheduler", 0)),
+            "PENSTOCK_SCHEDULERS": ",".join(map(str, self._schedulers.values())),
             "PENSTOCK_INTERNAL_TOKEN": secrets.internal_token,
             "PENSTOCK_KEY_PEPPER": secrets.key_pepper,
             "PENSTOCK_ENGINE_KEY": options.external.key if self._external else engine_key(secrets),
@@ -292,8 +305,7 @@ class Platform:
             step.note("none")
             return
         self._client = SchedulerClient(
-            HOST,
-            self._ports["scheduler"],
+            tuple(self._schedulers.values()),
             self._secrets.internal_token,
             name="supervisor",
             clock=SystemClock(),
@@ -330,8 +342,7 @@ class Platform:
             "data_dir": str(self._dir.path),
             "pids": pids,
             "engines": engine_endpoints(self._replicas),
-            "scheduler_host": HOST,
-            "scheduler_port": self._ports["scheduler"],
+            "schedulers": ",".join(map(str, self._schedulers.values())),
         }
 
     def _first_model(self) -> str | None:

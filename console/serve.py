@@ -74,8 +74,7 @@ async def _serve(settings: Settings) -> int:
     redis = core_redis.connect(settings.redis_url)
     database.after_change = partial(announce, redis)
     scheduler = SchedulerClient(
-        settings.scheduler_host,
-        settings.scheduler_port,
+        settings.scheduler_addresses,
         settings.internal_token.get_secret_value(),
         name="console",
         clock=clock,

@@ -6,6 +6,8 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from core.addresses import Address, parse_addresses
+
 
 class Settings(BaseSettings):
     """All settings of a role. Variables have the prefix PENSTOCK_, except names that are established elsewhere."""
@@ -70,9 +72,12 @@ class Settings(BaseSettings):
     """Secret that signs console sessions."""
 
     scheduler_host: str = "127.0.0.1"
-    """Address of the scheduler's socket for agents and API processes."""
+    """Address that the scheduler's socket binds, and where it is found without `schedulers`."""
     scheduler_port: int = 8010
     """Port of that socket."""
+    schedulers: str = ""
+    """Addresses of all schedulers for agents, API processes and the console, as host:port,host:port; empty = one, at
+    `scheduler_host` and `scheduler_port`."""
 
     engine: str = "auto"
     """auto | vllm | sim | external."""
@@ -155,3 +160,9 @@ class Settings(BaseSettings):
     """Access key id of the export store; not stored in the database."""
     export_s3_secret: SecretStr = SecretStr("")
     """Secret access key of the export store; not stored in the database."""
+
+    @property
+    def scheduler_addresses(self) -> tuple[Address, ...]:
+        """Where schedulers are found. Raises InvalidRequest when `schedulers` is not a list of addresses."""
+        listed = parse_addresses(self.schedulers, "PENSTOCK_SCHEDULERS")
+        return listed or (Address(self.scheduler_host, self.scheduler_port),)

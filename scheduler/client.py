@@ -1,28 +1,28 @@
 """The client of the scheduler in an API process: many calls over one connection, with fallback.
 
-A call survives a restart of the scheduler: placements and queued requests are announced to the next incarnation.
-While the scheduler is away the client places requests itself (scheduler/fallback.py).
+A call survives a restart of the scheduler, and the take-over by a standby: placements and queued requests are announced
+to the next incarnation. While the scheduler is away the client places requests itself (scheduler/fallback.py).
 """
 
 import asyncio
 import math
 import random
-import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import msgspec
 
+from core.addresses import Address
 from core.clock import Clock
 from core.errors import Refused, Unavailable
 from core.ids import incarnation
 from core.supervise import supervise
 from scheduler import fallback
-from scheduler.announcements import MAX_COUNTERS, CounterCache, announced_placement, announcements
+from scheduler.announcements import MAX_COUNTERS, CounterCache, announcements
 from scheduler.availability import OFFLINE
 from scheduler.connection import Listener, SchedulerConnection
 from scheduler.core.policy import Reason
+from scheduler.held import HeldPlacement, Waiting, share_texts
 from scheduler.messages import (
-    AnnouncedPlacement,
     AnnouncedRequest,
     Answers,
     Counters,
@@ -46,64 +46,34 @@ PlacementKey = tuple[str, str]
 """Request id and replica id."""
 
 
-@dataclass(slots=True)
-class _Waiting:
-    request: PlaceRequest
-    future: "asyncio.Future[Placement]"
-    since: float
-
-
-@dataclass(slots=True)
-class _HeldPlacement:
-    placement: Placement
-    request: PlaceRequest
-    since: float
-    produced: int = 0
-    prefilled: bool = False
-    counted_by: str = ""
-    """Epoch of the scheduler that charged the placement last."""
-
-    def announced(self, now: float) -> AnnouncedPlacement:
-        """The placement as it is announced to a scheduler that may not know it."""
-        return announced_placement(
-            self.request,
-            self.placement,
-            produced=self.produced,
-            prefilled=self.prefilled,
-            age_s=now - self.since,
-            counted_by=self.counted_by,
-        )
-
-
-def _share_texts(placement: Placement, request: PlaceRequest) -> None:
-    """Replace texts that every placement on a replica repeats, so that an open stream keeps none of its own."""
-    placement.request_id, placement.model = request.request_id, sys.intern(placement.model)
-    placement.epoch, placement.replica_id = sys.intern(placement.epoch), sys.intern(placement.replica_id)
-    placement.url, placement.boot_id = sys.intern(placement.url), sys.intern(placement.boot_id)
-
-
 class SchedulerClient(Listener):
-    """Placements, releases and commands over one connection, and the last snapshot.
+    """Placements, releases and commands over the connection to the scheduler that serves, and the last snapshot.
 
-    `name` is the role of the process; a random part is appended to make it unique.
+    `addresses` are those of all schedulers. `name` is the role of the process; a random part is appended to make it
+    unique.
     """
 
     def __init__(
-        self, host: str, port: int, token: str, *, name: str, clock: Clock, rng: random.Random
+        self, addresses: Sequence[Address], token: str, *, name: str, clock: Clock, rng: random.Random
     ) -> None:
         self.name = incarnation(name)
         self._clock, self._rng = clock, rng
         self._connection = SchedulerConnection(
-            host, port, token, name=self.name, listener=self, clock=clock, rng=rng
+            addresses, token, name=self.name, listener=self, clock=clock, rng=rng
         )
         self._snapshot = PoolSnapshot()
-        self._waiting: dict[str, _Waiting] = {}
+        self._known = PoolSnapshot()
+        """The last snapshot that is complete; until there is one, the last. Requests are placed by it without a
+        scheduler: one that has just begun does not know all replicas yet."""
+        self._waiting: dict[str, Waiting] = {}
         self._expiry_at = math.inf
         """No request in `_waiting` has reached its deadline before this time."""
-        self._held: dict[PlacementKey, _HeldPlacement] = {}
-        self._advanced: dict[PlacementKey, _HeldPlacement] = {}
+        self._held: dict[PlacementKey, HeldPlacement] = {}
+        self._advanced: dict[PlacementKey, HeldPlacement] = {}
         """Placements with output tokens that have not been reported."""
         self._running: dict[str, int] = {}
+        self._had: dict[str, int] = {}
+        """What `_running` was when the scheduler was lost."""
         self._commands: dict[str, asyncio.Future[CommandResult]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._counters = CounterCache(MAX_COUNTERS)
@@ -131,6 +101,11 @@ class SchedulerClient(Listener):
         return self._connection.connected
 
     @property
+    def can_place(self) -> bool:
+        """Whether requests can be placed: by a scheduler, or without one on the replicas that were known last."""
+        return self.connected or bool(self._known.replicas)
+
+    @property
     def denied(self) -> str:
         """Why the scheduler rejected the connection; empty if it did not."""
         return self._connection.denied
@@ -144,13 +119,15 @@ class SchedulerClient(Listener):
         if request.request_id in self._waiting:
             raise ValueError(f"request {request.request_id} already waits for a placement")
         future: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(request, future, self._clock.monotonic())
+        waiting = Waiting(request, future, self._clock.monotonic())
         self._waiting[request.request_id] = waiting
         self._expiry_at = min(self._expiry_at, waiting.since + request.deadline_s)
         if (outbox := self._connection.outbox) is not None:
             outbox.place(request)
             self._connection.send_soon()
-        elif self._connection.away:
+        elif (
+            self._connection.away and len(self._waiting) == 1
+        ):  # those that wait already have their turn first
             self._place_locally(waiting)
         try:
             return await future
@@ -180,8 +157,6 @@ class SchedulerClient(Listener):
         if self._drop((released.request_id, released.replica_id)) is None:
             return
         self._send_release(released)
-        if self._connection.away:
-            self._place_waiting_locally()
 
     def snapshot(self) -> PoolSnapshot:
         """The last snapshot; empty before the first."""
@@ -225,6 +200,8 @@ class SchedulerClient(Listener):
                 self._counters.update(message.epoch, message.counters)
             case PoolSnapshot():
                 self._snapshot = message
+                if message.complete or not self._known.complete:
+                    self._known = message
                 self._snapshot_received.set()
             case CommandResult():
                 future = self._commands.get(message.command_id)
@@ -253,6 +230,7 @@ class SchedulerClient(Listener):
 
     def on_disconnected(self) -> None:
         """End what cannot be asked again: commands."""
+        self._had = dict(self._running)
         self._snapshot_received.clear()
         for command_id, future in self._commands.items():
             if not future.done():
@@ -288,10 +266,10 @@ class SchedulerClient(Listener):
             return
         self._hold(waiting, placement)
 
-    def _hold(self, waiting: _Waiting, placement: Placement) -> None:
-        _share_texts(placement, waiting.request)
+    def _hold(self, waiting: Waiting, placement: Placement) -> None:
+        share_texts(placement, waiting.request)
         self._waiting.pop(placement.request_id, None)
-        self._held[placement.request_id, placement.replica_id] = _HeldPlacement(
+        self._held[placement.request_id, placement.replica_id] = HeldPlacement(
             placement, waiting.request, self._clock.monotonic(), counted_by=placement.epoch
         )
         if placement.epoch:
@@ -301,7 +279,7 @@ class SchedulerClient(Listener):
         self._running[placement.replica_id] = self._running.get(placement.replica_id, 0) + 1
         waiting.future.set_result(placement)
 
-    def _drop(self, key: PlacementKey) -> _HeldPlacement | None:
+    def _drop(self, key: PlacementKey) -> HeldPlacement | None:
         held = self._held.pop(key, None)
         self._advanced.pop(key, None)
         if held is not None:
@@ -328,7 +306,7 @@ class SchedulerClient(Listener):
         )
 
     def _refuse(
-        self, waiting: _Waiting, status: int, reason: str, message: str, retry_s: float, **facts: float
+        self, waiting: Waiting, status: int, reason: str, message: str, retry_s: float, **facts: float
     ) -> None:
         self._waiting.pop(waiting.request.request_id, None)
         details = {"reason": reason, "position": 0, "warm_replicas": 0, "predicted_wait_s": 0.0} | facts
@@ -339,7 +317,7 @@ class SchedulerClient(Listener):
                 Refused(message, status=status, code=code, details=details, retry_after_s=retry_s)
             )
 
-    def _abandon(self, waiting: _Waiting) -> None:
+    def _abandon(self, waiting: Waiting) -> None:
         """Handle the cancellation of a caller, possibly in the tick in which its placement arrived."""
         request_id = waiting.request.request_id
         if self._waiting.get(request_id) is waiting:
@@ -350,23 +328,32 @@ class SchedulerClient(Listener):
 
     # Without the scheduler
 
-    def _place_locally(self, waiting: _Waiting) -> None:
-        placement = fallback.choose(waiting.request, self._snapshot, self._running, self._rng)
-        if placement is not None and not waiting.future.done():
-            placement.queue_s = self._clock.monotonic() - waiting.since
-            self._hold(waiting, placement)
+    def _place_locally(self, waiting: Waiting) -> bool:
+        """Place a request by the last snapshot. False when no replica has room for it."""
+        running, had = self._running, self._had
+        added = {name: running.get(name, 0) - had.get(name, 0) for name in running.keys() | had.keys()}
+        placement = fallback.choose(waiting.request, self._known, added, self._rng)
+        if placement is None:
+            return False
+        placement.queue_s = self._clock.monotonic() - waiting.since
+        self._hold(waiting, placement)
+        return True
 
     def _place_waiting_locally(self) -> None:
-        for waiting in list(self._waiting.values()):
-            self._place_locally(waiting)
+        waiting = {name: each for name, each in self._waiting.items() if not each.future.done()}
+        fallback.place_in_turn(
+            [each.request for each in waiting.values()],
+            [each.request for each in self._held.values()],
+            lambda request: self._place_locally(waiting[request.request_id]),
+        )
 
     async def _sweep(self) -> None:
         """The timer: dead connections, fallback, deadlines and progress."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now = self._clock.monotonic()
-            self._connection.end_if_silent(now)
-            if self._connection.away:
+            self._connection.end_silent(now)
+            if self._connection.away and self._waiting:
                 self._place_waiting_locally()
             self._expire(now)
             self._report_progress()

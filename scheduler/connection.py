@@ -1,12 +1,15 @@
-"""The connection of a client to the scheduler: made again whenever it is lost or silent."""
+"""The connections of a client to all schedulers: made again whenever they are lost or silent."""
 
 import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
+from core.addresses import Address
 from core.clock import Clock
 from core.supervise import supervise
 from scheduler.link import Link
@@ -16,7 +19,7 @@ from scheduler.outbox import Outbox
 FALLBACK_AFTER_S = 1.0
 """Seconds without a scheduler after which it counts as away; a supervised restart takes less."""
 SILENT_S = 4.0
-"""Seconds without a message after which the scheduler counts as dead; it sends a snapshot every second."""
+"""Seconds without a message after which a scheduler counts as dead; it sends a snapshot or a sign every second."""
 LINGER_S = 0.002
 """Seconds for which what is not urgent waits for other messages."""
 BACKOFF_S = (0.05, 1.0)
@@ -49,10 +52,12 @@ class Listener(ABC):
 class _ClientLink(Link):
     """One connection, which reports its events."""
 
-    def __init__(self, connection: "SchedulerConnection") -> None:
+    def __init__(self, connection: "SchedulerConnection", address: Address) -> None:
         super().__init__(max_unsent_bytes=MAX_ANNOUNCED_BYTES)
-        self.connection = connection
+        self.connection, self.address = connection, address
         self.outbox = Outbox()
+        self.seen_at = 0.0
+        """When the scheduler has sent something last, or was connected to."""
 
     def take_batch(self) -> list[ClientBatch]:
         """What the client has to say since the last flush."""
@@ -62,19 +67,21 @@ class _ClientLink(Link):
         self.connection._receive(self, _decoder.decode(frame))
 
     def on_malformed(self, error: Exception) -> None:
-        log.error("the scheduler sent what cannot be read, reconnecting: %s", error)
+        log.error("the scheduler at %s sent what cannot be read, reconnecting: %s", self.address, error)
 
     def on_lost(self) -> None:
         self.connection._on_lost(self)
 
 
 class SchedulerConnection:
-    """Keeps one connection to the scheduler, as the client `name`, and reports its events to `listener`."""
+    """Keeps a connection to every scheduler, as the client `name`, and uses that of the one which serves.
+
+    That is the one with the highest term that was ever seen; `listener` gets its events alone.
+    """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        addresses: Sequence[Address],
         token: str,
         *,
         name: str,
@@ -82,31 +89,40 @@ class SchedulerConnection:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        self.connected = False
         self.denied = ""
-        """Why the scheduler rejected the connection; empty if it did not."""
-        self.address = f"{host}:{port}"
-        self._host, self._port, self._token = host, port, token
+        """Why a scheduler rejected the connection; empty if none did since one serves."""
+        self.address = ", ".join(map(str, addresses))
+        self.term = 0
+        """The highest term that was seen."""
+        self._addresses, self._token = tuple(addresses), token
         self._name, self._listener = name, listener
         self._clock, self._rng = clock, rng
+        self._links: set[_ClientLink] = set()
         self._link: _ClientLink | None = None
+        """The connection to the scheduler that serves."""
         self._away_since = clock.monotonic()
-        self._last_seen_at = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Start to connect."""
         self._away_since = self._clock.monotonic()
-        self._task = supervise("scheduler-connection", self._stay_connected)
+        self._tasks = [
+            supervise("scheduler-connection", partial(self._stay_connected, address))
+            for address in self._addresses
+        ]
 
     async def close(self) -> None:
         """Send what is queued and disconnect."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-        if self._link is not None:
-            await self._link.hang_up()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await asyncio.gather(*(link.hang_up() for link in self._links))
+
+    @property
+    def connected(self) -> bool:
+        """Whether a scheduler serves this client."""
+        return self._link is not None
 
     @property
     def away(self) -> bool:
@@ -116,11 +132,11 @@ class SchedulerConnection:
     @property
     def outbox(self) -> Outbox | None:
         """Where messages are collected; None when not connected: the next announcement contains what still matters."""
-        return self._link.outbox if self.connected and self._link is not None else None
+        return self._link.outbox if self._link is not None else None
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message if there is a connection."""
-        if self.connected and self._link is not None:
+        if self._link is not None:
             self._link.send(message)
 
     def send_soon(self) -> None:
@@ -139,25 +155,27 @@ class SchedulerConnection:
             else:
                 link.flush_soon(LINGER_S)
 
-    def end_if_silent(self, now: float) -> None:
-        """Make another connection when the scheduler has been silent for SILENT_S."""
-        if self._link is not None and now - self._last_seen_at > SILENT_S:
-            log.warning("the scheduler has been silent for %.0f s, reconnecting", SILENT_S)
-            self._link.abort()
+    def end_silent(self, now: float) -> None:
+        """Make those connections anew on which the scheduler has been silent for SILENT_S."""
+        for link in [link for link in self._links if now - link.seen_at > SILENT_S]:
+            log.warning(
+                "the scheduler at %s has been silent for %.0f s, reconnecting", link.address, SILENT_S
+            )
+            link.abort()
 
-    async def _stay_connected(self) -> None:
+    async def _stay_connected(self, address: Address) -> None:
         backoff_s = BACKOFF_S[0]
         loop = asyncio.get_running_loop()
         while True:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    _, link = await loop.create_connection(lambda: _ClientLink(self), self._host, self._port)
+                    _, link = await loop.create_connection(lambda: _ClientLink(self, address), *address)
             except (OSError, TimeoutError):
-                log.debug("the scheduler at %s does not answer", self.address)
+                log.debug("the scheduler at %s does not answer", address)
             else:
-                link.send(ClientHello(self._token, self._name, WIRE_VERSION))
-                self._last_seen_at = self._clock.monotonic()
-                self._link = link
+                link.send(ClientHello(self._token, self._name, WIRE_VERSION, self.term))
+                link.seen_at = self._clock.monotonic()
+                self._links.add(link)
                 await link.lost.wait()
                 self._on_lost(link)
                 if not self.denied:
@@ -166,12 +184,10 @@ class SchedulerConnection:
             backoff_s = min(backoff_s * 2, BACKOFF_S[1])
 
     def _receive(self, link: _ClientLink, message: ToClient) -> None:
-        if link is not self._link:
-            return
-        self._last_seen_at = self._clock.monotonic()
+        link.seen_at = self._clock.monotonic()
         if isinstance(message, Welcome):
             self._on_welcome(link, message)
-        else:
+        elif link is self._link:
             self._listener.on_message(message)
 
     def _on_welcome(self, link: _ClientLink, welcome: Welcome) -> None:
@@ -183,17 +199,31 @@ class SchedulerConnection:
             )
         if error:
             self.denied = error
-            log.error("the scheduler turned this process away: %s", error)
+            log.error("the scheduler at %s turned this process away: %s", link.address, error)
             link.close()
-            return
-        self.connected, self.denied = True, ""
+        elif welcome.term and welcome.term < self.term:
+            log.warning(
+                "the scheduler at %s has term %s, but term %s was seen: it is left",
+                link.address,
+                welcome.term,
+                self.term,
+            )
+            link.abort()
+        elif welcome.term and link is not self._link:
+            self._follow(link, welcome)
+
+    def _follow(self, link: _ClientLink, welcome: Welcome) -> None:
+        """Use the scheduler of `link` from now on."""
+        previous, self._link = self._link, link
+        self.term, self.denied = welcome.term, ""
+        if previous is not None:
+            previous.abort()
+            self._listener.on_disconnected()
         self._listener.on_connected(welcome.epoch)
 
     def _on_lost(self, link: _ClientLink) -> None:
-        if link is not self._link:
-            return
-        self._link = None
-        if self.connected:  # a connection without an answer does not restart the time without a scheduler
+        self._links.discard(link)
+        if link is self._link:
+            self._link = None
             self._away_since = self._clock.monotonic()
-        self.connected = False
-        self._listener.on_disconnected()
+            self._listener.on_disconnected()

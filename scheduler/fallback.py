@@ -1,28 +1,33 @@
-"""Placement without the scheduler: power of two choices on the last snapshot, under a local cap."""
+"""Placement without the scheduler: power of two choices on the last snapshot, under a local cap, in fair order."""
 
-from collections.abc import Mapping
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 
 from scheduler.core.policy import Rng
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot
 from workers.wire import ReplicaState, ReplicaStatus
 
 LOCAL_CAP = 8
-"""Most requests that one process places on a replica without the scheduler."""
+"""Most requests that one process places on a replica without the scheduler, beyond those that it had there."""
 LOCAL_CAP_SHARE = 0.25
 """The same as a share of the replica's slots, because other processes place requests independently."""
+TIERS = {"priority": 0, "standard": 1, "batch": 2}
+"""Order of the tiers: all requests of one go before those of the next."""
 
 
 def local_cap(replica: ReplicaStatus) -> int:
-    """Requests that this process may place on `replica` without the scheduler."""
+    """Requests that this process may place on `replica` without the scheduler, beyond those that it had there."""
     return max(1, min(LOCAL_CAP, int(replica.capacity.max_num_seqs * LOCAL_CAP_SHARE)))
 
 
 def choose(
-    request: PlaceRequest, snapshot: PoolSnapshot, running: Mapping[str, int], rng: Rng
+    request: PlaceRequest, snapshot: PoolSnapshot, added: Mapping[str, int], rng: Rng
 ) -> Placement | None:
     """The less loaded of two random ready replicas under their local cap; None when there is none.
 
-    `running` counts this process's placements by replica.
+    `added` is by how much this process's placements on a replica have grown since the scheduler was lost; less than 0
+    when more have ended than begun. What it had then is part of the load in `snapshot`, and leaves the cap alone.
     """
     able = [
         replica
@@ -30,13 +35,13 @@ def choose(
         if replica.model == request.model
         and replica.state is ReplicaState.READY
         and replica.replica_id not in request.exclude
-        and running.get(replica.replica_id, 0) < local_cap(replica)
+        and added.get(replica.replica_id, 0) < local_cap(replica)
     ]
     if not able:
         return None
     first = able.pop(rng.randrange(len(able)))
     second = able[rng.randrange(len(able))] if able else first
-    chosen = min(first, second, key=lambda replica: _load(replica, running))
+    chosen = min(first, second, key=lambda replica: _load(replica, added))
     return Placement(
         request.request_id,
         "",
@@ -49,6 +54,49 @@ def choose(
     )
 
 
-def _load(replica: ReplicaStatus, running: Mapping[str, int]) -> float:
-    count = running.get(replica.replica_id, 0) + replica.running + replica.waiting
+def _load(replica: ReplicaStatus, added: Mapping[str, int]) -> float:
+    count = added.get(replica.replica_id, 0) + replica.running + replica.waiting
     return count / max(1, replica.capacity.max_num_seqs)
+
+
+def place_in_turn(
+    waiting: Iterable[PlaceRequest], held: Iterable[PlaceRequest], place: Callable[[PlaceRequest], bool]
+) -> None:
+    """Call `place` for requests of `waiting`, which is ordered by age, until it returns False for want of room.
+
+    Tiers are strict. Inside one, the tenant with the fewest requests of this process in progress (those of `held`), in
+    proportion to its weight, goes first, then the oldest request. Requests that exclude replicas end no turn.
+    """
+    running = Counter((request.model, request.tier, request.tenant_id) for request in held)
+    queues: dict[str, dict[tuple[int, str], dict[str, deque[PlaceRequest]]]] = {}
+    for request in waiting:
+        tiers = queues.setdefault(request.model, {})
+        tenants = tiers.setdefault((TIERS.get(request.tier, 1), request.tier), {})
+        tenants.setdefault(request.tenant_id, deque()).append(request)
+    for model, tiers in queues.items():
+        for (_, tier), tenants in sorted(tiers.items()):
+            counts = {tenant: running[model, tier, tenant] for tenant in tenants}
+            if not _place_tenants(tenants, counts, place):
+                break
+
+
+def _place_tenants(
+    tenants: Mapping[str, deque[PlaceRequest]], running: dict[str, int], place: Callable[[PlaceRequest], bool]
+) -> bool:
+    """Place requests of one model and tier; returns False when there is no more room."""
+    order = {tenant: number for number, tenant in enumerate(tenants)}
+    turns = [(running[tenant] / queue[0].weight, order[tenant], tenant) for tenant, queue in tenants.items()]
+    heapq.heapify(turns)
+    while turns:
+        _, _, tenant = turns[0]
+        request = tenants[tenant].popleft()
+        if place(request):
+            running[tenant] += 1
+        elif not request.exclude:
+            return False
+        if tenants[tenant]:
+            weight = tenants[tenant][0].weight
+            heapq.heapreplace(turns, (running[tenant] / weight, order[tenant], tenant))
+        else:
+            heapq.heappop(turns)
+    return True

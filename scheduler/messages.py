@@ -8,9 +8,9 @@ in batches are encoded by position.
 import msgspec
 
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
-from workers.wire import CommandResult, Heartbeat, KvDelta, ReplicaCommand
+from workers.wire import CommandResult, Heartbeat, KvDelta, ReplicaCommand, Term
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Version of the frames between clients and the scheduler. Both ends must speak the same; 1 is a hello without one."""
 
 
@@ -21,15 +21,22 @@ class ClientHello(msgspec.Struct, tag="client_hello"):
     name: str
     wire: int = 1
     """WIRE_VERSION of the client."""
+    term: Term = 0
+    """The highest term of the lease that the client knows of; a scheduler of a lower one stops."""
 
 
 class Welcome(msgspec.Struct, tag="welcome"):
-    """The scheduler's first frame to a client. With `error`, the connection is closed for this reason."""
+    """The scheduler's first frame to a client. With `error`, the connection is closed for this reason.
+
+    A standby repeats it every second, and once more when it begins to serve.
+    """
 
     epoch: str
     error: str = ""
     wire: int = 1
     """WIRE_VERSION of the scheduler."""
+    term: int = 0
+    """Term of the lease under which the scheduler serves; 0 = it stands by."""
 
 
 class PlaceRefused(msgspec.Struct, array_like=True):

@@ -124,6 +124,30 @@ TRACE_DROPPED = Counter(
 )
 
 
+TERM = Gauge(
+    "penstock_scheduler_term", "Term of the lease under which this scheduler serves; 0 while it stands by"
+)
+LEASES_LOST = Counter(
+    "penstock_scheduler_leases_lost", "Times that this scheduler stopped because it had lost its lease"
+)
+LEASE_FAILURES = Counter(
+    "penstock_scheduler_lease_failures", "Renewals of the lease that PostgreSQL did not answer"
+)
+_OF_SERVING = (
+    QUEUE_WAITING,
+    QUEUE_OLDEST,
+    IN_FLIGHT,
+    PREDICTION_MAPE,
+    PREDICTION_BIAS,
+    PREDICTION_COVERAGE,
+    TENANT_SERVICE,
+    PREFIX_ENTRIES,
+    REPLICAS_DESIRED,
+    PLANNED_RPS,
+)
+"""Gauges of what a scheduler serves."""
+
+
 class BoundedLabels:
     """A bounded number of label values, because prometheus_client never removes one from a counter."""
 
@@ -261,6 +285,14 @@ def service_by_tenant(
             top = dict(heapq.nlargest(limit, tenants.items(), key=lambda item: (item[1], item[0])))
             models[model] = top | {OTHER: sum(tenants.values()) - sum(top.values())}
     return models
+
+
+def stand_by() -> None:
+    """Count a lost lease, and clear what a scheduler shows only while it serves."""
+    LEASES_LOST.inc()
+    TERM.set(0)
+    for gauge in _OF_SERVING:
+        gauge.clear()
 
 
 def show_plan(plan: PlanView | None) -> None:

@@ -1,11 +1,15 @@
-"""The scheduler role: builds the service and its internal port from the settings, and stops on SIGTERM."""
+"""The scheduler role: stands by until it has the lease, then serves until it has lost it, and stops on SIGTERM."""
 
 import asyncio
 import random
 import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import uvloop
 
+from core.addresses import Address
 from core.clock import SystemClock
 from core.db import Database
 from core.errors import Unavailable
@@ -13,8 +17,12 @@ from core.heap import freeze_heap
 from core.settings import Settings
 from core.telemetry import MetricsServer
 from scheduler.autoscaling import LivePlanner
+from scheduler.door import Door
 from scheduler.engine_counters import EngineCounterStore
 from scheduler.host_hours import HostHours
+from scheduler.lease import Tenure
+from scheduler.lease_keeper import LeaseKeeper, boot_seconds
+from scheduler.lease_table import LeaseTable, owner_at
 from scheduler.request_trace_store import RequestTraceStore
 from scheduler.service import SchedulerService
 from workers.catalog import load_catalog
@@ -22,6 +30,8 @@ from workers.engine_counters import record_counters
 from workers.host_hours import record_heartbeat
 from workers.scaling import ScalingDirectory
 from workers.targets import TargetDirectory
+
+ResultT = TypeVar("ResultT")
 
 
 def main(settings: Settings) -> int:
@@ -37,49 +47,27 @@ async def _serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    database = Database(settings.database_url, pool_size=1)
-    clock = SystemClock()
-    host_hours = HostHours(database, record_heartbeat)
-    counters = EngineCounterStore(database, record_counters, clock.monotonic)
-    trace = RequestTraceStore(database, clock, recording=settings.record_request_traces)
-    targets = TargetDirectory(database)
-    scaling = ScalingDirectory(database)
-    service = SchedulerService(
-        settings.scheduler_host,
-        settings.scheduler_port,
-        settings.internal_token.get_secret_value(),
-        clock=clock,
-        rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
-        listeners=[host_hours, counters, trace.trace],
-        planner=LivePlanner(load_catalog(), scaling),
-        targets=targets,
-    )
+    door = Door(settings.scheduler_host, settings.scheduler_port, settings.internal_token.get_secret_value())
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
+    await _listen(door, settings)
+    table = LeaseTable(settings.database_url, owner_at(Address(settings.scheduler_host, door.port)))
+    keeper = LeaseKeeper(table, heard=lambda: door.heard)
     try:
-        await host_hours.start()
-        await counters.start()
-        await trace.start()
-        targets.start()
-        await scaling.start()
-        await _listen(service, settings)
         await metrics.start()
         freeze_heap()
-        await _until(stop, service)
+        while not stop.is_set():
+            if (tenure := await _unless(stop, keeper.take())) is not None:
+                await _lead(settings, door, keeper, tenure, stop)
     finally:
         await metrics.close()
-        await service.close()
-        await targets.close()
-        await scaling.close()
-        await host_hours.close()
-        await counters.close()
-        await trace.close()
-        await database.close()
+        await door.close()
+        table.close()
     return 0
 
 
-async def _listen(service: SchedulerService, settings: Settings) -> None:
+async def _listen(door: Door, settings: Settings) -> None:
     try:
-        await service.start()
+        await door.start()
     except OSError as error:
         address = f"{settings.scheduler_host}:{settings.scheduler_port}"
         raise Unavailable(
@@ -88,14 +76,65 @@ async def _listen(service: SchedulerService, settings: Settings) -> None:
         ) from error
 
 
-async def _until(stop: asyncio.Event, service: SchedulerService) -> None:
-    """Wait for `stop`. Raises the error of a service that ended before, so that the supervisor restarts the
-    process."""
-    stopping = asyncio.create_task(stop.wait())
-    running = asyncio.create_task(service.run())
-    done, pending = await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    if running in done:
-        running.result()
+async def _lead(
+    settings: Settings, door: Door, keeper: LeaseKeeper, tenure: Tenure, stop: asyncio.Event
+) -> None:
+    """Serve until `stop` or until the lease is lost. Raises the error of a service that ended before, so that the
+    supervisor restarts the process."""
+    async with _service(settings, door, tenure) as service:
+        renewing = asyncio.create_task(keeper.renew(tenure))
+        try:
+            await _unless(stop, service.run())
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+        if not tenure.ended:
+            await door.close()
+            await keeper.release(tenure)
+
+
+@asynccontextmanager
+async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncIterator[SchedulerService]:
+    """A service for one tenure, with what records its events; the rest of that is stored at the end."""
+    database = Database(settings.database_url, pool_size=1)
+    clock = SystemClock()
+    host_hours = HostHours(database, record_heartbeat)
+    counters = EngineCounterStore(database, record_counters, clock.monotonic)
+    trace = RequestTraceStore(database, clock, recording=settings.record_request_traces)
+    targets = TargetDirectory(database)
+    scaling = ScalingDirectory(database)
+    service = SchedulerService(
+        door,
+        clock=clock,
+        rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
+        listeners=[host_hours, counters, trace.trace],
+        planner=LivePlanner(load_catalog(), scaling),
+        targets=targets,
+        term=tenure.term,
+        holds=lambda: tenure.holds(boot_seconds()),
+        outdated=lambda term: tenure.end(f"a scheduler of term {term} is known"),
+    )
+    try:
+        await host_hours.start()
+        await counters.start()
+        await trace.start()
+        targets.start()
+        await scaling.start()
+        service.start()
+        yield service
+    finally:
+        await service.close()
+        await asyncio.gather(targets.close(), host_hours.close(), counters.close(), trace.close())
+        await database.close()
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, ResultT]) -> ResultT | None:
+    """The result of `work`; None when `stop` is set before, which cancels it."""
+    stopping, working = asyncio.create_task(stop.wait()), asyncio.create_task(work)
+    try:
+        await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (stopping, working):
+            task.cancel()
+        await asyncio.gather(stopping, working, return_exceptions=True)

@@ -1,15 +1,15 @@
 """The scheduler as a network service around the pure scheduler state.
 
-Agents and API processes share one listening socket. Nothing in this module blocks: every frame is handled in the
-event loop tick in which it arrives, and decisions follow at the end of each read. Slow work, such as PostgreSQL or a
-peer that does not read, is kept elsewhere.
+Agents and API processes come through one listening socket (scheduler/door.py). Nothing in this module blocks: every
+frame is handled in the event loop tick in which it arrives, and decisions follow at the end of each read. Slow work,
+such as PostgreSQL or a peer that does not read, is kept elsewhere.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from core.clock import Clock
 from core.ids import incarnation
@@ -21,6 +21,7 @@ from scheduler.commands import ACTIONS, CommandRouter
 from scheduler.core.decisions import Decision, Placed, Rejection
 from scheduler.core.rules import NEW_TENANT
 from scheduler.core.state import SchedulerState
+from scheduler.door import Door
 from scheduler.limits import clamp_client_message, sound_ends, valid_replicas
 from scheduler.link import encoded
 from scheduler.listeners import Listener, Observers
@@ -34,7 +35,7 @@ from scheduler.messages import (
     TenantCounter,
 )
 from scheduler.model_activity import ModelActivity
-from scheduler.sessions import Session, TokenCheck
+from scheduler.sessions import Session
 from scheduler.views import HostRegistry, pool_snapshot
 from scheduler.wire import Placement, PlanView, PoolSnapshot
 from workers.targets import TargetDirectory
@@ -64,13 +65,11 @@ log = logging.getLogger(__name__)
 
 
 class SchedulerService:
-    """One incarnation of the scheduler."""
+    """One incarnation of the scheduler: it serves the peers of a door under one term of the lease."""
 
     def __init__(
         self,
-        host: str,
-        port: int,
-        token: str,
+        door: Door,
         *,
         clock: Clock,
         rng: random.Random,
@@ -78,16 +77,20 @@ class SchedulerService:
         planner: LivePlanner | None = None,
         targets: TargetDirectory | None = None,
         grace_s: float = 3.0,
+        term: int = 1,
+        holds: Callable[[], bool] = lambda: True,
+        outdated: Callable[[int], None] = lambda term: None,
     ) -> None:
         """`listeners` observe requests and heartbeats. Without a `planner` snapshots carry no plan. `targets` replace
-        those of heartbeats.
+        those of heartbeats. `holds` tells whether the lease of `term` is still held; `outdated` is called with a higher
+        term that a peer knows, after which `holds` must return False.
 
         In the first `grace_s` seconds no request is refused for want of replicas.
         """
         self.epoch = incarnation("scheduler")
-        self.port = port
-        self._host = host
-        self._token = TokenCheck(token)
+        self.term = term
+        self._door = door
+        self._holds, self._outdated = holds, outdated
         self._clock, self._rng = clock, rng
         self._plan: PlanView | None = None
         self._targets = targets
@@ -103,52 +106,67 @@ class SchedulerService:
         self._commands = CommandRouter()
         self._clients: dict[str, Session] = {}
         self._agents: dict[str, Session] = {}
-        self._sessions: set[Session] = set()
         self._expiry_timers: dict[str, asyncio.TimerHandle] = {}
         self._changed = True
         self._dispatch_scheduled = False
         """Whether another dispatch is due in the next tick of the event loop."""
-        self._server: asyncio.Server | None = None
+        self._ended = False
         self._ticker: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Listen. Afterwards `port` is the actual port. Raises OSError when the address is in use."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._session, self._host, self.port, reuse_address=True)
-        self.port = self._server.sockets[0].getsockname()[1]
+    @property
+    def port(self) -> int:
+        """The port on which it is reached."""
+        return self._door.port
+
+    def start(self) -> None:
+        """Serve all peers of the door."""
         self._ticker = supervise("scheduler", self._tick)
-        log.info("scheduler %s listens on %s:%s", self.epoch, self._host, self.port)
+        self._door.serve(self)
+        log.info("scheduler %s serves under term %s on port %s", self.epoch, self.term, self.port)
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises RuntimeError before `start`."""
+        """Serve until cancelled, or until the lease is lost. Raises RuntimeError before `start`."""
         if self._ticker is None:
             raise RuntimeError("start() first")
         await self._ticker
 
     async def close(self) -> None:
-        """Close all connections. Clients keep their placements and connect to the next incarnation."""
-        if self._server is not None:
-            self._server.close()
+        """End the timers. The door closes the connections: clients keep their placements for the next incarnation."""
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
         self._commands.close()
-        await asyncio.gather(*(session.hang_up() for session in self._sessions))
         for timer in self._expiry_timers.values():
             timer.cancel()
-
-    def _session(self) -> Session:
-        session = Session(self)
-        self._sessions.add(session)
-        return session
+        self._expiry_timers.clear()
 
     # scheduler.sessions.SessionHandler
 
-    def token_matches(self, token: bytes) -> bool:
-        """Whether `token` is the internal token; compared in constant time."""
-        return self._token.matches(token)
+    def may_serve(self) -> bool:
+        """Whether the lease is held. When it is lost, all connections are closed at once, and `run` returns."""
+        if not self._ended and not self._holds():
+            log.warning("scheduler %s has lost the lease of term %s and stops", self.epoch, self.term)
+            self._end()
+            self._door.stand_by()
+        return not self._ended
 
-    def on_client(self, session: Session) -> None:
+    def outdated(self, term: int) -> None:
+        """Stop: a peer knows a scheduler of a higher term."""
+        self._outdated(term)
+        self.may_serve()
+
+    def on_peer(self, session: Session) -> None:
+        """Take a client or an agent that the door has admitted."""
+        if session.kind == "agent":
+            self._on_agent(session)
+        else:
+            self._on_client(session)
+
+    def _on_client(self, session: Session) -> None:
         """Send the snapshot and the counters. The client's placements and requests follow in its announcement."""
         if previous := self._clients.get(session.name):
             previous.abort()
@@ -162,7 +180,7 @@ class SchedulerService:
         for frame in self._frames(most_served[-MAX_COUNTERS_ON_JOIN:]):
             session.send_encoded(frame)
 
-    def on_agent(self, session: Session) -> None:
+    def _on_agent(self, session: Session) -> None:
         """Register an agent; its older connection is closed."""
         if previous := self._agents.get(session.name):
             previous.abort()
@@ -210,9 +228,6 @@ class SchedulerService:
 
     def on_disconnect(self, session: Session) -> None:
         """Remove a connection. A client's queued requests end at once, its placements after CLIENT_GRACE_S."""
-        self._sessions.discard(session)
-        if not session.kind:
-            return
         if self._agents.get(session.name) is session:
             del self._agents[session.name]
             self._commands.agent_lost(session)
@@ -230,7 +245,8 @@ class SchedulerService:
     def _continue_dispatch(self) -> None:
         """Continue an unfinished dispatch after other events of the loop."""
         self._dispatch_scheduled = False
-        self.dispatch()
+        if self.may_serve():
+            self.dispatch()
 
     def _expire_client(self, name: str) -> None:
         self._expiry_timers.pop(name, None)
@@ -337,8 +353,10 @@ class SchedulerService:
     async def _tick(self) -> None:
         """The timer: deadlines, silent replicas, counters, plans, and snapshots on change and every SNAPSHOT_S."""
         pushed_at = counters_at = planned_at = self._clock.monotonic()
-        while True:
+        while self.may_serve():
             await asyncio.sleep(TICK_S)
+            if not self.may_serve():
+                return
             now = self._clock.monotonic()
             self._changed |= self.state.forget_silent(now, HOST_TTL_S)
             self._hosts.forget_silent(now, HOST_TTL_S)

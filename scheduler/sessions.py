@@ -41,15 +41,17 @@ class SessionHandler(Protocol):
     """What a session reports its events to; the service."""
 
     epoch: str
+    term: int
+    """Of the lease under which it serves."""
 
-    def token_matches(self, token: bytes) -> bool:
-        """Whether a hello frame has the right token."""
+    def may_serve(self) -> bool:
+        """Whether it still serves; asked before each read is handled. When not, it has closed all connections."""
 
-    def on_client(self, session: "Session") -> None:
-        """A client is authenticated."""
+    def outdated(self, term: int) -> None:
+        """A peer knows a scheduler of the higher term `term`."""
 
-    def on_agent(self, session: "Session") -> None:
-        """An agent is authenticated."""
+    def on_peer(self, session: "Session") -> None:
+        """A client or an agent is authenticated."""
 
     def on_client_message(self, session: "Session", message: FromClient) -> None:
         """A client's message has arrived."""
@@ -62,6 +64,19 @@ class SessionHandler(Protocol):
 
     def on_disconnect(self, session: "Session") -> None:
         """A connection is closed; its `kind` is empty when it was never authenticated."""
+
+
+class Host(Protocol):
+    """What accepts connections; the door."""
+
+    sessions: "set[Session]"
+    handler: SessionHandler | None
+
+    def token_matches(self, token: bytes) -> bool:
+        """Whether a hello frame has the right token."""
+
+    def introduce(self, session: "Session") -> None:
+        """A peer is authenticated: lead it to what serves."""
 
 
 class TokenCheck:
@@ -78,12 +93,18 @@ class TokenCheck:
 class Session(Link):
     """The scheduler's end of a connection."""
 
-    def __init__(self, handler: SessionHandler) -> None:
+    def __init__(self, host: Host) -> None:
         super().__init__(HELLO_MAX_BYTES)
-        self.handler = handler
+        self.host = host
+        self.handler: SessionHandler | None = None
+        """What serves the peer; None before the hello frame, and while the scheduler stands by."""
         self.name = ""
         self.kind = ""
         """Empty until the hello frame, then client or agent."""
+        self.term = 0
+        """The highest term that the peer knew when it connected."""
+        self.waits = False
+        """Whether the peer is an agent that waits for a Claim."""
         self._answers = Answers([], [])
         self._hello_timer: asyncio.TimerHandle | None = None
 
@@ -110,22 +131,30 @@ class Session(Link):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout for the hello frame."""
         super().connection_made(transport)
+        self.host.sessions.add(self)
         self._hello_timer = asyncio.get_running_loop().call_later(
             HELLO_TIMEOUT_S, self._reject, "no greeting in time"
         )
 
+    def data_received(self, data: bytes) -> None:
+        """Handle what has arrived, unless the scheduler has lost its lease."""
+        if self.handler is None or self.handler.may_serve():
+            super().data_received(data)
+
     def on_frame(self, frame: bytes) -> None:
-        """Handle a frame according to the kind of the peer."""
-        if self.kind == "client":
-            self.handler.on_client_message(self, _from_client.decode(frame))
-        elif self.kind == "agent":
-            self.handler.on_agent_message(self, _from_agent.decode(frame))
-        else:
+        """Handle a frame according to the kind of the peer. What comes before this process serves is dropped."""
+        if not self.kind:
             self._on_hello(_hello.decode(frame))
+        elif self.handler is None:
+            return
+        elif self.kind == "client":
+            self.handler.on_client_message(self, _from_client.decode(frame))
+        else:
+            self.handler.on_agent_message(self, _from_agent.decode(frame))
 
     def on_read(self) -> None:
         """Dispatch once for all frames of one read."""
-        if self.kind:
+        if self.handler is not None:
             self.handler.dispatch()
 
     def on_malformed(self, error: Exception) -> None:
@@ -137,14 +166,16 @@ class Session(Link):
         """Stop the timeout and report the end of the connection."""
         if self._hello_timer is not None:
             self._hello_timer.cancel()
+        self.host.sessions.discard(self)
         if self.kind:
             metrics.CONNECTIONS.labels(self.kind).dec()
-        self.handler.on_disconnect(self)
+        if self.handler is not None:
+            self.handler.on_disconnect(self)
 
     def _on_hello(self, hello: ClientHello | AgentHello) -> None:
         is_agent = isinstance(hello, AgentHello)
         name = hello.agent_id if isinstance(hello, AgentHello) else hello.name
-        if not self.handler.token_matches(hello.token.encode(errors="surrogatepass")):
+        if not self.host.token_matches(hello.token.encode(errors="surrogatepass")):
             self._reject("wrong internal token", notify=not is_agent)
             return
         if not name or len(name) > MAX_NAME:
@@ -157,17 +188,17 @@ class Session(Link):
                 f"this process {hello.wire}: run both from one release",
             )
             return
+        self.waits = isinstance(hello, AgentHello) and hello.waits
+        if is_agent and not self.waits and self.host.handler is None:
+            self._reject("an agent of an older release, and this scheduler stands by", notify=False)
+            return
         if self._hello_timer is not None:
             self._hello_timer.cancel()
-        self.name = name
+        self.name, self.term = name, hello.term
         self.splitter.max_bytes = MAX_FRAME_BYTES
         self.kind = "agent" if is_agent else "client"
         metrics.CONNECTIONS.labels(self.kind).inc()
-        if is_agent:
-            self.handler.on_agent(self)
-        else:
-            self.send(Welcome(self.handler.epoch, wire=WIRE_VERSION))
-            self.handler.on_client(self)
+        self.host.introduce(self)
 
     def _reject(self, why: str, details: str = "", *, notify: bool = True) -> None:
         metrics.REJECTED_CONNECTIONS.labels(why).inc()

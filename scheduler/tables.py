@@ -1,7 +1,20 @@
 """Tables of the scheduler, for SQLAlchemy Core. migrations/ owns the DDL."""
 
-from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, Table, Text, Uuid
+from sqlalchemy import (
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    Uuid,
+    true,
+)
 
+from core.columns import count, instant, string
 from core.db import metadata
 
 request_traces = Table(
@@ -16,3 +29,15 @@ request_traces = Table(
     Index("ix_request_traces_last_at", "last_at"),
 )
 """Batches of recorded requests (scheduler/request_trace.py), each of one model and a few seconds."""
+
+scheduler_lease = Table(
+    "scheduler_lease",
+    metadata,
+    Column("one", Boolean, primary_key=True, server_default=true()),
+    count("term"),
+    string("owner"),
+    instant("renewed_at"),
+    CheckConstraint("one", name="one"),
+    CheckConstraint("term >= 0", name="term"),
+)
+"""One row: which scheduler serves (scheduler/lease.py). `term` grows with each owner; no owner = the lease is free."""

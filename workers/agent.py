@@ -36,7 +36,7 @@ from workers.replica import EngineAccess, ReplicaRunner, SavedEngine
 from workers.replica_view import Replica
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
-from workers.wire import AgentHello, CommandResult, Heartbeat, ReplicaCommand, ReplicaState
+from workers.wire import CommandResult, Heartbeat, ReplicaCommand, ReplicaState
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ DRAIN_TIMEOUT_S = 15.0
 
 _REPLICAS = Gauge("penstock_agent_replicas", "Replicas of this host by state.", ["state"])
 _RESTARTS = Gauge("penstock_agent_restarts", "Restarts of a replica since the agent began.", ["replica"])
-_CONNECTED = Gauge("penstock_agent_scheduler_connected", "1 while the scheduler is connected.")
+_CONNECTED = Gauge("penstock_agent_scheduler_connected", "1 while a scheduler serves this agent.")
 
 
 def main(settings: Settings) -> int:
@@ -94,14 +94,13 @@ class Agent:
         self._state_path = settings.data_dir / "agent-state.json"
         self._tasks: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
-        hello = AgentHello(token=settings.internal_token.get_secret_value(), agent_id=self._host_id)
         self._outbox = KvOutbox()
         self._kv_context: zmq.asyncio.Context | None = None
         self._subscribers: list[KvSubscriber] = []
         self._link = SchedulerLink(
-            settings.scheduler_host,
-            settings.scheduler_port,
-            hello,
+            settings.scheduler_addresses,
+            settings.internal_token.get_secret_value(),
+            self._host_id,
             heartbeat=self.heartbeat,
             execute=self.execute,
             outbox=self._outbox,

@@ -1,23 +1,30 @@
-"""The agent's connection to the scheduler: sends heartbeats and KV deltas, receives commands, and reconnects.
+"""The agent's connections to the schedulers: sends heartbeats and KV deltas to the one that serves, and obeys it alone.
 
-Engines run with or without a scheduler. Nothing is queued while there is no connection: a heartbeat carries the whole
-state, and the first deltas of a connection, or after a KvResync, carry all that is cached.
+A connection to every scheduler is kept open. Each says every second whether it serves, and under which term of the
+lease; the one with the highest term that was ever seen is followed. Engines run with or without a scheduler. Nothing is
+queued while none serves: a heartbeat carries the whole state, and the first deltas of a connection, or after a
+KvResync, carry all that is cached.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
+from core.addresses import Address
 from core.framing import FrameTooLarge, pack, read_frame
+from core.supervise import supervise
 from workers.kv_events_feed import KvOutbox
-from workers.wire import AgentHello, CommandResult, Heartbeat, KvResync, ReplicaCommand
+from workers.wire import AgentHello, Claim, CommandResult, Heartbeat, KvResync, ReplicaCommand
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
 """Seconds between heartbeats."""
+SILENT_S = 4.0
+"""Seconds without a frame after which a scheduler counts as dead; it sends a Claim every second."""
 _INITIAL_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 _CONNECT_TIMEOUT_S = 5.0
@@ -25,74 +32,133 @@ COALESCE_S = 0.015
 """Seconds over which changes of prefix caches are merged: a busy engine publishes at every step."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_commands = msgspec.msgpack.Decoder(ReplicaCommand | KvResync)
+_incoming = msgspec.msgpack.Decoder(ReplicaCommand | KvResync | Claim)
+
+
+class _Outdated(Exception):
+    """The scheduler has a lower term than another that was seen."""
 
 
 class SchedulerLink:
-    """Keeps one connection to the scheduler open and sends heartbeats on it."""
+    """Keeps a connection to every scheduler open, and sends heartbeats on that of the one which serves."""
 
     def __init__(
         self,
-        host: str,
-        port: int,
-        hello: AgentHello,
+        addresses: Sequence[Address],
+        token: str,
+        agent_id: str,
         *,
         heartbeat: Callable[[], Heartbeat],
         execute: Callable[[ReplicaCommand], Awaitable[CommandResult]],
         outbox: KvOutbox,
     ) -> None:
-        self.connected = False
-        self._host = host
-        self._port = port
-        self._hello = hello
+        """`token` is the internal token."""
+        self.term = 0
+        """The highest term that was seen."""
+        self._addresses = tuple(addresses)
+        self._token, self._agent_id = token, agent_id
         self._heartbeat = heartbeat
         self._execute = execute
         self._outbox = outbox
         self._due = asyncio.Event()
+        self._followed: asyncio.StreamWriter | None = None
+        """The connection to the scheduler that serves."""
+        self._sending: asyncio.Task[None] | None = None
         self._commands: set[asyncio.Task[None]] = set()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a scheduler serves this agent."""
+        return self._followed is not None
 
     def heartbeat_now(self) -> None:
         """Send a heartbeat without waiting for the interval."""
         self._due.set()
 
     async def run(self) -> None:
-        """Connect, exchange frames and reconnect until cancelled."""
+        """Connect to all schedulers, exchange frames and reconnect until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for address in self._addresses:
+                group.create_task(self._stay_connected(address))
+
+    async def _stay_connected(self, address: Address) -> None:
         wait = _INITIAL_BACKOFF_S
         while True:
             try:
-                await self._session()
-                wait = _INITIAL_BACKOFF_S
-            except (OSError, EOFError, TimeoutError, FrameTooLarge, msgspec.DecodeError) as error:
-                if self.connected:
-                    log.warning("the scheduler's connection was lost: %s", error)
-                    wait = _INITIAL_BACKOFF_S
-                self.connected = False
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    reader, writer = await asyncio.open_connection(*address)
+                wait = await self._session(address, reader, writer) or wait
+            except (OSError, TimeoutError):
+                log.debug("the scheduler at %s does not answer", address)
             await asyncio.sleep(wait)
             wait = min(wait * 2, _MAX_BACKOFF_S)
 
-    async def _session(self) -> None:
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(self._host, self._port)
-        writer.write(pack(_encode(self._hello)))
-        self.connected = True
-        self._outbox.on_connected()
-        tasks = [
-            asyncio.create_task(work)
-            for work in (
-                self._send_heartbeats(writer),
-                self._send_deltas(writer),
-                self._receive(reader, writer),
-            )
-        ]
+    async def _session(
+        self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> float:
+        """Exchange frames until the connection ends. Returns the seconds to wait before the next one; 0 = longer than
+        before, because the scheduler did not serve."""
+        followed = False
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            hello = AgentHello(self._token, self._agent_id, waits=True, term=self.term)
+            writer.write(pack(_encode(hello)))
+            while True:
+                async with asyncio.timeout(SILENT_S):
+                    frame = await read_frame(reader)
+                self._receive(_incoming.decode(frame), writer)
+                followed |= writer is self._followed
+        except (OSError, EOFError, TimeoutError, FrameTooLarge, msgspec.DecodeError, _Outdated) as error:
+            if writer is self._followed:
+                why = error or type(error).__name__
+                log.warning("the connection to the scheduler at %s was lost: %s", address, why)
+            return _INITIAL_BACKOFF_S if followed else 0.0
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if writer is self._followed:
+                self._leave()
             writer.close()
+
+    def _receive(self, message: ReplicaCommand | KvResync | Claim, writer: asyncio.StreamWriter) -> None:
+        """Handle a frame. Only the scheduler that is followed is obeyed. Raises _Outdated."""
+        if isinstance(message, Claim):
+            self._on_claim(message.term, writer)
+        elif writer is not self._followed:
+            raise _Outdated("it sent a command without being followed")
+        elif isinstance(message, KvResync):
+            self._outbox.resend(message.replica_id)
+        else:
+            task = asyncio.create_task(self._answer(message, writer))
+            self._commands.add(task)
+            task.add_done_callback(self._commands.discard)
+
+    def _on_claim(self, term: int, writer: asyncio.StreamWriter) -> None:
+        if term == 0 or (term == self.term and writer is self._followed):
+            return
+        if term < self.term:
+            raise _Outdated(f"it has term {term}, but term {self.term} was seen")
+        previous = self._followed
+        if previous is not None:
+            self._leave()
+            previous.transport.abort()  # it may be frozen, and never take what is left to send
+        self.term, self._followed = term, writer
+        self._outbox.on_connected()
+        self._sending = supervise("scheduler-heartbeats", partial(self._send, writer))
+
+    def _leave(self) -> None:
+        """Send nothing more to the scheduler that was followed."""
+        self._followed = None
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
+        """Send heartbeats and deltas until cancelled, or until the connection ends."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send_heartbeats(writer))
+                group.create_task(self._send_deltas(writer))
+        except* (OSError, FrameTooLarge) as errors:
+            log.warning("nothing more can be sent to the scheduler: %s", errors.exceptions[0])
+            writer.transport.abort()
 
     async def _send_heartbeats(self, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -115,16 +181,6 @@ class SchedulerLink:
             for delta in self._outbox.take():
                 writer.write(pack(_encode(delta)))
                 await writer.drain()
-
-    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            command = _commands.decode(await read_frame(reader))
-            if isinstance(command, KvResync):
-                self._outbox.resend(command.replica_id)
-                continue
-            task = asyncio.create_task(self._answer(command, writer))
-            self._commands.add(task)
-            task.add_done_callback(self._commands.discard)
 
     async def _answer(self, command: ReplicaCommand, writer: asyncio.StreamWriter) -> None:
         result = await self._execute(command)

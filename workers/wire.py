@@ -4,8 +4,12 @@ They are msgspec structs, encoded as msgpack on the scheduler's socket.
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
+
+Term = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""A term of the scheduler's lease."""
 
 
 class ReplicaState(StrEnum):
@@ -152,6 +156,20 @@ class AgentHello(msgspec.Struct, tag="agent_hello"):
 
     token: str
     agent_id: str
+    waits: bool = False
+    """Whether the agent waits for a Claim before it sends anything more; an older one does not know that frame."""
+    term: Term = 0
+    """The highest term of the lease that the agent knows of; a scheduler of a lower one stops."""
+
+
+class Claim(msgspec.Struct, tag="claim"):
+    """Scheduler to agent, at once and then every second: whether it serves.
+
+    An agent talks to the scheduler with the highest term alone.
+    """
+
+    term: int
+    """Term of the lease under which the scheduler serves; 0 = it stands by."""
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):

@@ -11,9 +11,10 @@ import msgspec
 import typer
 
 from admin import pools
+from cli.commands.roles import load_settings
 from cli.context import AsJson, DataDir, acting, emit, open_db, run, runtime, shell_actor
+from core.addresses import parse_addresses
 from core.clock import SystemClock
-from core.errors import InvalidRequest
 from scheduler.client import SchedulerClient
 
 app = typer.Typer(help="Hosts and replicas: what runs where; drain, wake, restart.", no_args_is_help=True)
@@ -26,22 +27,19 @@ DEADLINE_S = 120.0
 
 @asynccontextmanager
 async def open_scheduler(data_dir: Path | None) -> AsyncIterator[SchedulerClient]:
-    """A connection to the scheduler of PENSTOCK_SCHEDULER_* and PENSTOCK_INTERNAL_TOKEN, else that of `penstock up`.
+    """A connection to the schedulers of PENSTOCK_SCHEDULER* and PENSTOCK_INTERNAL_TOKEN, else those of `penstock up`.
 
     Raises Unavailable when neither exists.
     """
     token = os.environ.get("PENSTOCK_INTERNAL_TOKEN")
     if token:
-        host = os.environ.get("PENSTOCK_SCHEDULER_HOST", "127.0.0.1")
-        port = os.environ.get("PENSTOCK_SCHEDULER_PORT", "8010")
+        addresses = load_settings().scheduler_addresses
     else:
         facts = runtime(data_dir)
-        host, port = str(facts.get("scheduler_host", "127.0.0.1")), str(facts["scheduler_port"])
+        addresses = parse_addresses(str(facts["schedulers"]), "schedulers in runtime.json")
         token = str(facts["internal_token"])
-    if not port.isdecimal():
-        raise InvalidRequest(f"PENSTOCK_SCHEDULER_PORT must be a number, not {port!r}")
     rng = random.Random()  # noqa: S311 - spreads reconnects, keeps no secret
-    client = SchedulerClient(host, int(port), token, name="cli", clock=SystemClock(), rng=rng)
+    client = SchedulerClient(addresses, token, name="cli", clock=SystemClock(), rng=rng)
     await client.start()
     try:
         yield client

@@ -93,6 +93,10 @@ Model = Annotated[
     ),
 ]
 Replicas = Annotated[int, typer.Option("--replicas", min=1, max=64, help="Engines to start.")]
+Schedulers = Annotated[
+    int,
+    typer.Option("--schedulers", min=1, max=8, help="Schedulers: one serves, the others stand by."),
+]
 ApiWorkers = Annotated[int, typer.Option("--api-workers", min=1, max=64, help="API processes.")]
 DrainS = Annotated[
     int, typer.Option("--drain-s", min=0, help="Seconds that Ctrl-C leaves to open answers; again: none.")
@@ -120,6 +124,7 @@ def up(
     model: Model = "",
     replicas: Replicas = 1,
     api_workers: ApiWorkers = 1,
+    schedulers: Schedulers = 1,
     drain_s: DrainS = 10,
     ready_file: ReadyFile = None,
     no_demo: NoDemo = False,
@@ -146,6 +151,7 @@ def up(
             model=model,
             replicas=replicas,
             api_workers=api_workers,
+            schedulers=schedulers,
             drain_s=drain_s,
             ready_file=ready_file.resolve() if ready_file else None,
             demo=not no_demo,

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from core.addresses import parse_addresses
 from core.clock import SystemClock
 from scheduler.client import SchedulerClient
 from scheduler.wire import PoolSnapshot, TenantView
@@ -60,8 +61,7 @@ async def watching(stack: Stack) -> AsyncIterator[PoolView]:
     """Look at a running pool."""
     facts = stack.internals()
     client = SchedulerClient(
-        facts["scheduler_host"],
-        facts["scheduler_port"],
+        parse_addresses(facts["schedulers"], "schedulers"),
         facts["internal_token"],
         name="test",
         clock=SystemClock(),

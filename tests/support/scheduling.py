@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from core.addresses import Address
 from core.clock import SystemClock
 from core.framing import pack, read_frame
 from core.ids import uuid7
 from scheduler.client import SchedulerClient
+from scheduler.door import Door
 from scheduler.service import SchedulerService
 from scheduler.wire import PlaceRequest
 from workers.wire import (
@@ -133,11 +135,14 @@ class FakeAgent:
 
 @asynccontextmanager
 async def service(port: int = 0, **options) -> AsyncIterator[SchedulerService]:
-    made = SchedulerService("127.0.0.1", port, TOKEN, clock=SystemClock(), rng=random.Random(1), **options)
-    await made.start()
+    door = Door("127.0.0.1", port, TOKEN)
+    await door.start()
+    made = SchedulerService(door, clock=SystemClock(), rng=random.Random(1), **options)
+    made.start()
     try:
         yield made
     finally:
+        await door.close()
         await made.close()
 
 
@@ -152,8 +157,9 @@ async def agent(port: int, *replicas: ReplicaStatus, name: str = "agent-1") -> A
 
 
 @asynccontextmanager
-async def client(port: int, token: str = TOKEN, name: str = "api") -> AsyncIterator[SchedulerClient]:
-    made = SchedulerClient("127.0.0.1", port, token, name=name, clock=SystemClock(), rng=random.Random(2))
+async def client(*ports: int, token: str = TOKEN, name: str = "api") -> AsyncIterator[SchedulerClient]:
+    addresses = [Address("127.0.0.1", port) for port in ports]
+    made = SchedulerClient(addresses, token, name=name, clock=SystemClock(), rng=random.Random(2))
     await made.start()
     try:
         yield made

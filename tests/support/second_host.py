@@ -26,8 +26,7 @@ def second_host(stack: Stack, data_dir: Path, model: str) -> Iterator[None]:
     facts = stack.internals()
     settings = {
         "PENSTOCK_DATA_DIR": str(data_dir),
-        "PENSTOCK_SCHEDULER_HOST": facts["scheduler_host"],
-        "PENSTOCK_SCHEDULER_PORT": str(facts["scheduler_port"]),
+        "PENSTOCK_SCHEDULERS": facts["schedulers"],
         "PENSTOCK_INTERNAL_TOKEN": facts["internal_token"],
         "PENSTOCK_ENGINE_KEY": facts["engine_key"],
         "PENSTOCK_ENGINE_ENV": os.environ.get("PENSTOCK_ENGINE_ENV") or str(ROOT / ".engine"),

@@ -1,14 +1,10 @@
 """The autoscaler beside the live scheduler: when its look fails, everybody is served as before."""
 
-import random
-
 import pytest
 
-from core.clock import SystemClock
 from scheduler import service as service_module
 from scheduler.autoscaling import LivePlanner
-from scheduler.service import SchedulerService
-from tests.support.scheduling import TOKEN, agent, client, replica, request
+from tests.support.scheduling import agent, client, replica, request, service
 from tests.support.waiting import until
 from workers.catalog import load_catalog
 
@@ -26,15 +22,12 @@ class Failing(LivePlanner):
 async def test_a_look_that_fails_ends_nobodys_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "PLAN_INTERVAL_S", 0.0)
     planner = Failing(load_catalog())
-    scheduler = SchedulerService(
-        "127.0.0.1", 0, TOKEN, clock=SystemClock(), rng=random.Random(1), planner=planner
-    )
-    await scheduler.start()
-    try:
-        async with agent(scheduler.port, replica()), client(scheduler.port) as api:
-            await until(lambda: planner.looks > 2)
-            assert scheduler._ticker is not None
-            assert not scheduler._ticker.done()
-            assert (await api.place(request())).replica_id == "host/r0"
-    finally:
-        await scheduler.close()
+    async with (
+        service(planner=planner) as scheduler,
+        agent(scheduler.port, replica()),
+        client(scheduler.port) as api,
+    ):
+        await until(lambda: planner.looks > 2)
+        assert scheduler._ticker is not None
+        assert not scheduler._ticker.done()
+        assert (await api.place(request())).replica_id == "host/r0"

@@ -212,7 +212,7 @@ async def test_a_stranger_that_says_nothing_is_turned_away(monkeypatch) -> None:
         assert welcome.error == "no greeting in time"
         assert await reader.read() == b""
         writer.close()
-        await until(lambda: not scheduler._sessions)
+        await until(lambda: not scheduler._door.sessions)
 
 
 async def test_made_up_models_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

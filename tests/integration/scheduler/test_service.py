@@ -299,7 +299,7 @@ async def test_kv_events_are_taken_from_the_replicas_own_agent_only_and_bounded(
         await until(lambda: scheduler.state.fleet.replicas)
         taken = []
         monkeypatch.setattr(scheduler.state.fleet, "kv_events", taken.append)
-        own, stranger = scheduler._agents["agent-1"], Session(scheduler)
+        own, stranger = scheduler._agents["agent-1"], Session(scheduler._door)
         stranger.name = "agent-2"
         fine = KvDelta("host/r0", "boot-1", 1, stored=[1, 2])
         scheduler.on_agent_message(own, fine)

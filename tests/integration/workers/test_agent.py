@@ -17,7 +17,15 @@ from core.framing import pack, read_frame
 from tests.support.ports import free_port
 from tests.support.processes import gone
 from tests.support.waiting import until
-from workers.wire import AgentHello, CommandResult, Heartbeat, ReplicaCommand, ReplicaState, ReplicaStatus
+from workers.wire import (
+    AgentHello,
+    Claim,
+    CommandResult,
+    Heartbeat,
+    ReplicaCommand,
+    ReplicaState,
+    ReplicaStatus,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 _incoming = msgspec.msgpack.Decoder(AgentHello | Heartbeat | CommandResult)
@@ -49,6 +57,7 @@ class Scheduler:
                 match _incoming.decode(await read_frame(reader)):
                     case AgentHello() as hello:
                         self.hellos.append(hello)
+                        writer.write(pack(msgspec.msgpack.encode(Claim(1))))
                     case Heartbeat() as beat:
                         self.beats.append(beat)
                     case CommandResult() as result:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from core.addresses import Address
 from core.framing import pack, read_frame
 from tests.support.kv_publisher import BLOCK, removed, stored
 from workers.kv_events_feed import KvOutbox
@@ -14,6 +15,7 @@ from workers.token_blocks import packed, token_block_hashes
 from workers.wire import (
     AgentHello,
     Capacity,
+    Claim,
     CommandResult,
     Heartbeat,
     KvDelta,
@@ -49,6 +51,7 @@ class Scheduler:
         await self.close()
         self.boots = set()
         self._reader, self._writer = await self._connections.get()
+        self.send(Claim(1))
 
     async def close(self) -> None:
         """Close the connection."""
@@ -95,7 +98,7 @@ async def agent() -> AsyncIterator[tuple[Scheduler, KvOutbox]]:
 
     port = server.sockets[0].getsockname()[1]
     link = SchedulerLink(
-        "127.0.0.1", port, AgentHello("t", "a"), heartbeat=heartbeat, execute=execute, outbox=outbox
+        [Address("127.0.0.1", port)], "t", "a", heartbeat=heartbeat, execute=execute, outbox=outbox
     )
     task = asyncio.create_task(link.run())
     yield scheduler, outbox
