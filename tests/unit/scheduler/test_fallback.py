@@ -3,8 +3,8 @@
 import random
 from collections import Counter
 
-from scheduler.fallback import choose, local_cap
-from scheduler.wire import PoolSnapshot
+from scheduler.fallback import choose, local_cap, place_in_turn
+from scheduler.wire import PlaceRequest, PoolSnapshot
 from tests.support.scheduling import replica, request
 from workers.wire import ReplicaState
 
@@ -48,3 +48,50 @@ def test_even_a_small_replica_may_be_used() -> None:
     assert local_cap(replica(slots=1)) == 1
     assert local_cap(replica(slots=16)) == 4
     assert local_cap(replica(slots=512)) == 8
+
+
+def test_what_a_process_had_before_leaves_its_cap_alone() -> None:
+    snapshot = PoolSnapshot(replicas=[replica("h/a", slots=64, running=60)])
+    assert choose(request(), snapshot, {"h/a": 7}, random.Random(0)) is not None
+    assert choose(request(), snapshot, {"h/a": 8}, random.Random(0)) is None
+    assert choose(request(), snapshot, {"h/a": -20}, random.Random(0)) is not None
+
+
+def served(waiting: list[PlaceRequest], room: int, held: list[PlaceRequest] | None = None) -> list[str]:
+    """Who was placed, in order, when there is room for `room` requests."""
+    placed: list[str] = []
+
+    def place(one: PlaceRequest) -> bool:
+        if len(placed) == room or one.exclude:
+            return False
+        placed.append(one.tenant_id)
+        return True
+
+    place_in_turn(waiting, held or [], place)
+    return placed
+
+
+def test_tenants_take_turns_by_what_they_run_and_by_weight() -> None:
+    many = [request(tenant="a") for _ in range(10)]
+    few = [request(tenant="b") for _ in range(3)]
+    assert served([*many, *few], 6) == ["a", "b", "a", "b", "a", "b"]
+    assert served([*many, *few], 4, held=many[:2]) == ["b", "b", "a", "b"]
+    heavy = [request(tenant="c", weight=2.0) for _ in range(10)]
+    assert Counter(served([*many, *heavy], 9)) == {"a": 3, "c": 6}
+
+
+def test_tiers_are_strict_and_a_full_model_stops_no_other() -> None:
+    batch = [request(tenant="a", tier="batch") for _ in range(2)]
+    urgent = [request(tenant="b", tier="priority") for _ in range(2)]
+    assert served([*batch, *urgent], 3) == ["b", "b", "a"]
+    other = request(tenant="c", model="another")
+    placed: list[str] = []
+    place_in_turn(
+        [*batch, other], [], lambda one: one.model == "another" and not placed.append(one.tenant_id)
+    )
+    assert placed == ["c"]
+
+
+def test_a_request_that_excludes_replicas_stops_nobody() -> None:
+    picky = request(tenant="a", exclude=["h/r0"])
+    assert served([picky, request(tenant="a"), request(tenant="b")], 5) == ["a", "b"]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.lease import LEASE_S, PAUSE_S, POLL_S, RENEW_S, SILENT_S, LeaseRow, Tenure, Watch
@@ -206,12 +206,17 @@ class Play:
         self.processes = [Process(f"s{n}", self.postgres, clock_s=1000.0 * n) for n in range(count)]
         self.t = 0.0
         self.frozen_until = 0.0
+        self.crashed = False
+        """Whether PostgreSQL loses at the end of its absence what was sent meanwhile."""
         self.served: list[str] = []
         """Who served, tick by tick; empty = nobody."""
 
     def tick(self) -> None:
         self.t += TICK_S
         if self.t >= self.frozen_until:
+            if self.crashed:
+                self.postgres.waiting.clear()
+                self.crashed = False
             self.postgres.run(self.t)
         awake = [process for process in self.processes if self.t >= process.stalled_until]
         for process in awake:
@@ -228,16 +233,18 @@ class Play:
         return self.served[before:]
 
 
+SECONDS = [0.1, 0.5, 0.9, 1.4, 2.0, 2.6, 3.0, 4.5, 7.0, 12.0]
 faults = st.lists(
     st.tuples(
-        st.floats(0.0, 6.0),  # seconds until it happens
-        st.sampled_from(["s0", "s1", "s2", "postgres", "everything"]),
-        st.floats(0.05, 12.0),  # seconds that it lasts
+        st.sampled_from(SECONDS),  # until it happens
+        st.sampled_from(["owner", "owner", "s0", "s1", "freeze", "crash", "everything"]),
+        st.sampled_from(SECONDS),  # that it lasts
     ),
     max_size=8,
 )
 
 
+@settings(max_examples=200)
 @given(faults)
 def test_two_never_serve_at_once_and_one_does_again_within_four_seconds(
     events: list[tuple[float, str, float]],
@@ -245,10 +252,13 @@ def test_two_never_serve_at_once_and_one_does_again_within_four_seconds(
     play = Play(3)
     for pause_s, what, length_s in events:
         play.run(pause_s)
-        if what in ("postgres", "everything"):
+        if what in ("freeze", "crash", "everything"):
             play.frozen_until = max(play.frozen_until, play.t + length_s)
+            play.crashed |= what == "crash"
         for process in play.processes:
-            if what in (process.name, "everything"):
+            if what in (process.name, "everything") or (
+                what == "owner" and process.name == play.postgres.owner
+            ):
                 process.stalled_until = max(process.stalled_until, play.t + length_s)
     over = max([play.frozen_until, *(process.stalled_until for process in play.processes)])
     play.run(max(0.0, over - play.t))
@@ -256,12 +266,25 @@ def test_two_never_serve_at_once_and_one_does_again_within_four_seconds(
     assert play.served[-1], "nobody serves"
 
 
-@given(st.integers(0, 40), st.floats(0.1, 60.0))
-def test_nobody_takes_over_while_and_after_postgresql_is_away(ticks: int, away_s: float) -> None:
+def test_an_owner_that_was_stopped_while_postgresql_was_away_stops_when_another_has_taken_over() -> None:
+    play = Play(2)
+    play.run(2.0)
+    [first] = [process for process in play.processes if process.name == play.served[-1]]
+    play.frozen_until = play.t + 4.0
+    play.run(3.0)
+    first.stalled_until = play.t + 8.0
+    assert play.run(7.0)[-1] not in ("", first.name)
+    assert first.name not in play.run(4.0)
+
+
+@given(st.integers(0, 40), st.floats(0.1, 60.0), st.booleans())
+def test_nobody_takes_over_while_and_after_postgresql_is_away(
+    ticks: int, away_s: float, crashed: bool
+) -> None:
     play = Play(2)
     play.run(2.0 + ticks * TICK_S)
     first = play.served[-1]
-    play.frozen_until = play.t + away_s
+    play.frozen_until, play.crashed = play.t + away_s, crashed
     assert set(play.run(away_s + 10.0)) == {first}
 
 
