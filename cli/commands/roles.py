@@ -124,7 +124,7 @@ def scheduler(
     metrics_port: MetricsPort = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Place requests on replicas (one per platform).
+    """Place requests on replicas (one per platform, and others that stand by).
 
     Example: DATABASE_URL=postgresql://... penstock scheduler --port 8010
     """
@@ -141,7 +141,7 @@ def agent(
 ) -> None:
     """Start and watch the engines of this host (one per GPU host).
 
-    Example: PENSTOCK_SCHEDULER_HOST=10.0.0.2 penstock agent --engine vllm
+    Example: PENSTOCK_SCHEDULERS=10.0.0.2:8010,10.0.0.3:8010 penstock agent --engine vllm
     """
     _run(
         "agent",
