@@ -5,6 +5,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import uvloop
@@ -15,6 +16,7 @@ from core.db import Database
 from core.errors import Unavailable
 from core.heap import freeze_heap
 from core.settings import Settings
+from core.supervise import supervise
 from core.telemetry import MetricsServer
 from scheduler.autoscaling import LivePlanner
 from scheduler.door import Door
@@ -82,7 +84,7 @@ async def _lead(
     """Serve until `stop` or until the lease is lost. Raises the error of a service that ended before, so that the
     supervisor restarts the process."""
     async with _service(settings, door, tenure) as service:
-        renewing = asyncio.create_task(keeper.renew(tenure))
+        renewing = supervise("scheduler-lease", partial(keeper.renew, tenure))
         try:
             await _unless(stop, service.run())
         finally:

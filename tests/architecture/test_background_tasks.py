@@ -35,13 +35,14 @@ AWAITED = {
     "gateway/parsing/pool.py": 1,  # one body; its end starts the next
     "gateway/tokenization/hasher.py": 1,  # loads one tokenizer; tried again when it is next asked for
     "gateway/whole.py": 1,  # counts one prompt
+    "scheduler/lease_table.py": 1,  # one statement, awaited for a bounded time
     "scheduler/serve.py": 2,  # stop or service, awaited
     "scheduler/store_loop.py": 1,  # the last round, awaited
     "tenants/keys.py": 1,  # one look-up, awaited
     "tenants/rate_pipeline.py": 1,  # one connection; the next call starts another
     "tenants/rates.py": 1,  # seeds one tenant, awaited
     "workers/agent.py": 4,  # preparation, stop and drain, awaited
-    "workers/scheduler_link.py": 2,  # one session, awaited by its supervised task; one command
+    "workers/scheduler_link.py": 4,  # connections and senders, awaited by their supervised tasks; one command
 }
 """Tasks that end by themselves, by file: their number, which grows only with a reason."""
 

@@ -52,18 +52,25 @@ class Scheduler:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
+        claiming = asyncio.create_task(self._claim(writer))
         try:
             while True:
                 match _incoming.decode(await read_frame(reader)):
                     case AgentHello() as hello:
                         self.hellos.append(hello)
-                        writer.write(pack(msgspec.msgpack.encode(Claim(1))))
                     case Heartbeat() as beat:
                         self.beats.append(beat)
                     case CommandResult() as result:
                         self.results[result.command_id] = result
         except (EOFError, OSError):
             writer.close()
+        finally:
+            claiming.cancel()
+
+    async def _claim(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(pack(msgspec.msgpack.encode(Claim(1))))
+            await asyncio.sleep(1.0)
 
     async def command(self, replica: str, action: str, deadline_s: float = 20.0) -> CommandResult:
         assert self._writer is not None
