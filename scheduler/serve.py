@@ -83,16 +83,21 @@ async def _lead(
 ) -> None:
     """Serve until `stop` or until the lease is lost. Raises the error of a service that ended before, so that the
     supervisor restarts the process."""
-    async with _service(settings, door, tenure) as service:
-        renewing = supervise("scheduler-lease", partial(keeper.renew, tenure))
-        try:
+    renewing = supervise("scheduler-lease", partial(keeper.renew, tenure))
+    try:
+        async with _service(settings, door, tenure) as service:
             await _unless(stop, service.run())
-        finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
-        if not tenure.ended:
-            await door.close()
-            await keeper.release(tenure)
+            await _cancelled(renewing)
+            if not tenure.ended:
+                await door.close()
+                await keeper.release(tenure)
+    finally:
+        await _cancelled(renewing)
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -126,7 +131,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
         yield service
     finally:
         await service.close()
-        await asyncio.gather(targets.close(), host_hours.close(), counters.close(), trace.close())
+        await asyncio.gather(*(part.close() for part in (targets, scaling, host_hours, counters, trace)))
         await database.close()
 
 
