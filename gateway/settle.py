@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic
 
-from billing.metering.records import Outcome
+from billing.metering.records import Outcome, UsageRecord
 from core.errors import EngineFailed, Refused, Unavailable
 from gateway.context import AbortReason, AnyContext, RequestContext
 from gateway.estimate import Estimator
@@ -42,13 +42,13 @@ class Settlement(Generic[GrantT]):
         Must be called once per request. It awaits nothing, so that no cancellation can interrupt it.
         """
         usage, reserved = context.usage, context.reserved
+        record: UsageRecord | None = None
         if context.open_record is not None:
             if context.outcome is None:
                 context.outcome = _outcome_of(context)
             context.settled_at = context.settled_at or self._now()
             record = context.usage_record or usage_record(context, context.settled_at)
             self._meter.settle(record)
-            context.request.reply.settled(record)
         elif reserved.hold is not None:
             self._holds.void(context.request.id)
         dispatched = context.routing.attempts > 0
@@ -78,6 +78,8 @@ class Settlement(Generic[GrantT]):
                 prepared.choices,
             )
         self._telemetry.record(context)
+        if record is not None:
+            context.request.reply.settled(record)
 
 
 def _outcome_of(context: AnyContext) -> Outcome:
