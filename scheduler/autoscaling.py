@@ -37,6 +37,12 @@ PLAN_INTERVAL_S = 2.0
 """Seconds between two observations."""
 HIT_RATE_WEIGHT = 0.02
 """Weight of one observation in a replica's hit rate, which covers about the last minutes."""
+LEARNT = (
+    "prefill_tokens_per_s", "prefill_pair_s", "step_base_s", "step_experts_s", "step_per_seq_s", "request_s",
+)  # fmt: skip
+"""Figures of a capacity that are learnt (`capacity_estimate`)."""
+MOVED = 0.15
+"""Relative change of a learnt figure from which the plan takes it."""
 _UP = frozenset({ReplicaState.READY, ReplicaState.LOADING})
 
 
@@ -214,7 +220,10 @@ class LivePlanner(Listener):
         status = replica.status
         if status.model not in self._catalog.models or status.engine == "external":
             return  # an external engine is not Penstock's to scale
-        self._plan_for(self._catalog.models[status.model], status.capacity, status.targets)
+        planned, capacity = self._specs.get(status.model), replica.capacity
+        if planned is not None:
+            capacity = _settled(planned.capacity, capacity)
+        self._plan_for(self._catalog.models[status.model], capacity, status.targets)
 
     def _plan_for(
         self, model: CatalogModel, capacity: Capacity, targets: Targets, *, served: bool = True
@@ -312,6 +321,16 @@ def _representatives(replicas: Mapping[str, Replica]) -> Iterable[Replica]:
         if present is None or (serves and present.status.state is not ReplicaState.READY):
             chosen[replica.status.model] = replica
     return chosen.values()
+
+
+def _settled(planned: Capacity, believed: Capacity) -> Capacity:
+    """The capacity to plan with: the believed one, unless it differs only in learnt figures, and little.
+
+    Another specification drops the needs that were found before, so the noise of what is learnt must not be one.
+    """
+    present = {name: getattr(planned, name) for name in LEARNT}
+    small = all(abs(getattr(believed, name) - value) <= MOVED * value for name, value in present.items())
+    return planned if small and msgspec.structs.replace(believed, **present) == planned else believed
 
 
 def _rung(status: ReplicaStatus) -> Rung:

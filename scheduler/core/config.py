@@ -72,12 +72,8 @@ class PolicyConfig:
     typical_gain: float = 0.02
     """Step of the running means of typical requests."""
 
-    residual_gain: float = 0.1
-    """Step of the running means of observed minus predicted values."""
-    residual_half_life_s: float = 60.0
-    """Time in which a residual halves without observations."""
-    residual_limit_s: float = 2.0
-    """Largest error that one answer contributes to a residual."""
+    hit_gain: float = 0.1
+    """Step of the running mean of confirmed cache hits."""
 
     kv_event_grace_s: float = 0.25
     """Exact prefix knowledge: seconds after its first token for which a prompt counts as cached without an event."""

@@ -5,6 +5,7 @@ The scheduler state calls it for every event, and the policy reads it. Pure: tim
 
 import math
 
+from scheduler.core.capacity_estimate import CapacityEstimate
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import tokens_per_block
 from scheduler.core.mirror import MirroredPrefixes
@@ -13,7 +14,8 @@ from scheduler.core.policy import Blocked, Choice, Reason, Rng, place
 from scheduler.core.pool import Pool
 from scheduler.core.predict import PredictionReport
 from scheduler.core.prefix import ExactPrefixes, PrefixSource
-from scheduler.core.replica import DerivedCapacity, Load, Replica, ReplicaStats
+from scheduler.core.replica import DerivedCapacity, Load, Replica, ReplicaStats, speeds
+from scheduler.core.replica_meter import PARTIAL_S, ReplicaMeter
 from scheduler.core.rules import band_index
 from scheduler.wire import PlaceRequest, Released
 from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
@@ -53,18 +55,22 @@ class Fleet:
             changed |= (known.status.state, known.status.boot_id) != (status.state, status.boot_id)
             if known.status.boot_id != status.boot_id:
                 known.prefix.clear()
-                known.stats = ReplicaStats(self.config)
+                known.stats = ReplicaStats()
                 known.prefill_done_at = float("-inf")
+            if (known.status.boot_id, speeds(known.status.capacity)) != (
+                status.boot_id,
+                speeds(status.capacity),
+            ):
+                known.meter = _meter(status)
             pool = self._pools[status.model]
-            if status.capacity.assumed:
-                status.capacity = known.rates.apply(pool.rates.apply(status.capacity))
+            pool.learn_speed(known, status.capacity)
             known.status, known.agent_id, known.last_seen_at, known.expected_state = (
                 status,
                 heartbeat.agent_id,
                 now,
                 None,
             )
-            known.derived = DerivedCapacity(status, self.config)
+            known.derived = DerivedCapacity(status, known.capacity, self.config)
             known.heartbeats += 1
             known.prefix.room_tokens = known.derived.kv_capacity
             known.prefix.trim(now)
@@ -142,10 +148,10 @@ class Fleet:
             load = self._loads[entry.replica_id] = Load()
         replica, baseline, uncached = self._current(entry), entry.baseline, entry.uncached
         now = baseline.opened_at = entry.placed_at if now is None else now
-        if replica is not None and entry.predicted_ttft_s > 0.0:
-            baseline.raw_ttft_s = entry.predicted_ttft_s - replica.stats.ttft.at(now)
-            baseline.raw_itl_s = entry.predicted_itl_s / (1.0 + replica.stats.slowdown.at(now))
+        if replica is not None:
+            replica.meter.advance(now, load)
         load.running += 1
+        load.decoding += entry.prefilled
         load.by_band[band_index(entry.tier)] += 1
         load.kv_tokens += uncached + entry.produced
         load.context_tokens += entry.prompt_tokens + entry.produced
@@ -153,7 +159,6 @@ class Fleet:
         if not entry.prefilled:
             load.unprefilled += uncached
             load.unprefilled_pairs += entry.pairs
-            baseline.unprefilled = load.unprefilled
             if entry.predicted_ttft_s > 0.0:
                 load.first_tokens_due[id(entry)] = entry.placed_at + entry.predicted_ttft_s
         if replica is None:
@@ -181,40 +186,56 @@ class Fleet:
         load.first_tokens_due.pop(id(entry), None)
         replica = self._current(entry)
         if replica is None:
+            load.decoding += 1
             return
+        replica.meter.advance(now, load)
+        load.decoding += 1
         pool = self._pools[entry.model]
         replica.prefill_done_at = now + replica.backlog_s(pool.model_stats.uncached_ratio)
         replica.prefix.on_prefill(entry.blocks, now)
-        if entry.baseline.raw_ttft_s >= 0.0:
-            observed_s = now - entry.placed_at
-            replica.stats.ttft.learn(observed_s - entry.baseline.raw_ttft_s, now)
-            if replica.status.capacity.assumed:
-                for rates in (replica.rates, pool.rates):
-                    rates.observe_first_token(entry.baseline.unprefilled, observed_s)
-            self._report(entry.model).ttft.learn(entry.predicted_ttft_s, observed_s)
+        observed = entry.predicted_ttft_s > 0.0
+        entry.baseline.reading = replica.meter.on_first_token(
+            entry.uncached * pool.model_stats.uncached_ratio,
+            entry.prompt_tokens,
+            load,
+            replica.status.capacity,
+            placed_at=entry.placed_at if observed else None,
+        )
+        pool.observed = speeds(replica.status.capacity), replica.meter.estimate
+        if observed:
+            self._report(entry.model).ttft.learn(entry.predicted_ttft_s, now - entry.placed_at)
         self._pools[entry.model].refresh(replica, now)
 
     def assume_prefilled(self, entry: ActivePlacement, now: float) -> None:
         """Take the prefill of a placement as done without learning from it: the time of its first token is unknown."""
         if not entry.prefilled:
-            entry.baseline.raw_ttft_s = entry.baseline.raw_itl_s = -1.0
+            entry.predicted_ttft_s = entry.predicted_itl_s = 0.0
             self.on_prefill(entry, now)
             entry.first_token_at = 0.0
 
-    def on_progress(self, entry: ActivePlacement, produced: int) -> None:
+    def on_progress(self, entry: ActivePlacement, produced: int, now: float) -> None:
         """Note the output tokens produced so far; counts never decrease."""
-        if produced > entry.produced:
-            load = self._loads[entry.replica_id]
-            load.kv_tokens += produced - entry.produced
-            load.context_tokens += produced - entry.produced
-            load.outstanding -= _outstanding(entry)
-            entry.produced = produced
-            load.outstanding += _outstanding(entry)
+        if produced <= entry.produced:
+            return
+        load = self._loads[entry.replica_id]
+        load.kv_tokens += produced - entry.produced
+        load.context_tokens += produced - entry.produced
+        load.outstanding -= _outstanding(entry)
+        entry.produced = produced
+        load.outstanding += _outstanding(entry)
+        reading = entry.baseline.reading
+        if reading.tokens and now - reading.at >= PARTIAL_S and (replica := self._current(entry)) is not None:
+            replica.meter.advance(now, load)
+            entry.baseline.reading = replica.meter.on_tokens(reading, produced, replica.status.capacity)
 
     def on_close(self, entry: ActivePlacement, released: Released | None, now: float) -> None:
         """Remove a placement from the load. `released` is None when the client is lost or no longer announces it."""
         load = self._loads[entry.replica_id]
+        replica = self._current(entry)
+        if replica is not None:
+            replica.meter.advance(now, load)
         load.running -= 1
+        load.decoding -= entry.prefilled
         load.by_band[band_index(entry.tier)] -= 1
         load.kv_tokens -= entry.uncached + entry.produced
         load.context_tokens -= entry.prompt_tokens + entry.produced
@@ -224,7 +245,6 @@ class Fleet:
             load.first_tokens_due.pop(id(entry), None)
         if load.running == 0 and entry.replica_id not in self.replicas:
             del self._loads[entry.replica_id]
-        replica = self._current(entry)
         if replica is not None:
             self._learn(replica, entry, released, now)
             self._pools[entry.model].refresh(replica, now)
@@ -248,13 +268,11 @@ class Fleet:
         prefix.on_close(entry.blocks, block_tokens, answer, now)
         if released is not None and released.input_tokens:
             self._learn_hits(replica, entry, released)
-        if entry.first_token_at > 0.0 and entry.baseline.raw_itl_s > 0.0 and answer > 1:
+        if entry.first_token_at > 0.0 and answer > 1:
             observed_s = (now - entry.first_token_at) / (answer - 1)
-            if replica.status.capacity.assumed:
-                batch = replica.load.running + 1  # with this answer, which has just been taken out
-                for rates in (replica.rates, self._pools[entry.model].rates):
-                    rates.observe_answer(batch, observed_s, answer - 1)
-            replica.stats.slowdown.learn(observed_s / entry.baseline.raw_itl_s - 1.0, now)
+            replica.meter.on_tokens(entry.baseline.reading, answer, replica.status.capacity)
+            if entry.predicted_itl_s <= 0.0:
+                return
             self._report(entry.model).itl.learn(entry.predicted_itl_s, observed_s)
             promised_s = replica.status.targets.of(entry.tier).tpot_s
             self._pools[entry.model].model_stats.observe_itl(
@@ -276,7 +294,7 @@ class Fleet:
         if not believed:
             return
         stats, config, prefix = replica.stats, self.config, replica.prefix
-        stats.hit_precision += config.residual_gain * (min(1.0, found_here / believed) - stats.hit_precision)
+        stats.hit_precision += config.hit_gain * (min(1.0, found_here / believed) - stats.hit_precision)
         aged = entry.placed_at - entry.baseline.prefix_used_at >= config.miss_age_s
         if found >= config.miss_share * believed or not aged:
             return
@@ -303,8 +321,11 @@ class Fleet:
         pool = self._pools.setdefault(status.model, Pool(self.config))
         load = self._loads.setdefault(status.replica_id, Load())
         row = pool.next_row()
-        source, derived = self._source(status, pool, row), DerivedCapacity(status, self.config)
-        found = Replica(status, agent_id, now, load, source, ReplicaStats(self.config), row, derived)
+        source, capacity = self._source(status, pool, row), status.capacity
+        derived = DerivedCapacity(status, capacity, self.config)
+        found = Replica(
+            status, agent_id, now, load, source, ReplicaStats(), _meter(status), capacity, row, derived
+        )
         self.replicas[status.replica_id] = found
         pool.add(found)
         self._divide_memory()
@@ -338,6 +359,11 @@ class Fleet:
 def _redefined(known: ReplicaStatus, status: ReplicaStatus) -> bool:
     """Whether a replica has another model or prefix kind under the same name."""
     return (known.model, known.prefix_kind) != (status.model, status.prefix_kind)
+
+
+def _meter(status: ReplicaStatus) -> ReplicaMeter:
+    """A meter that has learnt nothing."""
+    return ReplicaMeter(CapacityEstimate(assumed=status.capacity.assumed))
 
 
 def _outstanding(entry: ActivePlacement) -> int:

@@ -8,16 +8,16 @@ from itertools import chain
 
 import numpy as np
 
+from scheduler.core.capacity_estimate import CapacityEstimate
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import Gate, ScoreInputs, Vector
-from scheduler.core.learnt_rates import LearntRates
 from scheduler.core.model_stats import ModelStats
 from scheduler.core.prefix_index import PrefixIndex
 from scheduler.core.prefix_tree import PrefixTree
-from scheduler.core.replica import Replica
+from scheduler.core.replica import Replica, speeds
 from scheduler.core.rules import BANDS
 from workers.step_time import decode_step_s, sequence_s
-from workers.wire import ReplicaState
+from workers.wire import Capacity, ReplicaState
 
 INITIAL_ROWS = 8
 """Rows of the table at first; it doubles when it is full."""
@@ -32,6 +32,8 @@ MIN_HIT_SHARE = 1 / 16
 """Smallest part of a prompt that is looked up: smaller parts are held by many replicas and change little."""
 MIN_PREFILL_SHARE = 0.1
 """Smallest share of a replica's time that is granted to prefill."""
+FIRST_STEPS = 1.5
+"""Decode steps in a time to first token: half of the one in progress, and the one that the prompt shares."""
 MAX_SCALAR_BITS = 12
 """Matching replicas up to which hits are written one by one; above, as a vector."""
 
@@ -49,8 +51,8 @@ class Pool:
         """R of the replica with the last heartbeat, in tokens per second."""
         self.model_stats = ModelStats(config)
         """Statistics of the model's answers."""
-        self.rates = LearntRates()
-        """Speeds as learnt from all replicas whose capacity is assumed."""
+        self.observed: tuple[tuple[float, ...], CapacityEstimate] | None = None
+        """Of the replica whose speed was observed last: what it states, and what is learnt."""
         self._open_rows: set[int] = set()
         """Rows that are open and have some room."""
         self.inputs: list[ScoreInputs[float]] = []
@@ -134,16 +136,27 @@ class Pool:
         self._dirty_rows.add(replica.row)
         self._open_rows.discard(replica.row)
 
+    def learn_speed(self, replica: Replica, stated: Capacity) -> None:
+        """Believe what a replica's answers show of its speed, in place of what it states.
+
+        A replica without answers is believed to err as the model's last one that states the same; otherwise it would be
+        preferred or avoided for what is merely not known of it.
+        """
+        estimate = replica.meter.estimate
+        if not estimate.count and self.observed is not None and self.observed[0] == speeds(stated):
+            estimate.inherit(self.observed[1])
+        replica.capacity = estimate.apply(stated)
+
     def refresh(self, replica: Replica, now: float) -> None:
         """Derive the row of a replica whose state has changed: the inputs of its score, and its gates."""
-        config, row, status, derived = self.config, replica.row, replica.status, replica.derived
+        config, row, capacity, derived = self.config, replica.row, replica.capacity, replica.derived
         load, stats = replica.load, replica.stats
         running, kv_tokens = replica.running, replica.kv_tokens
         accept, per_token, per_kv = derived.accept, derived.prefill_s_per_token, derived.itl_per_kv
         share = stats.prefill_share.at(now)
         context = replica.context_tokens
-        step = decode_step_s(status.capacity, running + 1, context)
-        itl = step / (accept * (1.0 - share)) * (1.0 + stats.slowdown.at(now))
+        step = decode_step_s(capacity, running + 1, context)
+        itl = step / (accept * (1.0 - share))
         awake = running < derived.slots and replica.state is ReplicaState.READY
         until = replica.last_seen_at + config.heartbeat_stale_s if awake else -INFINITE
         kv_room = INFINITE
@@ -159,12 +172,12 @@ class Pool:
             kv_room,
             replica.prefill_done_at,
             believed * replica.backlog_s(self.model_stats.uncached_ratio),
-            stats.ttft.at(now) + status.capacity.request_s,
+            capacity.request_s + FIRST_STEPS * step,
             per_token,
             derived.prefill_pair_s,
             1.0 + config.eta * running,
             itl,
-            itl + config.eta * running * sequence_s(status.capacity, running) / accept,
+            itl + config.eta * running * sequence_s(capacity, running) / accept,
             per_kv,
             cached + load.outstanding - replica.prefix.room_tokens,
             config.epsilon * per_token * max(0.0, 1.0 - turnover_s / config.hot_s),
@@ -212,7 +225,7 @@ class Pool:
 
         A higher phi means that the engine works off a prefill backlog; fewer running answers would not end it.
         """
-        capacity, derived, stats = replica.status.capacity, replica.derived, self.model_stats
+        capacity, derived, stats = replica.capacity, replica.derived, self.model_stats
         promised_s = max(stats.itl_slack * target_s, derived.min_itl_s)
         prefill_s = (
             stats.typical_uncached * derived.prefill_s_per_token

@@ -9,6 +9,8 @@ that goes to prefill (vLLM mixes prefill chunks into decode steps, so decoding s
 import math
 from dataclasses import dataclass, field
 
+from scheduler.core.replica_meter import NO_READING, Reading
+
 MAX_PREFILL_SHARE = 0.8
 """Largest value of phi: beyond it the formula says little."""
 PREFILL_SHARE_S = 10.0
@@ -27,40 +29,14 @@ MIN_TTFT_S = 1e-3
 class Baseline:
     """Values at the start of a placement that later observations are compared with."""
 
-    raw_ttft_s: float = -1.0
-    """Predicted TTFT without the residual; negative = not predicted, because a client announced the placement."""
-    raw_itl_s: float = -1.0
     opened_at: float = 0.0
     """When the placement was activated here; later than it was placed if a client announced it."""
     prefix_blocks: int = 0
     """Blocks of the prompt that the replica was believed to hold before."""
     prefix_used_at: float = float("-inf")
     """When these blocks were last used there; -inf = never."""
-    unprefilled: int = 0
-    """Uncached tokens that the replica had to prefill then, the placement's included."""
-
-
-@dataclass(slots=True)
-class Residual:
-    """A running mean of errors. Each counts at most `limit`; without observations it halves in `half_life_s`."""
-
-    gain: float
-    limit: float
-    half_life_s: float
-    _value: float = 0.0
-    _at: float = float("-inf")
-
-    def learn(self, error: float, now: float) -> None:
-        """Take one observation; an outlier counts as `limit`."""
-        before = self.at(now)
-        self._value = before + self.gain * (min(max(error, -self.limit), self.limit) - before)
-        self._at = now
-
-    def at(self, now: float) -> float:
-        """The mean at `now`, decayed."""
-        if self._value == 0.0:
-            return 0.0
-        return self._value * math.exp2(-max(0.0, now - self._at) / self.half_life_s)
+    reading: Reading = NO_READING
+    """The replica's meter at the first token, or at a later observation of the answer."""
 
 
 @dataclass(slots=True)

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 from scheduler.core.config import PolicyConfig
-from scheduler.core.learnt_rates import LearntRates
-from scheduler.core.predict import PrefillShare, Residual
+from scheduler.core.predict import PrefillShare
 from scheduler.core.prefix import PrefixSource
+from scheduler.core.replica_meter import ReplicaMeter
 from scheduler.core.rules import BANDS
 from workers.step_time import context_pairs, decode_step_s
-from workers.wire import ReplicaState, ReplicaStatus
+from workers.wire import Capacity, ReplicaState, ReplicaStatus
 
 SETTLING_HEARTBEATS = 2
 """Heartbeats after (re)discovery during which load is the larger of the announced and the engine's."""
@@ -23,6 +23,8 @@ class Load:
 
     running: int = 0
     """D: running sequences."""
+    decoding: int = 0
+    """Those whose first token has come."""
     unprefilled: int = 0
     """P: uncached prompt tokens that are routed but not prefilled."""
     unprefilled_pairs: float = 0.0
@@ -50,16 +52,11 @@ class Load:
 
 
 class ReplicaStats:
-    """Corrections that are learnt from a replica's answers."""
+    """What is learnt of a replica beside its speed."""
 
-    __slots__ = ("hit_precision", "prefill_share", "slowdown", "ttft")
+    __slots__ = ("hit_precision", "prefill_share")
 
-    def __init__(self, config: PolicyConfig) -> None:
-        gain, half_life_s = config.residual_gain, config.residual_half_life_s
-        self.ttft = Residual(gain, config.residual_limit_s, half_life_s)
-        """q: seconds by which first tokens are later than the step model predicts."""
-        self.slowdown = Residual(gain, 1.0, half_life_s)
-        """Time per output token: observed / predicted - 1."""
+    def __init__(self) -> None:
         self.prefill_share = PrefillShare()
         self.hit_precision = 1.0
         """Share of believed cache hits that the engine confirmed."""
@@ -82,8 +79,7 @@ class DerivedCapacity:
         "targets_itl_s",
     )  # fmt: skip
 
-    def __init__(self, status: ReplicaStatus, config: PolicyConfig) -> None:
-        capacity = status.capacity
+    def __init__(self, status: ReplicaStatus, capacity: Capacity, config: PolicyConfig) -> None:
         self.kv_capacity = status.kv_blocks * status.block_size or capacity.kv_cache_tokens
         """KV cache in tokens; the engine's own figure if it reports one."""
         self.kv_used = int(status.kv_usage * self.kv_capacity)
@@ -110,6 +106,11 @@ class DerivedCapacity:
         return uncached * self.prefill_s_per_token + context_pairs(uncached, prompt) * self.prefill_pair_s
 
 
+def speeds(stated: Capacity) -> tuple[float, ...]:
+    """The stated figures that are learnt: estimates of equal ones can be compared."""
+    return stated.prefill_tokens_per_s, stated.step_base_s, stated.step_per_seq_s, stated.step_experts_s
+
+
 @dataclass(slots=True, eq=False)
 class Replica:
     """One replica. Every heartbeat replaces `status`."""
@@ -121,6 +122,10 @@ class Replica:
     load: Load
     prefix: PrefixSource
     stats: ReplicaStats
+    meter: ReplicaMeter
+    """Learns its speed."""
+    capacity: Capacity
+    """Its capacity as believed: what its heartbeats state, with the speeds that are learnt."""
     row: int
     """Row in the model's pool, and bit in the prefix index."""
     derived: DerivedCapacity
@@ -130,8 +135,6 @@ class Replica:
     """The state that a command should bring about, assumed until the next heartbeat."""
     prefill_done_at: float = float("-inf")
     """When the prefill work routed so far should be done, in monotonic seconds."""
-    rates: LearntRates = field(default_factory=LearntRates)
-    """Its speeds as learnt, for an engine whose capacity is assumed."""
 
     @property
     def state(self) -> ReplicaState:

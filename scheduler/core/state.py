@@ -163,7 +163,7 @@ class SchedulerState:
         if entry is not None:
             if produced > 0:
                 self.fleet.assume_prefilled(entry, now)
-            self.fleet.on_progress(entry, produced)
+            self.fleet.on_progress(entry, produced, now)
             self._queue_of(entry.model).queue.on_progress(entry)
 
     def release(self, client: str, released: Released, now: float) -> ActivePlacement | None:

@@ -34,10 +34,12 @@ class ReplicaSpec:
     speed: float = 1.0
     """Factor on the speed of the replica's own clock; a permanent straggler has less than 1."""
     usd_per_gpu_hour: float = 0.0
+    stated: Capacity | None = None
+    """What its heartbeats state as its capacity, where that is not the engine's true one."""
 
     @property
     def capacity(self) -> Capacity:
-        """The replica's capacity, from its profile."""
+        """The replica's true capacity, from its profile."""
         return self.engine.capacity
 
 

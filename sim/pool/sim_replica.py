@@ -150,7 +150,7 @@ class SimReplica:
             self.spec.model,
             self.boot_id,
             self.state,
-            self.spec.capacity,
+            self.spec.stated or self.spec.capacity,
             self.spec.targets,
             self._engine.running if serving else 0,
             self._engine.waiting if serving else 0,

@@ -35,9 +35,8 @@ def test_a_model_out_of_all_range_costs_the_plan_and_nothing_else(monkeypatch: p
     state.heartbeat(beat(*rows), 0.0)
     runner = AutoscalerRunner(planner, state, HostRegistry())
     assert runner.run(0.0) is not None
-    before, whole = failures(BROKEN), served(state, BROKEN).status
-    nothing = msgspec.structs.replace(whole.capacity, prefill_tokens_per_s=0.0)
-    served(state, BROKEN).status = msgspec.structs.replace(whole, capacity=nothing)
+    before, whole = failures(BROKEN), served(state, BROKEN).capacity
+    served(state, BROKEN).capacity = msgspec.structs.replace(whole, prefill_tokens_per_s=0.0)
     for number in range(1, 4):
         planner.count_arrival(BROKEN, 1_000, 100)
         assert runner.run(2.0 * number) is None
@@ -45,7 +44,7 @@ def test_a_model_out_of_all_range_costs_the_plan_and_nothing_else(monkeypatch: p
     [(message, error)] = told
     assert BROKEN in message
     assert isinstance(error, ArithmeticError | ValueError)
-    served(state, BROKEN).status = whole
+    served(state, BROKEN).capacity = whole
     plan = runner.run(8.0)
     assert plan is not None
     assert {row.model for row in plan.models} == {SOUND, BROKEN}

@@ -117,7 +117,7 @@ class FleetMachine(RuleBasedStateMachine):
             entry = pick.choice(self.open)
             if told:
                 self.fleet.on_prefill(entry, self.now)
-            self.fleet.on_progress(entry, produced)
+            self.fleet.on_progress(entry, produced, self.now)
 
     @rule(pick=st.randoms(use_true_random=False), found=st.integers(-1, 3000), failed=st.booleans())
     def close(self, pick: random.Random, found: int, failed: bool) -> None:
@@ -202,7 +202,7 @@ def test_a_prompt_that_is_cancelled_before_its_prefill_leaves_nothing() -> None:
     assert known(fleet) == 1000
     fleet.on_close(entry, Released("r", NAMES[0]), 0.5)
     assert known(fleet) == 0
-    assert fleet.place(PROMPT, 0.5, random.Random(0)).ttft_s == pytest.approx(0.1)
+    assert fleet.place(PROMPT, 0.5, random.Random(0)).ttft_s == pytest.approx(0.1 + 1.5 * 0.011)
 
 
 def test_a_failed_replica_holds_nothing() -> None:

@@ -130,10 +130,11 @@ def test_the_prediction_is_the_documented_formula() -> None:
     got = chosen(fleet, request(prompt_tokens=100, output_tokens=50))
     share = 0.09 / 10  # of the last ten seconds
     itl_s = (0.01 + 0.001 * 3) / (1 - share)
-    assert got.ttft_s == pytest.approx((900 + 100) / 10_000)
+    ttft_s = (900 + 100) / 10_000 + 1.5 * (0.01 + 0.001 * 3)
+    assert got.ttft_s == pytest.approx(ttft_s)
     assert got.itl_s == pytest.approx(itl_s)
     others = 2 * PolicyConfig().eta * (100 / 10_000 + 50 * 0.001)
-    assert got.cost_s == pytest.approx(0.1 + 50 * itl_s + others)
+    assert got.cost_s == pytest.approx(ttft_s + 50 * itl_s + others)
 
 
 def test_accepted_drafts_shorten_the_time_per_token() -> None:
@@ -145,8 +146,9 @@ def test_accepted_drafts_shorten_the_time_per_token() -> None:
 def test_prefill_progresses_as_time_passes() -> None:
     fleet = fleet_of(replica())
     load(fleet, FIRST, 1, waiting=9_000)
-    assert chosen(fleet, now=0.5).ttft_s == pytest.approx(0.4 + 0.01)
-    assert chosen(fleet, now=1.9).ttft_s == pytest.approx(0.25 * 0.9 + 0.01)
+    steps_s = 1.5 * (0.01 + 0.001 * 3)
+    assert chosen(fleet, now=0.5).ttft_s == pytest.approx(0.4 + 0.01 + steps_s)
+    assert chosen(fleet, now=1.9).ttft_s == pytest.approx(0.25 * 0.9 + 0.01 + steps_s)
 
 
 def test_the_less_loaded_replica_is_chosen() -> None:

@@ -1,4 +1,4 @@
-"""Predictions: the step model, residuals that settle and fade, a report that tells the truth."""
+"""Predictions: the step model, a report that tells the truth."""
 
 import math
 import random
@@ -7,31 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.predict import BOUND_QUANTILE, MAX_PREFILL_SHARE, Accuracy, PrefillShare, Residual
-
-
-@given(st.floats(-3, 3), st.integers(0, 1000))
-def test_a_residual_settles_on_the_error(error: float, seed: int) -> None:
-    rng = random.Random(seed)
-    residual = Residual(gain=0.1, limit=5.0, half_life_s=1e9)
-    for step in range(200):
-        residual.learn(error + rng.uniform(-0.1, 0.1), float(step))
-    assert residual.at(200.0) == pytest.approx(error, abs=0.1)
-
-
-@given(st.floats(allow_nan=False, allow_infinity=True))
-def test_one_outlier_moves_it_by_little(error: float) -> None:
-    residual = Residual(gain=0.1, limit=2.0, half_life_s=10.0)
-    residual.learn(error, 0.0)
-    assert abs(residual.at(0.0)) <= 0.2 + 1e-12
-
-
-def test_without_news_it_fades() -> None:
-    residual = Residual(gain=1.0, limit=2.0, half_life_s=10.0)
-    residual.learn(1.0, 5.0)
-    assert residual.at(15.0) == pytest.approx(0.5)
-    assert residual.at(0.0) == 1.0
-    assert residual.at(1e6) == pytest.approx(0.0)
+from scheduler.core.predict import BOUND_QUANTILE, MAX_PREFILL_SHARE, Accuracy, PrefillShare
 
 
 def test_the_prefill_share_is_seconds_of_prefill_per_second() -> None:

@@ -60,6 +60,7 @@ def test_an_engine_that_comes_back_slower_is_planned_for_as_it_is_now() -> None:
                     capacity = replica.status.capacity
                     slower = msgspec.structs.replace(capacity, prefill_tokens_per_s=3_000.0)
                     replica.status = msgspec.structs.replace(replica.status, capacity=slower)
+                    replica.capacity = slower
             for _ in range(3):
                 planner.count_arrival("deepseek-v3.2", 4_000, 400)
                 planner.count_release("deepseek-v3.2", "h0/deepseek-v3.2-0", 4_000, 0)
@@ -74,7 +75,7 @@ def test_the_figures_of_one_that_serves_stand_for_a_mixed_fleet() -> None:
     fleet = _fleet([ReplicaState.ASLEEP, ReplicaState.READY])
     rows = list(fleet.replicas.values())
     slow = msgspec.structs.replace(rows[0].status.capacity, prefill_tokens_per_s=10.0)
-    rows[0].status = msgspec.structs.replace(rows[0].status, capacity=slow)
+    rows[0].capacity = slow
     planner = LivePlanner(CATALOG)
     for number in range(20):
         planner.count_arrival("deepseek-v3.2", 1_000, 40)
