@@ -189,6 +189,7 @@ class Agent:
                     stated,
                     ReplicaNames(self._host_id, number),
                     self.replicas.append,
+                    self._clock,
                 ),
             )
             for number, url in enumerate(urls)

@@ -84,6 +84,17 @@ def _whole(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
+class AnswerUsage(msgspec.Struct, frozen=True):
+    """The tokens of an answer, as the engine counts them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    usage: AnswerUsage = AnswerUsage()
+
+
 class EngineApi:
     """HTTP client of one engine. Every method raises EngineFailed when the engine cannot be reached."""
 
@@ -125,6 +136,19 @@ class EngineApi:
             return False
         found = _VERSION.search(body.decode("utf-8", "replace")) if status == 200 else None
         return found is not None and (int(found[1]), int(found[2])) >= (0, 32)
+
+    async def answer(self, model: str, text: str, tokens: int, timeout_s: float) -> AnswerUsage:
+        """Have `text` answered with at most `tokens`, in one piece. Raises EngineFailed when it is not, in time."""
+        messages = [{"role": "user", "content": text}]
+        body = {"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0}
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        status, answer = await self._call("POST", "/v1/chat/completions", body, timeout)
+        if status != 200:
+            raise EngineFailed(f"the engine answered {status}: {answer[:200].decode('utf-8', 'replace')}")
+        try:
+            return msgspec.json.decode(answer, type=_Answer).usage
+        except msgspec.MsgspecError as error:
+            raise EngineFailed(f"the engine's answer is not one of a chat: {error}") from None
 
     async def warm_up(self, model: str, max_model_len: int, *, embeds: bool = False) -> None:
         """Send requests of several lengths, so that compilation does not delay the first customer's request.

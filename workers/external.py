@@ -1,6 +1,7 @@
 """Engines that Penstock does not run: any OpenAI-compatible server behind a URL.
 
-Each model that the engine lists is a replica, named after it. The engine is probed once a second for all of them.
+Each model that the engine lists is a replica, named after it. The engine is probed once a second for all of them. The
+speed of the only model of an engine is measured at first; others share theirs, and to ask for one may load it.
 """
 
 import asyncio
@@ -12,10 +13,12 @@ from fractions import Fraction
 
 import msgspec
 
+from core.clock import Clock
 from core.errors import Conflict, PenstockError
 from core.ids import incarnation
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_models import ASSUMED_CONTEXT_LEN, ServedModel, list_models
+from workers.engine_speed import measured
 from workers.plan import ExternalPlan, plan_external
 from workers.replica_view import Replica, ReplicaView
 from workers.wire import ReplicaState
@@ -33,6 +36,7 @@ class ExternalReplica(ReplicaView):
 
     def __init__(self, plan: ExternalPlan, url: str) -> None:
         super().__init__(plan, url)
+        self._assumed = plan
         self._draining = False
         self._seen_before = False
 
@@ -57,6 +61,12 @@ class ExternalReplica(ReplicaView):
         """The engine answers, but does not list the model any more."""
         self.boot_id = ""
         self.enter(ReplicaState.STOPPED, f"the engine at {self.url} does not list this model any more")
+
+    async def measure(self, api: EngineApi, clock: Clock) -> None:
+        """Measure the engine's speed for this model, and state it instead of what is assumed."""
+        capacity = await measured(api, self._assumed.model_name, self._assumed.capacity, clock)
+        if capacity is not None:
+            self.plan = msgspec.structs.replace(self._assumed, capacity=capacity)
 
     async def command(self, action: str, deadline_s: float) -> None:
         """Execute drain or resume. Raises Conflict for other actions."""
@@ -92,8 +102,12 @@ class ExternalEngine:
         settings: ExternalSettings,
         replica_id: Callable[[str], str],
         add: Callable[[Replica], None],
+        clock: Clock,
     ) -> None:
         """`replica_id` returns the id for a model's name. `add` is given each new replica."""
+        self._clock = clock
+        self._measured_boot = ""
+        """Incarnation whose speed was last measured, or is being measured."""
         self._api = api
         self._settings = settings
         self._replica_id = replica_id
@@ -107,14 +121,27 @@ class ExternalEngine:
         self._failure = ""
 
     async def run(self) -> None:
-        """Probe once a second until cancelled."""
-        while True:
-            try:
-                await self.probe()
-                self._failure = ""
-            except PenstockError as error:
-                self._on_failure(error.message)
-            await asyncio.sleep(PROBE_S)
+        """Probe once a second until cancelled, and measure the speed of each incarnation beside it."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                try:
+                    await self.probe()
+                    self._failure = ""
+                except PenstockError as error:
+                    self._on_failure(error.message)
+                if (replica := self._unmeasured()) is not None:
+                    tasks.create_task(replica.measure(self._api, self._clock))
+                await asyncio.sleep(PROBE_S)
+
+    def _unmeasured(self) -> ExternalReplica | None:
+        """The replica of the only model that is listed, once for each of its incarnations."""
+        if self._failure or len(self._listed) != 1:
+            return None
+        replica = self._replicas[next(iter(self._listed))]
+        if replica.boot_id == self._measured_boot:
+            return None
+        self._measured_boot = replica.boot_id
+        return replica
 
     async def probe(self) -> None:
         """Look at the engine once. Raises EngineFailed or InvalidRequest when it cannot serve."""

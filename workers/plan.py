@@ -82,7 +82,7 @@ def plan_external(
 ) -> ExternalPlan:
     """One model of an external engine, whose speeds and KV cache nobody has stated.
 
-    The speeds are assumptions that the scheduler replaces by what it measures (`Capacity.assumed`). Neither they nor a
+    The speeds are assumptions until the agent has measured them (`Capacity.assumed`). Neither they nor a
     target per token limit the batch: `max_num_seqs` alone does, and the engine's own KV figures if it reports any.
     """
     return ExternalPlan(

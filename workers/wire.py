@@ -64,7 +64,7 @@ class Capacity(msgspec.Struct, frozen=True):
     gpus: int = 0
     """GPUs the replica occupies; 0 on CPU."""
     assumed: bool = False
-    """Whether the speeds are assumptions that the scheduler replaces by what it measures (external engines)."""
+    """Whether nothing is known of the speeds but their order (external engines that were not measured)."""
 
 
 class TierTargets(msgspec.Struct, frozen=True):

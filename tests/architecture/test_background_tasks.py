@@ -42,6 +42,7 @@ AWAITED = {
     "tenants/rate_pipeline.py": 1,  # one connection; the next call starts another
     "tenants/rates.py": 1,  # seeds one tenant, awaited
     "workers/agent.py": 4,  # preparation, stop and drain, awaited
+    "workers/external.py": 1,  # four requests to one engine, in a task group
     "workers/scheduler_link.py": 4,  # connections and senders, awaited by their supervised tasks; one command
 }
 """Tasks that end by themselves, by file: their number, which grows only with a reason."""

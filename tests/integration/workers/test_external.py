@@ -3,6 +3,7 @@
 import aiohttp
 import pytest
 
+from core.clock import SystemClock
 from core.errors import InvalidRequest
 from tests.support.openai_engine import OpenAIEngine
 from workers.engine_api import EngineApi
@@ -21,7 +22,7 @@ async def test_replicas_follow_the_list_of_models(caplog: pytest.LogCaptureFixtu
         with OpenAIEngine({"a": {"max_model_len": 4096}, "b": {}}) as served:
             api = EngineApi(session, served.url, "")
             engine = ExternalEngine(
-                api, ExternalSettings(max_num_seqs=8), ReplicaNames("h", 0), replicas.append
+                api, ExternalSettings(max_num_seqs=8), ReplicaNames("h", 0), replicas.append, SystemClock()
             )
             await engine.probe()
             assert names(replicas) == {"a": ReplicaState.READY, "b": ReplicaState.READY}
@@ -58,6 +59,8 @@ async def test_one_model_of_many() -> None:
     async with aiohttp.ClientSession() as session:
         with OpenAIEngine({"a": {}, "b": {}}) as served:
             api = EngineApi(session, served.url, "")
-            engine = ExternalEngine(api, ExternalSettings(model="b"), ReplicaNames("h", 0), replicas.append)
+            engine = ExternalEngine(
+                api, ExternalSettings(model="b"), ReplicaNames("h", 0), replicas.append, SystemClock()
+            )
             await engine.probe()
     assert names(replicas) == {"b": ReplicaState.READY}

@@ -1,6 +1,7 @@
 """The live scheduler's seam: what heartbeats and requests become in an observation, and the view that comes out."""
 
 import msgspec
+import pytest
 
 from core.db import Database
 from scheduler.autoscaling import LivePlanner
@@ -69,6 +70,21 @@ def test_an_engine_that_comes_back_slower_is_planned_for_as_it_is_now() -> None:
         return plan.models[0].target
 
     assert target(20) == target(0) > target(99)
+
+
+def test_the_noise_of_what_is_learnt_changes_no_plan_and_a_real_change_does() -> None:
+    planner, fleet = LivePlanner(CATALOG), _fleet([ReplicaState.READY])
+    (only,) = fleet.replicas.values()
+    known, planned = only.capacity, []
+    for factor in (1.0, 1.1, 0.9, 0.5, 0.52):
+        only.capacity = msgspec.structs.replace(
+            known, prefill_tokens_per_s=known.prefill_tokens_per_s * factor
+        )
+        planner.plan(fleet.replicas, _hosts(1), [], 2.0 * len(planned))
+        planned.append(
+            planner._specs["deepseek-v3.2"].capacity.prefill_tokens_per_s / known.prefill_tokens_per_s
+        )
+    assert planned == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.5])
 
 
 def test_the_figures_of_one_that_serves_stand_for_a_mixed_fleet() -> None:
