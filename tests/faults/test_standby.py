@@ -127,6 +127,7 @@ async def through_a_fault(stack: Stack, traffic: Traffic, hurt: Callable[[], Non
     return asked
 
 
+@pytest.mark.promise(1, 7)
 async def test_the_serving_scheduler_is_killed(stack: Stack) -> None:
     tenant = stack.make_tenant("Killed")
     async with load.session() as session:
@@ -139,6 +140,7 @@ async def test_the_serving_scheduler_is_killed(stack: Stack) -> None:
     assert later > term
 
 
+@pytest.mark.promise(1, 7)
 async def test_the_serving_scheduler_is_stopped_and_resumed(stack: Stack) -> None:
     tenant = stack.make_tenant("Stopped")
     async with load.session() as session:
