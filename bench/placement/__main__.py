@@ -1,13 +1,13 @@
-"""`python -m bench.placement`: every workload, policy, load and seed; writes docs/results/placement.md, plots and data.
+"""`python -m bench.placement`: the studies of `studies.py`; writes the pages on placement and ablation with their data.
 
-What has been played is kept under bench/out/placement, so that it can be stopped and goes on where it was. Remove that
-directory after a change to scheduler or simulator: figures of two versions do not mix.
+What has been played is kept under bench/out/placement, so that it can be stopped and goes on where it was; pages are
+written after every study. Remove that directory after a change to scheduler or simulator: figures of two versions do
+not mix.
 """
 
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
@@ -20,14 +20,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bench.placement.publish import publish
+from bench.placement.publish import Played, publish
+from bench.placement.studies import STUDIES, Study
 from bench.provenance import provenance
 from core.errors import PenstockError
 from sim.pool.compare import Players, Setting
 from sim.pool.comparison import Outcome, Plan, ProgressCallbacks, compare
 from sim.pool.journal import Journal
-from sim.pool.registry import names_of
-from sim.pool.workloads.registry import catalogue, models_of
+from sim.pool.knee import Knee
+from sim.pool.registry import OURS
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "bench" / "out" / "placement"
@@ -35,50 +36,63 @@ WORK = ROOT / "bench" / "out" / "placement"
 
 def main() -> None:
     args = arguments()
-    workloads = args.workloads.split(",") if args.workloads else list(catalogue())
-    policies = tuple(names_of(args.policies, args.prefix))
-    loads = tuple(float(load) for load in args.loads.split(","))
-    began = time.monotonic()
-    outcomes = {}
+    knees: dict[tuple[str, str, int], Knee] = {}
+    played: list[Played] = []
+    chosen = [study for study in STUDIES if args.only in study.name]
     with Players(args.workers) as players:
-        for number, workload in enumerate(workloads, 1):
-            several = models_of(workload)
-            models = several if len(several) > 1 else (args.model,)
-            setting = Setting(workload, models, args.hosts, args.seconds, args.prefix, args.shed)
-            plan = Plan(setting, policies, loads, args.seeds)
-            journal = Journal(args.work / f"{workload}.jsonl", plan.subject(), resume=True)
-            outcomes[workload] = played(plan, players, journal, f"{workload} ({number}/{len(workloads)})")
-    conditions = {
-        **provenance(),
-        "model": args.model,
-        "hosts": args.hosts,
-        "seeds": args.seeds,
-        "shed": args.shed,
-        "prefix": args.prefix,
-        "minutes": round((time.monotonic() - began) / 60, 1),
-    }
-    for path in publish(outcomes, conditions, args.docs):
-        print(path)
+        for number, study in enumerate(chosen, 1):
+            title = f"{study.group}: {study.title} ({number}/{len(chosen)})"
+            outcomes = [play(study, shed, args, players, knees, title) for shed in sheds(study)]
+            rows = [row for outcome in outcomes for row in outcome.rows]
+            played.append(Played(study, outcomes[0].knee, outcomes[0].setting, rows))
+            conditions = {**provenance(), "seeds": args.seeds}
+            for path in publish(played, conditions, args.docs):
+                print(path)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__)
-    parser.add_argument("--workloads", help="comma-separated; default: all")
-    parser.add_argument("--policies", default="all")
-    parser.add_argument("--loads", default="0.7,1.0,1.3")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--model", default="llama-3.3-70b")
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=0.0, help="0 = by the knee of each workload")
-    parser.add_argument("--prefix", default="mirrored", help="mirrored or exact")
-    parser.add_argument("--shed", default="zero", help="zero or equal")
+    parser.add_argument("--only", default="", help="part of the names of studies; default: all")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, default=WORK, help="where rows are kept")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where data, images and tables go")
     return parser.parse_args()
 
 
-def played(plan: Plan, players: Players, journal: Journal, title: str) -> Outcome:
+def sheds(study: Study) -> list[str]:
+    """Return the ways of shedding of a study, each once."""
+    return list(dict.fromkeys(shed for shed, _ in study.points))
+
+
+def play(
+    study: Study,
+    shed: str,
+    args: argparse.Namespace,
+    players: Players,
+    knees: dict[tuple[str, str, int], Knee],
+    title: str,
+) -> Outcome:
+    loads = tuple(load for each, load in study.points if each == shed)
+    setting = Setting(study.workload, (study.model,), study.hosts, 0.0, shed=shed)
+    plan = Plan(setting, tuple(dict.fromkeys((OURS, *study.policies))), loads, args.seeds)
+    journal = Journal(args.work / f"{study.name}-{shed}.jsonl", plan.subject(), resume=True)
+    pool = study.workload, study.model, study.hosts
+    known = knees.get(pool) or kept_knee(journal)
+    outcome = with_progress(plan, players, journal, f"{title}, shed {shed}", known)
+    if "knee" not in journal.notes:
+        journal.note("knee", {name: getattr(outcome.knee, name) for name in Knee.__slots__})
+    knees[pool] = outcome.knee
+    return outcome
+
+
+def kept_knee(journal: Journal) -> Knee | None:
+    """Return the knee that a journal has noted."""
+    known = journal.notes.get("knee")
+    return None if known is None else Knee(**known)
+
+
+def with_progress(plan: Plan, players: Players, journal: Journal, title: str, knee: Knee | None) -> Outcome:
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
         console=Console(stderr=True),
@@ -94,7 +108,7 @@ def played(plan: Plan, players: Players, journal: Journal, title: str) -> Outcom
             ),
             on_cell_done=lambda cell: progress.advance(task),
         )  # fmt: skip
-        return compare(plan, players, journal, watch)
+        return compare(plan, players, journal, watch, knee=knee)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import tokens_per_block
 from scheduler.core.mirror import MirroredPrefixes
 from scheduler.core.placement import ActivePlacement
-from scheduler.core.policy import Blocked, Choice, Reason, Rng, place
+from scheduler.core.policy import Blocked, Choice, Chooser, Reason, Rng, place
 from scheduler.core.pool import Pool
 from scheduler.core.predict import PredictionReport
 from scheduler.core.prefix import ExactPrefixes, PrefixSource
@@ -27,8 +27,9 @@ MIN_REPLICA_BLOCKS = 1024
 class Fleet:
     """All replicas of all models, with the load of active placements. Times are monotonic seconds."""
 
-    def __init__(self, config: PolicyConfig | None = None) -> None:
+    def __init__(self, config: PolicyConfig | None = None, choose: Chooser = place) -> None:
         self.config = config or PolicyConfig()
+        self._choose = choose
         self.replicas: dict[str, Replica] = {}
         self.reports: dict[str, PredictionReport] = {}
         """Accuracy of predictions by model."""
@@ -137,7 +138,7 @@ class Fleet:
     def place(self, request: PlaceRequest, now: float, rng: Rng) -> Choice | Blocked:
         """The choice of a replica for `request`; changes nothing."""
         pool = self._pools.get(request.model)
-        return place(request, pool, now, rng) if pool is not None else Blocked(Reason.UNKNOWN_MODEL)
+        return self._choose(request, pool, now, rng) if pool is not None else Blocked(Reason.UNKNOWN_MODEL)
 
     # Events of placements
 

@@ -4,6 +4,7 @@ Deterministic given its arguments: no clock, no random source, no I/O. Vectors r
 when few replicas are open, `scalar_policy` computes the same in plain numbers. The formulas are in `cost`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -80,6 +81,10 @@ class Blocked:
     """No replica can take the request now."""
 
     reason: Reason
+
+
+Chooser = Callable[[PlaceRequest, Pool, float, Rng], Choice | Blocked]
+"""Chooses a replica of the pool for a request at a monotonic time, as `place` does."""
 
 
 class Scores(NamedTuple):

@@ -15,7 +15,7 @@ from scheduler.core.flow import QueuedRequest, QueueOutcome
 from scheduler.core.model_queue import ModelQueue
 from scheduler.core.orphans import OrphanedPlacements, PlacementKey
 from scheduler.core.placement import ActivePlacement
-from scheduler.core.policy import Reason, Rng
+from scheduler.core.policy import Chooser, Reason, Rng, place
 from scheduler.core.predict import Accuracy
 from scheduler.core.queue_view import queue_view
 from scheduler.core.rules import BANDS, SchedulerConfig, band_index
@@ -49,13 +49,19 @@ class SchedulerState:
     """Replicas, queues and active placements of one scheduler incarnation. Times are monotonic seconds."""
 
     def __init__(
-        self, epoch: str, now: float, *, grace_s: float = 3.0, config: SchedulerConfig | None = None
+        self,
+        epoch: str,
+        now: float,
+        *,
+        grace_s: float = 3.0,
+        config: SchedulerConfig | None = None,
+        choose: Chooser = place,
     ) -> None:
         """For `grace_s` seconds from `now` no request is refused for want of replicas: agents may not have reported
-        yet."""
+        yet. The simulator compares other ways to `choose` a replica."""
         self.epoch = epoch
         self.config = config or SchedulerConfig()
-        self.fleet = Fleet(self.config.policy)
+        self.fleet = Fleet(self.config.policy, choose)
         self.queues: dict[str, ModelQueue] = {}
         self.active: dict[PlacementKey, ActivePlacement] = {}
         self.orphans = OrphanedPlacements()

@@ -133,6 +133,7 @@ class Cluster:
             usd_per_gpu_hour=self._gpu_time.usd_per_gpu_hour,
             arrivals_s=self._last_arrival,
             warmup_s=self.config.warmup_s,
+            cooldown_s=self.config.cooldown_s,
         )
 
     def _is_running(self) -> bool:

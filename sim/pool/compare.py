@@ -8,14 +8,17 @@ import math
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import active_children, get_context
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import msgspec
+
 from core.errors import InvalidRequest
+from sim.pool.blocks import blocks_of
 from sim.pool.bound import served_at_most
-from sim.pool.network import Network
+from sim.pool.network import Network, stream
 from sim.pool.pool import ReplicaSpec, pool_of
 from sim.pool.registry import OURS, Variant, policy
 from sim.pool.run import simulate
@@ -31,7 +34,25 @@ SHEDDING = ("zero", "equal")
 MIN_WARMUP_S = 20.0
 """Shortest warm-up in seconds."""
 WARMUP_SHARE = 0.2
-"""Share of a run's seconds (0 to 1) that is warm-up."""
+"""Share of a run's seconds (0 to 1) that is warm-up, where the lifetime of answers is not known."""
+WARMUP_LIFETIMES = 2.0
+"""Lifetimes of answers that are warm-up."""
+WARMUP_ARRIVALS = 200.0
+"""Least arrivals of the warm-up at load 1: policies that learn have learnt from some."""
+MEASURED_LIFETIMES = 10.0
+"""Least lifetimes of answers that are measured."""
+MEASURED_ARRIVALS = 800.0
+"""Least arrivals that are measured at load 1."""
+MAX_MEASURED_S = 600.0
+"""Longest time for MEASURED_ARRIVALS, in seconds."""
+MIN_SECONDS = 45.0
+"""Shortest run in seconds."""
+MAX_BLOCKS = 16
+"""Most blocks into which a run is divided."""
+RATE_ERROR = 0.2
+"""Standard deviation of the logarithm of stated over true prefill rate."""
+STEP_ERROR = 0.1
+"""The same for the seconds of a step."""
 _EXACT = 6
 """Number of significant digits kept of a figure."""
 
@@ -51,11 +72,37 @@ class Setting:
     prefix: str = "mirrored"
     shed: str = "zero"
     api_processes: int = 3
+    lifetime_s: float = 0.0
+    """Mean seconds from arrival to end of an answer at load 1; 0 = not known."""
+    warm_s: float = 0.0
+    """Seconds of warm-up; 0 = WARMUP_SHARE of the run."""
 
     @property
     def warmup_s(self) -> float:
         """Seconds of warm-up: earlier arrivals fill caches and are not counted."""
-        return min(self.seconds / 2, max(MIN_WARMUP_S, WARMUP_SHARE * self.seconds))
+        return min(self.seconds / 2, self.warm_s or max(MIN_WARMUP_S, WARMUP_SHARE * self.seconds))
+
+    @property
+    def cooldown_s(self) -> float:
+        """Seconds at the end whose arrivals are not counted: they keep up the load on those before them."""
+        return min(self.lifetime_s, (self.seconds - self.warmup_s) / 4)
+
+    @property
+    def block_s(self) -> float:
+        """Seconds of a block, the unit that intervals are computed from: answers of one overlap with few others'."""
+        measured_s = self.seconds - self.warmup_s - self.cooldown_s
+        return max(self.lifetime_s, measured_s / MAX_BLOCKS)
+
+    def timed(self, rate: float, lifetime_s: float) -> "Setting":
+        """Return the setting with the length of a run for this rate and lifetime of answers."""
+        warm_s = max(
+            MIN_WARMUP_S, WARMUP_LIFETIMES * lifetime_s, min(WARMUP_ARRIVALS / rate, MAX_MEASURED_S / 4)
+        )
+        measured_s = max(MEASURED_LIFETIMES * lifetime_s, min(MEASURED_ARRIVALS / rate, MAX_MEASURED_S))
+        seconds = max(MIN_SECONDS, round(warm_s + measured_s + lifetime_s))
+        return replace(
+            self, seconds=float(seconds), lifetime_s=round(lifetime_s, 2), warm_s=float(round(warm_s))
+        )
 
     def pool(self, catalog: Catalog) -> list[ReplicaSpec]:
         """Return the replicas of the comparison."""
@@ -91,15 +138,16 @@ def play(cell: Cell) -> list[Row]:
     """
     setting = cell.setting
     catalog = load_catalog()
-    pool = setting.pool(catalog)
+    pool = [misstated(spec, cell.seed) for spec in setting.pool(catalog)]
     levels = service_levels(pool)
     context = min(spec.capacity.max_model_len for spec in pool)
     source = workload(setting.workload, models=_names(setting.models), context=context)
     requests = list(source.requests(rate=cell.rate, seconds=setting.seconds, seed=cell.seed))
     if not any(request.at >= setting.warmup_s for request in requests):
         raise InvalidRequest(f"{source.name} has no request after the warm-up at {cell.rate:.3g} requests/s")
-    served = served_at_most(requests, pool, warmup_s=setting.warmup_s)
-    measured_s = max(request.at for request in requests) - setting.warmup_s
+    end = max(request.at for request in requests) - setting.cooldown_s
+    served = served_at_most([each for each in requests if each.at <= end], pool, warmup_s=setting.warmup_s)
+    measured_s = end - setting.warmup_s
     equal = setting.shed == "equal"
     variant = Variant(setting.prefix, admission=equal, deadline_s=_patience_s(pool) if equal else 600.0)
     shed_rate = 0.0
@@ -111,15 +159,31 @@ def play(cell: Cell) -> list[Row]:
             api_processes=setting.api_processes,
             network=entry.network(Network()),
             warmup_s=setting.warmup_s,
+            cooldown_s=setting.cooldown_s,
         )
-        summary = summarise(
-            simulate(entry.make, requests, pool, config, workload=source.name, load=cell.load), levels
-        )
+        result = simulate(entry.make, requests, pool, config, workload=source.name, load=cell.load)
+        summary = summarise(result, levels)
         if name == OURS:
             shed_rate = summary.shed_rate
         if name in cell.policies:
-            rows.append(_row(cell, name, summary, pool, served / max(measured_s, 1e-9)))
+            row = _row(cell, name, summary, pool, served / max(measured_s, 1e-9))
+            rows.append({**row, "blocks": blocks_of(result, levels, setting.block_s)})
     return rows
+
+
+def misstated(spec: ReplicaSpec, seed: int) -> ReplicaSpec:
+    """Return the replica with stated figures of its speed that are off, as a catalog's are: all policies of a seed read
+    the same. Its true speed is unchanged.
+    """
+    error, true = stream(seed, f"figures of {spec.model}"), spec.capacity
+    rate, step = math.exp(error.gauss(0.0, RATE_ERROR)), math.exp(error.gauss(0.0, STEP_ERROR))
+    stated = msgspec.structs.replace(
+        true,
+        prefill_tokens_per_s=true.prefill_tokens_per_s * rate,
+        step_base_s=true.step_base_s * step,
+        step_per_seq_s=true.step_per_seq_s * step,
+    )
+    return replace(spec, stated=stated)
 
 
 class Players:
@@ -196,7 +260,7 @@ def _row(cell: Cell, name: str, summary: Summary, pool: Sequence[ReplicaSpec], b
     kept = (
         "goodput_rps", "offered_rps", "slo_met", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s",
         "tpot_p99_s", "hit_rate", "shed_rate", "jain", "max_service_gap", "gpu_hours", "usd_per_mtok",
-        "mean_waiting", "preemptions", "requests",
+        "mean_waiting", "preemptions", "requests", "lifetime_s",
     )  # fmt: skip
     return {
         "policy": name,

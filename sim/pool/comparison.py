@@ -1,17 +1,12 @@
 """Runs a whole comparison: finds the knee, runs every missing cell, and returns all rows."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sim.pool.compare import Cell, Players, Row, Setting, cells, missing
 from sim.pool.journal import Journal
 from sim.pool.knee import Knee, find
-
-ARRIVALS = 800.0
-"""Number of requests per run at the knee when no length is given: enough for a steady state."""
-SECONDS_RANGE = (45.0, 600.0)
-"""Shortest and longest run in simulated seconds when no length is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +14,7 @@ class Plan:
     """The plan of a comparison."""
 
     setting: Setting
-    """Settings of the cells; `seconds` of 0 = the duration of ARRIVALS at the knee, within SECONDS_RANGE."""
+    """Settings of the cells; `seconds` of 0 = by the rate and the lifetime of answers at the knee (`Setting.timed`)."""
     policies: tuple[str, ...]
     loads: tuple[float, ...]
     seeds: int
@@ -53,14 +48,22 @@ class Outcome:
 
 
 def compare(
-    plan: Plan, players: Players, journal: Journal | None = None, callbacks: ProgressCallbacks | None = None
+    plan: Plan,
+    players: Players,
+    journal: Journal | None = None,
+    callbacks: ProgressCallbacks | None = None,
+    *,
+    knee: Knee | None = None,
 ) -> Outcome:
-    """Run a plan; rows in the journal are not repeated. Raises InvalidRequest for an invalid plan."""
+    """Run a plan; rows in the journal are not repeated. `knee` is that of the same pool and workload, if it is known.
+
+    Raises InvalidRequest for an invalid plan.
+    """
     callbacks = callbacks or ProgressCallbacks()
-    knee = _knee(plan, players, journal, callbacks)
+    knee = knee or _knee(plan, players, journal, callbacks)
     setting = plan.setting
     if setting.seconds <= 0:
-        setting = replace(setting, seconds=seconds_at(knee.rate_rps))
+        setting = setting.timed(knee.rate_rps, knee.lifetime_s)
     rates = [(load, load * knee.rate_rps) for load in plan.loads]
     every = cells(setting, plan.policies, rates, range(1, plan.seeds + 1))
     rows: list[Row] = list(journal.rows) if journal is not None else []
@@ -73,12 +76,6 @@ def compare(
         rows += fresh
         callbacks.on_cell_done(cell)
     return Outcome(knee, setting, in_order(rows, plan))
-
-
-def seconds_at(rate: float) -> float:
-    """Return the simulated seconds for ARRIVALS at this rate, rounded."""
-    low, high = SECONDS_RANGE
-    return float(round(min(high, max(low, ARRIVALS / rate))))
 
 
 def in_order(rows: Sequence[Row], plan: Plan) -> list[Row]:
@@ -96,8 +93,7 @@ def _knee(plan: Plan, players: Players, journal: Journal | None, callbacks: Prog
     known = journal.notes.get("knee") if journal is not None else None
     if known is not None:
         return Knee(**known)
-    own_length = None if plan.setting.seconds > 0 else seconds_at
-    knee = find(plan.setting, players=players, on_rate_tried=callbacks.on_rate_tried, seconds_at=own_length)
+    knee = find(plan.setting, players=players, on_rate_tried=callbacks.on_rate_tried)
     if journal is not None:
         journal.note("knee", asdict(knee))
     return knee

@@ -48,7 +48,7 @@ class Workload(Protocol):
     def requests(self, *, rate: float, seconds: float, seed: int) -> Iterator[SimRequest]:
         """Yield requests in order of arrival: `rate` per second on average over `seconds`.
 
-        Traces are stretched or compressed in time to that rate, starting at a position that `seed` chooses.
+        Traces are stretched or compressed in time to that rate; consecutive seeds take consecutive parts of it.
         """
 
 
@@ -217,3 +217,10 @@ class RunResult:
     """Time of the last arrival in seconds; afterwards the run only drains."""
     warmup_s: float = 0.0
     """Seconds of warm-up: earlier arrivals fill caches and are excluded from every figure."""
+    cooldown_s: float = 0.0
+    """Seconds before the last arrival whose arrivals are excluded, too."""
+
+    @property
+    def measured_until_s(self) -> float:
+        """Time in seconds until which arrivals count."""
+        return max(self.arrivals_s - self.cooldown_s, self.warmup_s)

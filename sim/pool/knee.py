@@ -29,6 +29,8 @@ class Knee:
     """Share of requests (0 to 1) served in time at the knee."""
     runs: int
     """Number of rates that were tried."""
+    lifetime_s: float = 0.0
+    """Mean seconds from arrival to end of an answer at the knee."""
 
 
 def find(
@@ -36,20 +38,20 @@ def find(
     *,
     players: Players | None = None,
     on_rate_tried: Callable[[float, float], None] | None = None,
-    seconds_at: Callable[[float], float] | None = None,
 ) -> Knee:
     """Bisect for the knee of llm-d's sticky-until-saturated, to 3 % of the rate. No policy sheds requests.
 
-    `on_rate_tried` is called with each rate (requests/s) and the share served in time. `seconds_at` gives the
-    simulated seconds at a rate; default: the setting's. Raises InvalidRequest where every rate is served, or
-    none.
+    `on_rate_tried` is called with each rate (requests/s) and the share served in time. Where the setting has no length,
+    a run is as long as the rate and the lifetime of answers require, as far as runs before have shown it. Raises
+    InvalidRequest where every rate is served, or none.
     """
     shares: dict[float, float] = {}
+    lifetimes: dict[float, float] = {}
     players = players or Players(1)
 
     def served(rate: float) -> bool:
-        seconds = setting.seconds if seconds_at is None else seconds_at(rate)
-        shares[rate] = _share(replace(setting, seconds=seconds, shed="zero"), rate, players)
+        timed = setting if setting.seconds > 0 else setting.timed(rate, min(lifetimes.values(), default=0.0))
+        shares[rate], lifetimes[rate] = _share(replace(timed, shed="zero"), rate, players)
         if on_rate_tried is not None:
             on_rate_tried(rate, shares[rate])
         return shares[rate] >= SERVED
@@ -61,7 +63,7 @@ def find(
             low = middle
         else:
             high = middle
-    return Knee(low, shares[low], len(shares))
+    return Knee(low, shares[low], len(shares), lifetimes[low])
 
 
 def first_guess(setting: Setting) -> float:
@@ -82,10 +84,14 @@ def first_guess(setting: Setting) -> float:
     return len(pool) * len(sample) / seconds
 
 
-def _share(setting: Setting, rate: float, players: Players) -> float:
+def _share(setting: Setting, rate: float, players: Players) -> tuple[float, float]:
+    """Return the share of requests in time, and the mean lifetime of answers in seconds."""
     cells = [Cell(setting, (STRONGEST,), rate, rate, seed) for seed in SEEDS]
     rows: list[Row] = [row for _, batch in players.play(cells) for row in batch]
-    return sum(float(row["slo_met"]) for row in rows) / len(rows)
+    share, lifetime_s = (
+        sum(float(row[name]) for row in rows) / len(rows) for name in ("slo_met", "lifetime_s")
+    )
+    return share, lifetime_s
 
 
 def _bracket(guess: float, served: Callable[[float], bool]) -> tuple[float, float]:

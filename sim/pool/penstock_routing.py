@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.announcements import announced_placement
+from scheduler.core import policy
 from scheduler.core.decisions import Placed
+from scheduler.core.pool import Pool
 from scheduler.core.rules import AdmissionRules, SchedulerConfig
 from scheduler.core.state import SchedulerState
 from scheduler.messages import Announce, AnnouncedRequest, TenantCounter
@@ -145,6 +147,12 @@ class PenstockRouting:
 
     # Decisions
 
+    def choose(
+        self, request: PlaceRequest, pool: Pool, now: float, rng: policy.Rng
+    ) -> policy.Choice | policy.Blocked:
+        """Choose a replica by our own policy; a subclass tries others behind our queue."""
+        return policy.place(request, pool, now, rng)
+
     def decide(self, now: float) -> list[Decision]:
         """Return the scheduler state's decisions."""
         if now >= self._tick_at:
@@ -215,7 +223,11 @@ class PenstockRouting:
     def _new_state(self, now: float) -> SchedulerState:
         self._epochs += 1
         return SchedulerState(
-            f"epoch-{self._epochs}", now, grace_s=3.0 if now > 0 else 0.0, config=self._options.state
+            f"epoch-{self._epochs}",
+            now,
+            grace_s=3.0 if now > 0 else 0.0,
+            config=self._options.state,
+            choose=self.choose,
         )
 
     def _place_request(self, request: SimRequest, router: int) -> PlaceRequest:

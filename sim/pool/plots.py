@@ -9,16 +9,16 @@ from core.errors import InvalidRequest
 from sim.pool.registry import OURS
 from sim.pool.report import Standing
 
-SHOWN = (OURS, "llmd_sticky", "llmd_blend", "dynamo", "cache_aware", "least_request", "round_robin")
+SHOWN = (OURS, "llmd_sticky", "llmd_flow", "llmd_latency", "dynamo_queue", "cache_aware", "vllm_router")
 """Policies shown in plots: few enough to distinguish; the tables show all."""
 _STYLES: dict[str, tuple[str, float]] = {
     OURS: ("#0b6e4f", 2.4),
     "llmd_sticky": ("#d1495b", 1.4),
-    "llmd_blend": ("#edae49", 1.4),
-    "dynamo": ("#30638e", 1.4),
+    "llmd_flow": ("#edae49", 1.4),
+    "llmd_latency": ("#bc6c25", 1.4),
+    "dynamo_queue": ("#30638e", 1.4),
     "cache_aware": ("#7a5195", 1.4),
-    "least_request": ("#777777", 1.2),
-    "round_robin": ("#bbbbbb", 1.2),
+    "vllm_router": ("#777777", 1.2),
 }
 _COLUMNS = 4
 _LEGEND_INCHES = 0.55
@@ -56,26 +56,22 @@ def _panel(axes: Any, rows: Sequence[Standing], figure: str, log: bool) -> None:
     names = [name for name in SHOWN if any(each.policy == name for each in rows)]
     for name in names or sorted({each.policy for each in rows}):
         points = sorted(
-            (each.load, each.figures[figure].mean, min(each.figures[figure].half, 1e9))
+            (each.load, each.figures[figure])
             for each in rows
             if each.policy == name and figure in each.figures
         )
         colour, width = _STYLES.get(name, ("#333333", 1.0))
-        loads, means = [point[0] for point in points], [point[1] for point in points]
-        halves = [point[2] if point[2] < 1e9 else 0.0 for point in points]
-        axes.errorbar(
-            loads,
-            means,
-            yerr=halves,
+        axes.plot(
+            [point[0] for point in points],
+            [point[1] for point in points],
             label=name,
             color=colour,
             linewidth=width,
-            capsize=2,
             marker="o",
             markersize=3,
         )
     if figure == "goodput_rps":
-        bound = sorted({(each.load, each.mean("bound_rps") or 0.0) for each in rows})
+        bound = sorted({(each.load, each.figures.get("bound_rps", 0.0)) for each in rows})
         axes.plot(
             [each[0] for each in bound], [each[1] for each in bound], "k:", linewidth=0.8, label="bound"
         )

@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 
 from core.errors import InvalidRequest
 from scheduler.core.rules import AdmissionRules, SchedulerConfig, fifo, plain_vtc
+from sim.pool.ablation import MECHANISMS
 from sim.pool.baselines.base import Baseline
-from sim.pool.baselines.cache_aware import CacheAware
+from sim.pool.baselines.cache_aware import CacheAware, SmallestTree, VllmRouter
 from sim.pool.baselines.classic import LeastRequest, PowerOfTwo, Random, RoundRobin, SessionHash
-from sim.pool.baselines.dynamo import Dynamo, LMetric
-from sim.pool.baselines.llmd import Blend, Sticky
+from sim.pool.baselines.dynamo import Dynamo, LMetric, QueuedDynamo
+from sim.pool.baselines.llmd import Blend, FlowControl, Sticky
+from sim.pool.baselines.llmd_latency import PredictedLatency
 from sim.pool.baselines.loadaware import LoadAware
+from sim.pool.factorial import CROSSES, crossed
 from sim.pool.network import Network
 from sim.pool.penstock_routing import PenstockOptions, PenstockRouting
 from sim.pool.settings import RoutingFactory, RoutingSetup
@@ -56,33 +59,53 @@ class Policy:
         )
 
 
-BASELINES: Mapping[str, type[Baseline]] = {
+RIVALS: Mapping[str, type[Baseline]] = {
+    kind.name: kind
+    for kind in (Sticky, FlowControl, PredictedLatency, VllmRouter, CacheAware, Dynamo, QueuedDynamo)
+}
+"""Published policies at their present release, by name."""
+OLDER: Mapping[str, type[Baseline]] = {
     kind.name: kind
     for kind in (
-        Random, RoundRobin, LeastRequest, PowerOfTwo, SessionHash, CacheAware, LoadAware, Dynamo, LMetric,
-        Blend, Sticky,
+        Random, RoundRobin, LeastRequest, PowerOfTwo, SessionHash, SmallestTree, LoadAware, LMetric, Blend,
     )
 }  # fmt: skip
+"""Load balancers, and published policies that their projects have replaced."""
+BASELINES: Mapping[str, type[Baseline]] = {**RIVALS, **OLDER}
 
 _QUEUES: Mapping[str, Callable[[], SchedulerConfig]] = {"fifo": fifo, "vtc": plain_vtc}
 """Penstock's placement with other queues, for the fairness table."""
-NAMES = (OURS, "penstock_exact", "penstock_mirrored", *_QUEUES, *BASELINES)
+_CROSSED: Mapping[str, RoutingFactory] = crossed()
+ABLATED = tuple(f"{OURS}-{mechanism}" for mechanism in MECHANISMS)
+"""Penstock's policy without one of its mechanisms each."""
+NAMES = (OURS, "penstock_exact", "penstock_mirrored", *_QUEUES, *BASELINES, *_CROSSED, *ABLATED)
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "present": (OURS, "penstock_exact", *RIVALS),
+    "older": tuple(OLDER),
+    "factorial": tuple(cross.policy for cross in CROSSES),
+    "ablation": (OURS, "penstock_exact", *ABLATED),
+}
+"""Names for several policies together."""
 
 
 def names_of(text: str, prefix: str = PREFIX_KINDS[0]) -> list[str]:
-    """Return the policies of a comma-separated list; `all` = every policy, with Penstock's under one name only.
+    """Return the policies of a comma-separated list, which may name GROUPS; `all` = the present and the older policies
+    and Penstock's queues, with Penstock's own under one name only.
 
     Raises InvalidRequest for a name that does not exist.
     """
     if text.strip() == "all":
-        return [name for name in NAMES if name != f"{OURS}_{prefix}"]
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        every = (OURS, "penstock_exact", "penstock_mirrored", *_QUEUES, *BASELINES)
+        return [name for name in every if name != f"{OURS}_{prefix}"]
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    names = list(dict.fromkeys(name for word in words for name in GROUPS.get(word, (word,))))
     if not names:
         raise InvalidRequest("no policy is named", param="policies")
     for name in names:
         if name not in NAMES:
             raise InvalidRequest(
-                f"no policy is called {name!r}; policies: all, {', '.join(NAMES)}", param="policies"
+                f"no policy is called {name!r}; policies: all, {', '.join((*GROUPS, *NAMES))}",
+                param="policies",
             )
     return names
 
@@ -96,6 +119,9 @@ def policy(name: str, variant: Variant | None = None, *, shed_rate: float = 0.0)
     if name in BASELINES:
         every_s = _LLMD_SCRAPE_S if name.startswith("llmd_") else None
         return Policy(name, _baseline(BASELINES[name], shed_rate), every_s)
+    if name in _CROSSED:
+        every_s = _LLMD_SCRAPE_S if name.startswith("llmd_") else None
+        return Policy(name, _CROSSED[name], every_s)
     return Policy(name, _ours(name, variant or Variant()))
 
 
@@ -109,6 +135,8 @@ def _baseline(kind: type[Baseline], shed_rate: float) -> RoutingFactory:
 
 def _ours(name: str, variant: Variant) -> RoutingFactory:
     state = _QUEUES[name]() if name in _QUEUES else SchedulerConfig()
+    if name in ABLATED:
+        state = MECHANISMS[name.removeprefix(f"{OURS}-")].without(state)
     admission = variant.admission and name not in _QUEUES
     options = PenstockOptions(
         exact=_prefix_of(name, variant) == "exact",

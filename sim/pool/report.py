@@ -1,21 +1,22 @@
-"""Summarises rows: means with confidence intervals, differences to Penstock's policy, and tables."""
+"""Summarises rows: figures with intervals by blocks, differences to Penstock's policy, and tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sim.pool.blocks import Block, Bounds, bounds, goodput, ratio, ttft
 from sim.pool.compare import Row
 from sim.pool.registry import OURS
-from sim.pool.stats import Interval, interval, paired
 
 FIGURES = (
-    "goodput_rps", "slo_met", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "hit_rate", "shed_rate", "jain",
-    "max_service_gap", "gpu_hours", "bound_rps",
+    "goodput_rps", "slo_met", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "hit_rate",
+    "shed_rate", "jain", "max_service_gap", "gpu_hours", "bound_rps",
 )  # fmt: skip
 COLUMNS = (
-    "policy", "goodput req/s", "in time", "ours leads by", "TTFT p50", "p90", "p99 s", "TPOT p50 ms", "hits", "shed",
-    "Jain", "gap ktok",
+    "policy", "goodput req/s", "in time", "ours leads by", "TTFT p50", "p90", "p99 s", "ours/theirs p50", "p90",
+    "TPOT p50 ms", "hits", "shed", "Jain",
 )  # fmt: skip
+MARKS = {"above": " ▲", "below": " ▼", "same": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,144 +25,162 @@ class Standing:
 
     policy: str
     workload: str
+    shed: str
     load: float
     rate_rps: float
-    figures: Mapping[str, Interval]
-    """Each figure with its interval; figures without a value for some seed are omitted."""
-    lead: Interval | None
-    """Penstock's goodput minus this policy's, in pairs by seed; None for Penstock's and where it did not run."""
-
-    def mean(self, figure: str) -> float | None:
-        """Return the mean of a figure; None when it is missing."""
-        known = self.figures.get(figure)
-        return None if known is None else known.mean
+    seeds: int
+    figures: Mapping[str, float]
+    """Means over seeds; a figure without a value for some seed is omitted."""
+    goodput: Bounds
+    lead: Bounds | None
+    """Penstock's goodput over this policy's, less 1; None for Penstock's and where it did not run."""
+    ttft_p50: Bounds | None
+    """Penstock's median TTFT over this policy's: above 1, Penstock's first tokens are later."""
+    ttft_p90: Bounds | None
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
-    """Return one standing per workload, load and policy; within a load the best goodput comes first."""
-    groups: dict[tuple[str, float, str], list[Row]] = {}
+    """Return one standing per workload, way of shedding, load and policy; within a load the best goodput first."""
+    groups: dict[tuple[str, str, float, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["workload"], row["load"], row["policy"]), []).append(row)
+        groups.setdefault((row["workload"], row["shed"], row["load"], row["policy"]), []).append(row)
     result = [
-        _standing(group, groups.get((workload, load, OURS), []))
-        for (workload, load, _), group in groups.items()
+        _standing(group, groups.get((workload, shed, load, OURS), []))
+        for (workload, shed, load, _), group in groups.items()
     ]
-    return sorted(result, key=lambda each: (each.workload, each.load, -(each.mean("goodput_rps") or 0.0)))
+    return sorted(result, key=lambda each: (each.workload, each.shed, each.load, -each.goodput.value))
 
 
 def _standing(rows: Sequence[Row], ours: Sequence[Row]) -> Standing:
     first = rows[0]
     figures = {
-        name: interval([float(row[name]) for row in rows])
+        name: sum(float(row[name]) for row in rows) / len(rows)
         for name in FIGURES
         if all(row[name] is not None for row in rows)
     }
-    lead = None
-    if ours and first["policy"] != OURS:
-        by_seed = {row["seed"]: float(row["goodput_rps"]) for row in ours}
-        pairs = [(by_seed[row["seed"]], float(row["goodput_rps"])) for row in rows if row["seed"] in by_seed]
-        if pairs:
-            lead = paired([one for one, _ in pairs], [other for _, other in pairs])
+    lead = p50 = p90 = None
+    pairs = _pairs(ours, rows)
+    if pairs and first["policy"] != OURS:
+        over = ratio(pairs, goodput)
+        lead = Bounds(over.value - 1.0, over.low - 1.0, over.high - 1.0)
+        p50, p90 = ratio(pairs, ttft(0.5)), ratio(pairs, ttft(0.9))
     return Standing(
-        first["policy"], first["workload"], first["load"], float(first["rate_rps"]), figures, lead
+        first["policy"],
+        first["workload"],
+        first["shed"],
+        first["load"],
+        float(first["rate_rps"]),
+        len(rows),
+        figures,
+        bounds([block for row in rows for block in row["blocks"]], goodput),
+        lead,
+        p50,
+        p90,
     )
+
+
+def _pairs(ours: Sequence[Row], theirs: Sequence[Row]) -> list[tuple[Block, Block]]:
+    """Return the blocks of two policies that ran with the same seeds, in pairs."""
+    by_seed = {row["seed"]: row["blocks"] for row in ours}
+    return [
+        pair
+        for row in theirs
+        if row["seed"] in by_seed
+        for pair in zip(by_seed[row["seed"]], row["blocks"], strict=True)
+    ]
 
 
 def cells(each: Standing) -> list[str]:
     """Return a standing as a row of COLUMNS."""
     return [
         each.policy,
-        _with_interval(each.figures["goodput_rps"]),
-        _share(each.mean("slo_met")),
-        _lead(each),
-        _number(each.mean("ttft_p50_s"), 2),
-        _number(each.mean("ttft_p90_s"), 2),
-        _number(each.mean("ttft_p99_s"), 2),
-        _number(each.mean("tpot_p50_s"), 1, 1e3),
-        _share(each.mean("hit_rate")),
-        _share(each.mean("shed_rate")),
-        _number(each.mean("jain"), 3),
-        _number(each.mean("max_service_gap"), 1, 1e-3),
+        with_interval(each.goodput),
+        share(each.figures.get("slo_met")),
+        lead_text(each),
+        number(each.figures.get("ttft_p50_s"), 2),
+        number(each.figures.get("ttft_p90_s"), 2),
+        number(each.figures.get("ttft_p99_s"), 2),
+        times(each.ttft_p50),
+        times(each.ttft_p90),
+        number(each.figures.get("tpot_p50_s"), 1, 1e3),
+        share(each.figures.get("hit_rate")),
+        share(each.figures.get("shed_rate")),
+        number(each.figures.get("jain"), 3),
     ]
 
 
 def compact(rows: Sequence[Standing]) -> list[dict[str, Any]]:
-    """Return mean, half interval and n of every figure, for storage in a file."""
+    """Return every figure, with its interval where it has one, for storage in a file."""
     return [
         {
             "workload": each.workload,
+            "shed": each.shed,
             "load": each.load,
             "rate_rps": _short(each.rate_rps),
             "policy": each.policy,
-            "n": each.figures["goodput_rps"].n,
-            **{
-                name: [_short(figure.mean), _short(figure.half) if figure.n > 1 else None]
-                for name, figure in each.figures.items()
-            },
-            "lead_rps": None if each.lead is None else [_short(each.lead.mean), _finite(each.lead)],
+            "seeds": each.seeds,
+            **{name: _short(figure) for name, figure in each.figures.items()},
+            "goodput_rps": _triple(each.goodput),
+            "lead": _triple(each.lead),
+            "ours_over_ttft_p50": _triple(each.ttft_p50),
+            "ours_over_ttft_p90": _triple(each.ttft_p90),
         }
         for each in rows
     ]
 
 
 def markdown(rows: Sequence[Standing]) -> str:
-    """Return one workload as a Markdown table: goodput at every load, and latency and hits at the knee."""
-    loads = sorted({each.load for each in rows})
-    knee = min(loads, key=lambda load: abs(load - 1.0))
-    by_place = {(each.policy, each.load): each for each in rows}
-    order = sorted(
-        {each.policy for each in rows}, key=lambda name: -(_mean(by_place, name, knee, "goodput_rps") or 0.0)
-    )
+    """Return the policies of one workload, load and way of shedding as a Markdown table, best goodput first."""
     lines = [
-        "| policy | "
-        + " | ".join(f"goodput at {load:g}" for load in loads)
-        + f" | ours leads at {knee:g} | TTFT p50 / p90 s | TPOT p50 ms | hits | Jain |",
-        "|---|" + "---:|" * (len(loads) + 5),
+        "| policy | goodput /s | ours leads by | TTFT p50 s | ours / theirs | TTFT p90 s | ours / theirs | TPOT p50, "
+        "p99 ms | hits | shed | Jain |",
+        "|---|" + "---:|" * 10,
     ]
-    for name in order:
-        here = by_place[name, knee]
-        goodputs = [_with_interval(by_place[name, load].figures["goodput_rps"]) for load in loads]
-        shown = f"**{name}**" if name == OURS else name
+    for each in rows:
+        name = f"**{each.policy}**" if each.policy == OURS else each.policy
+        figures = each.figures
         lines.append(
-            f"| {shown} | {' | '.join(goodputs)} | {_lead(here)} | {_number(here.mean('ttft_p50_s'), 2)} / "
-            f"{_number(here.mean('ttft_p90_s'), 2)} | {_number(here.mean('tpot_p50_s'), 1, 1e3)} | "
-            f"{_share(here.mean('hit_rate'))} | {_number(here.mean('jain'), 3)} |"
+            f"| {name} | {with_interval(each.goodput)} | {lead_text(each)} | {number(figures.get('ttft_p50_s'), 2)} | "
+            f"{times(each.ttft_p50)} | {number(figures.get('ttft_p90_s'), 2)} | {times(each.ttft_p90)} | "
+            f"{number(figures.get('tpot_p50_s'), 1, 1e3)}, {number(figures.get('tpot_p99_s'), 1, 1e3)} | "
+            f"{share(figures.get('hit_rate'))} | {share(figures.get('shed_rate'))} | "
+            f"{number(figures.get('jain'), 3)} |"
         )
-    bounds = [f"{_mean(by_place, order[0], load, 'bound_rps') or 0.0:.2f}" for load in loads]
-    lines.append(f"| *bound* | {' | '.join(bounds)} | | | | | |")
-    return "\n".join(lines)
+    bound = max((each.figures.get("bound_rps", 0.0) for each in rows), default=0.0)
+    return "\n".join([*lines, f"| *bound* | {bound:.2f} |" + " |" * 9])
 
 
-def _mean(
-    by_place: Mapping[tuple[str, float], Standing], policy: str, load: float, figure: str
-) -> float | None:
-    return by_place[policy, load].mean(figure)
+def with_interval(figure: Bounds) -> str:
+    """Return a figure with half of its interval."""
+    return f"{figure.value:.2f}" + (f" ±{figure.half:.2f}" if figure.half == figure.half else "")
 
 
-def _with_interval(figure: Interval) -> str:
-    return f"{figure.mean:.2f}" + (f" ±{figure.half:.2f}" if figure.n > 1 else "")
-
-
-def _lead(each: Standing) -> str:
-    """Return Penstock's lead in per cent of the other's goodput, with the paired interval; significant leads
-    are marked.
-    """
-    goodput = each.mean("goodput_rps")
+def lead_text(each: Standing) -> str:
+    """Return Penstock's lead in per cent of the other's goodput with its interval; ▲ ▼ where it is beyond chance."""
+    if each.policy == OURS:
+        return ""
     if each.lead is None:
-        return "" if each.policy == OURS else "-"
-    if not goodput:
-        return f"+{each.lead.mean:.2f}/s"
-    percent = 100.0 / goodput
-    mark = {"better": " ▲", "worse": " ▼", "same": ""}[each.lead.verdict] if each.lead.n > 1 else ""
-    half = f" ±{each.lead.half * percent:.1f}" if each.lead.n > 1 else ""
-    return f"{each.lead.mean * percent:+.1f}{half} %{mark}"
+        return "-"
+    low, high = 100.0 * each.lead.low, 100.0 * each.lead.high
+    between = f" ({low:+.1f} to {high:+.1f})" if low == low else ""
+    return f"{100.0 * each.lead.value:+.1f}{between} %{MARKS[each.lead.verdict()]}"
 
 
-def _number(value: float | None, digits: int, factor: float = 1.0) -> str:
+def times(figure: Bounds | None) -> str:
+    """Return a ratio of latencies; ▼ where Penstock's is larger beyond chance, ▲ where it is smaller."""
+    if figure is None or figure.value != figure.value:
+        return ""
+    mark = {"above": " ▼", "below": " ▲", "same": ""}[figure.verdict(1.0)]
+    return f"{figure.value:.2f}x{mark}"
+
+
+def number(value: float | None, digits: int, factor: float = 1.0) -> str:
+    """Return a number with so many decimals; - where it is missing."""
     return "-" if value is None else f"{value * factor:.{digits}f}"
 
 
-def _share(value: float | None) -> str:
+def share(value: float | None) -> str:
+    """Return a share (0 to 1) in per cent; - where it is missing."""
     return "-" if value is None else f"{100.0 * value:.1f} %"
 
 
@@ -169,5 +188,10 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _finite(figure: Interval) -> float | None:
-    return _short(figure.half) if figure.n > 1 else None
+def _triple(figure: Bounds | None) -> list[float | None] | None:
+    """Return value, low and high; None for what is not finite, which JSON does not have."""
+    if figure is None:
+        return None
+    return [
+        _short(each) if abs(each) < float("inf") else None for each in (figure.value, figure.low, figure.high)
+    ]

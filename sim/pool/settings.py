@@ -37,6 +37,8 @@ class RunConfig:
     controller: Controller | None = None
     warmup_s: float = 0.0
     """Seconds of warm-up: earlier arrivals are simulated but excluded from figures."""
+    cooldown_s: float = 0.0
+    """Seconds before the last arrival whose arrivals are excluded from figures, too: they keep up the load."""
     drain_s: float = 1800.0
     """Seconds after the last arrival at which requests that have not ended are abandoned."""
     max_attempts: int = 6

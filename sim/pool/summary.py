@@ -84,6 +84,8 @@ class Summary:
     """US dollars for the held GPUs, per million prompt and output tokens answered; 0 where the catalog has no
     price.
     """
+    lifetime_s: float
+    """Mean seconds from arrival to end of an answer."""
     mean_waiting: float
     """Mean number of requests that wait for their first token, in any queue, while load is offered."""
     max_waiting: int
@@ -104,9 +106,11 @@ def service_levels(pool: Sequence[ReplicaSpec]) -> dict[str, ServiceLevel]:
 
 def summarise(result: RunResult, levels: Mapping[str, ServiceLevel]) -> Summary:
     """Return the figures of `result`; `levels` are the SLOs by model, from `service_levels`."""
-    start, end = result.warmup_s, max(result.arrivals_s, result.warmup_s)
+    start, end = result.warmup_s, result.measured_until_s
     records = [
-        record for record in result.records if record.request.at >= start and record.refused != TOO_LONG
+        record
+        for record in result.records
+        if start <= record.request.at <= end and record.refused != TOO_LONG
     ]
     done = [record for record in records if record.finished_at >= 0]
     lost = sum(record.refused in LOST for record in records)
@@ -139,6 +143,9 @@ def summarise(result: RunResult, levels: Mapping[str, ServiceLevel]) -> Summary:
         max_service_gap=fair.max_service_gap,
         gpu_hours=result.gpu_hours,
         usd_per_mtok=_usd_per_mtok(result),
+        lifetime_s=float(np.mean([record.finished_at - record.request.at for record in done]))
+        if done
+        else 0.0,
         mean_waiting=waiting_mean,
         max_waiting=waiting_max,
         preemptions=sum(record.preemptions for record in records),

@@ -16,13 +16,13 @@ from rich.text import Text
 
 from cli.blocking import check_output, run_blocking
 from core.errors import InvalidRequest
-from sim.pool.compare import SHEDDING, Players, Setting
-from sim.pool.comparison import ARRIVALS, Outcome, Plan, ProgressCallbacks, compare
+from sim.pool.compare import MEASURED_ARRIVALS, MEASURED_LIFETIMES, SHEDDING, Players, Setting
+from sim.pool.comparison import Outcome, Plan, ProgressCallbacks, compare
 from sim.pool.journal import Journal
 from sim.pool.knee import SERVED, Knee
 from sim.pool.plots import plot
 from sim.pool.pool import ReplicaSpec
-from sim.pool.registry import NAMES, OURS, PREFIX_KINDS, STRONGEST, checked_prefix, names_of
+from sim.pool.registry import GROUPS, NAMES, OURS, PREFIX_KINDS, STRONGEST, checked_prefix, names_of
 from sim.pool.report import COLUMNS, Standing, cells, standings
 from sim.pool.summary import service_levels
 from sim.pool.workloads.registry import catalogue, models_of
@@ -55,7 +55,9 @@ def command(
         list[str] | None,
         typer.Option("--model", help="NAME or NAME:PROFILE of the catalog; may be given several times."),
     ] = None,
-    policies: Annotated[str, typer.Option(help=f"`all`, or a list of: {', '.join(NAMES)}.")] = "all",
+    policies: Annotated[
+        str, typer.Option(help=f"`all`, or a list of: {', '.join((*GROUPS, *NAMES))}.")
+    ] = "all",
     loads: Annotated[
         str,
         typer.Option(
@@ -66,7 +68,9 @@ def command(
     seconds: Annotated[
         float,
         typer.Option(
-            min=0.0, help=f"Simulated seconds of a run; 0 = as {ARRIVALS:,.0f} arrivals take at the knee."
+            min=0.0,
+            help=f"Simulated seconds of a run; 0 = as {MEASURED_ARRIVALS:,.0f} arrivals at the knee and "
+            f"{MEASURED_LIFETIMES:g} lifetimes of an answer take.",
         ),
     ] = 0.0,
     workers: Annotated[
@@ -90,7 +94,7 @@ def command(
 ) -> None:
     """Play every policy against the same requests, at several loads and with several seeds.
 
-    Prints a table per load with 95 % confidence intervals over seeds, our lead over each policy by paired differences,
+    Prints a table per load with 95 % confidence intervals by blocks, our lead over each policy on the same blocks,
     and an upper bound that no policy can pass. All policies, three loads and ten seeds take some minutes on two cores.
     """
 
@@ -121,7 +125,8 @@ def command(
 
 def _write(outcome: Outcome, json_out: Path) -> None:
     """Write every run's figures to a file, whose journal is then no longer needed; - prints them."""
-    text = json.dumps(outcome.rows, indent=1)
+    rows = [{name: value for name, value in row.items() if name != "blocks"} for row in outcome.rows]
+    text = json.dumps(rows, indent=1)
     if str(json_out) == "-":
         typer.echo(text)
     else:
@@ -148,16 +153,14 @@ def show(outcome: Outcome, ranked: Sequence[Standing], console: Console) -> None
         console.print(line)
     for load in sorted({each.load for each in ranked}):
         here = [each for each in ranked if each.load == load]
-        seeds = here[0].figures["goodput_rps"].n
-        title = (
-            f"{escape(here[0].workload)}, load {load:g} = {here[0].rate_rps:.2f} requests/s, {seeds} seeds"
-        )
+        title = f"{escape(here[0].workload)}, load {load:g} = {here[0].rate_rps:.2f} requests/s, {here[0].seeds} seeds"
         console.print()
         console.print(_table(here, title))
         _bars(here, console)
     console.print()
     console.print(
-        "± is half a 95 % confidence interval over seeds; a lead is ours minus theirs by seed, ▲ ▼ where beyond chance."
+        "Intervals are of 95 %, by a bootstrap over blocks; ▲ ▼ where we are better or worse beyond chance. A "
+        "latency's ratio is ours over theirs."
     )
 
 
@@ -217,15 +220,15 @@ def _table(rows: Sequence[Standing], title: str) -> Table:
 
 def _bars(rows: Sequence[Standing], console: Console) -> None:
     """Print goodput as bars on a common scale, and the upper bound."""
-    bound = max(each.mean("bound_rps") or 0.0 for each in rows)
-    top = max([bound, *(each.mean("goodput_rps") or 0.0 for each in rows)]) or 1.0
+    bound = max(each.figures.get("bound_rps", 0.0) for each in rows)
+    top = max([bound, *(each.goodput.value for each in rows)]) or 1.0
     for each in rows:
-        goodput = each.mean("goodput_rps") or 0.0
+        goodput = each.goodput.value
         bar = f"{'█' * round(_BAR * goodput / top):░<{_BAR}s}"
         colour = "green" if each.policy == OURS else "cyan"
-        console.print(Text.assemble(f"{each.policy:18s} ", (bar, colour), f" {goodput:.2f}"))
+        console.print(Text.assemble(f"{each.policy:22s} ", (bar, colour), f" {goodput:.2f}"))
     console.print(
-        f"{'bound':18s} {'▔' * round(_BAR * bound / top)} {bound:.2f}: no policy can serve more in time"
+        f"{'bound':22s} {'▔' * round(_BAR * bound / top)} {bound:.2f}: no policy can serve more in time"
     )
 
 

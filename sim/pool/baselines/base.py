@@ -1,14 +1,17 @@
 """The common base of the published policies: they dispatch at once, and count what they have routed themselves.
 
-A policy implements `choose`, which selects a replica. The base class handles the rest: metrics that arrive
-late, requests that arrive while no replica is ready, and counters that change in the same step as the decision.
+A policy implements `choose`, which selects a replica, and `holds` where it has a queue of its own. The base class
+handles the rest: metrics that arrive late, requests that arrive while no replica is ready, and counters that change in
+the same step as the decision.
 """
 
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sim.pool.contract import Decision, Dispatch, ReplicaView, SimRequest
+from scheduler.core.rules import band_index
+from sim.pool.contract import Decision, Dispatch, Refuse, ReplicaView, SimRequest
 from workers.wire import KvDelta, ReplicaState
 
 
@@ -41,14 +44,27 @@ class RoutedRequest:
     prefilled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that waits in a router."""
+
+    request: SimRequest
+    source: int
+    """Number of the API process that received the request."""
+    at: float
+    """Time at which the router received it, in seconds."""
+
+
 @dataclass(slots=True, eq=False)
 class Router:
     """The state of one router instance."""
 
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     in_flight: dict[int, RoutedRequest] = field(default_factory=dict)
-    waiting: list[tuple[SimRequest, int]] = field(default_factory=list)
-    """Requests without a ready replica or that arrived since the last decision; each with its API process."""
+    waiting: dict[tuple[str, int], deque[Arrival]] = field(default_factory=dict)
+    """By model and band, in order of arrival: requests that the policy holds, that have no ready replica, or that
+    arrived since the last decision.
+    """
     failed_on: dict[int, set[str]] = field(default_factory=dict)
     """Replicas on which each request has failed; retries avoid them."""
 
@@ -87,6 +103,18 @@ class Baseline:
         """Choose one of the replicas, of which there is at least one, without changing any counter."""
         raise NotImplementedError
 
+    def holds(self, request: SimRequest, candidates: Sequence[Endpoint], now: float) -> bool:
+        """Return whether the request, the first of its model and band, stays in the router's queue; those behind it and
+        in lower bands then wait, too. Policies without a queue hold none.
+        """
+        del request, candidates, now
+        return False
+
+    def expired(self, arrival: Arrival, now: float) -> bool:
+        """Return whether a request has waited too long in the router's queue and is refused."""
+        del arrival, now
+        return False
+
     def cached_tokens(self, request: SimRequest, endpoint: Endpoint, now: float) -> int:
         """Return the prompt tokens that the policy believes to be cached on the replica; 0 without such knowledge."""
         del request, endpoint, now
@@ -94,7 +122,7 @@ class Baseline:
 
     def load(self, request: SimRequest, router: int) -> float:
         """Return the policy's measure of load: outstanding requests of the replica that has the fewest."""
-        candidates = self._router(router).candidates(request)
+        candidates = self.router(router).candidates(request)
         return min((endpoint.requests for endpoint in candidates), default=0)
 
     def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
@@ -110,20 +138,29 @@ class Baseline:
 
     def arrive(self, request: SimRequest, router: int, now: float) -> None:
         """Queue the request until `decide`, which the cluster calls next."""
-        del now
-        self._router(router).waiting.append((request, router))
+        place = request.model, band_index(request.tier)
+        self.router(router).waiting.setdefault(place, deque()).append(Arrival(request, router, now))
 
     def decide(self, now: float) -> list[Decision]:
-        """Dispatch every request that has a ready replica."""
+        """Dispatch every request that has a ready replica and is not held: higher bands first, each in order of
+        arrival.
+        """
         decisions: list[Decision] = []
         for router in self.routers.values():
-            waiting, router.waiting = router.waiting, []
-            for request, source in waiting:
-                candidates = router.candidates(request)
-                if candidates:
-                    decisions.append(self._dispatch(request, source, candidates, router, now))
-                else:
-                    router.waiting.append((request, source))
+            held: set[str] = set()
+            for place in sorted(router.waiting):
+                queue = router.waiting[place]
+                while queue:
+                    arrival = queue[0]
+                    candidates = router.candidates(arrival.request)
+                    if self.expired(arrival, now):
+                        decisions.append(Refuse(arrival.request.key, "queue_ttl"))
+                    elif place[0] in held or not candidates or self.holds(arrival.request, candidates, now):
+                        held.add(place[0])
+                        break
+                    else:
+                        decisions.append(self._dispatch(arrival, candidates, router, now))
+                    queue.popleft()
         return decisions
 
     def first_token(self, key: int, replica_id: str, now: float) -> None:
@@ -164,7 +201,8 @@ class Baseline:
         """Remove a dead API process's requests, queued and running, and its router instance."""
         del now
         for each in self.routers.values():
-            each.waiting = [(request, source) for request, source in each.waiting if source != router]
+            for place, queue in each.waiting.items():
+                each.waiting[place] = deque(arrival for arrival in queue if arrival.source != router)
             for entry in [entry for entry in each.in_flight.values() if entry.source == router]:
                 self._end(entry, each)
         if not self.central:
@@ -190,13 +228,6 @@ class Baseline:
         del now
         return None
 
-    def _router(self, number: int) -> Router:
-        number = 0 if self.central else number
-        if number not in self.routers:
-            self.routers[number] = Router()
-            self._scraped(self.routers[number])
-        return self.routers[number]
-
     def _scraped(self, router: Router) -> None:
         """Apply the latest views; a replica that left is removed with its counters and its requests."""
         for replica_id in [name for name in router.endpoints if name not in self._views]:
@@ -210,16 +241,34 @@ class Baseline:
             else:
                 router.endpoints[replica_id] = Endpoint(view)
 
-    def _dispatch(
-        self, request: SimRequest, source: int, candidates: Sequence[Endpoint], router: Router, now: float
-    ) -> Dispatch:
-        endpoint = self.choose(request, candidates, router, now)
+    def book(self, request: SimRequest, source: int, endpoint: Endpoint, router: Router, now: float) -> int:
+        """Count a dispatch to the endpoint, and return the prompt tokens believed cached there. An earlier dispatch of
+        the same request, which was not carried out, is no longer counted.
+        """
+        if earlier := router.in_flight.get(request.key):
+            self._end(earlier, router)
         cached = min(request.prompt_tokens, self.cached_tokens(request, endpoint, now))
         entry = RoutedRequest(request, source, endpoint.replica_id, request.prompt_tokens - cached)
         router.in_flight[request.key] = entry
         endpoint.requests += 1
         endpoint.prefill_tokens += entry.uncached_tokens
         self.routed(entry, router, now)
+        return cached
+
+    def router(self, number: int) -> Router:
+        """Return the instance of an API process, or the only one of a central policy."""
+        number = 0 if self.central else number
+        if number not in self.routers:
+            self.routers[number] = Router()
+            self._scraped(self.routers[number])
+        return self.routers[number]
+
+    def _dispatch(
+        self, arrival: Arrival, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Dispatch:
+        request = arrival.request
+        endpoint = self.choose(request, candidates, router, now)
+        cached = self.book(request, arrival.source, endpoint, router, now)
         return Dispatch(request.key, endpoint.replica_id, cached if self.wants_kv_events else -1)
 
     def _end(self, entry: RoutedRequest, router: Router) -> None:

@@ -13,14 +13,19 @@ PREFILL_LOAD_SCALE = 1.0
 OVERLAP_SCORE_CREDIT = 1.0
 """Tokens subtracted from the prefill per cached token."""
 
+QUEUE_THRESHOLD = 4.0
+"""Prefill on every worker beyond which requests wait, in batches of tokens."""
+MAX_BATCHED_TOKENS = 8192
+"""Tokens of one step of the simulated engines."""
+
 
 class Dynamo(EventIndexed):
-    """ai-dynamo/dynamo `lib/kv-router/src/scheduling/selector/default.rs` (2026, after v1.4), shipped defaults.
+    """ai-dynamo/dynamo `lib/kv-router/src/scheduling/selector/default.rs` (v1.6, autumn 2026), shipped defaults.
 
     `cost = prefill_scale * max(0, active prefill + prompt - credit * overlap) + decode blocks`, in blocks; scale and
     credit 1, overlap decay 0, temperature 0: the lowest cost, ties at random. Decode blocks are the distinct blocks
     of the requests on the worker, this one's included; output is not counted (`router_track_output_blocks` off).
-    The router's own queue is off by default since v1.4, so requests are dispatched at once.
+    The router's own queue is off by default since v1.4, so requests are dispatched at once (`QueuedDynamo` has it on).
 
     Chosen here: one router for all API processes, which the original reaches by replica synchronisation.
     """
@@ -63,6 +68,23 @@ class Dynamo(EventIndexed):
             active[block] -= 1
             if active[block] <= 0:
                 del active[block]
+
+
+class QueuedDynamo(Dynamo):
+    """The same with the router's queue on (`scheduling/queue.rs`, policy fcfs): a request waits while every worker has
+    more uncached tokens in prefill than `--router-queue-threshold` times its batch of tokens, and behind others that
+    wait; priority classes are strict.
+
+    The threshold has no default any more; 4 is the last documented one that an operator meets in practice (16, the
+    later one, is 131,072 tokens of prefill on every worker). The batch is the engine's `max_num_batched_tokens`.
+    """
+
+    name = "dynamo_queue"
+
+    def holds(self, request: SimRequest, candidates: Sequence[Endpoint], now: float) -> bool:
+        """Return whether every worker's prefill exceeds the threshold."""
+        del request, now
+        return all(each.prefill_tokens > QUEUE_THRESHOLD * MAX_BATCHED_TOKENS for each in candidates)
 
 
 class LMetric(EventIndexed):

@@ -46,7 +46,7 @@ class EventIndexed(Baseline):
 
     def load(self, request: SimRequest, router: int) -> float:
         """Return the uncached tokens in flight, then outstanding requests, of the replica that has the fewest."""
-        candidates = self._router(router).candidates(request)
+        candidates = self.router(router).candidates(request)
         return min((each.prefill_tokens + each.requests for each in candidates), default=0)
 
     def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:

@@ -1,10 +1,10 @@
-"""llm-d's routers: the 3/2/2/2 blend of scorers, and sticky until saturated."""
+"""llm-d's routers: the 3/2/2/2 blend of scorers, and sticky until saturated, alone and with flow control."""
 
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from sim.pool.baselines.base import Endpoint, RoutedRequest, Router
+from sim.pool.baselines.base import Arrival, Endpoint, RoutedRequest, Router
 from sim.pool.baselines.exact import EventIndexed
 from sim.pool.contract import SimRequest
 
@@ -25,9 +25,17 @@ MAX_TTFT_PENALTY_S = 18.0
 QUEUE_THRESHOLD_TOKENS = 4_194_304
 """Uncached tokens in flight at which the token load is clamped."""
 
+SATURATED_QUEUE = 5
+"""Requests waiting in an engine at which it counts as saturated (utilization-detector)."""
+SATURATED_KV = 0.8
+"""Used share of an engine's KV cache (0 to 1) at which it counts as saturated."""
+QUEUE_TTL_S = 60.0
+"""Seconds after which a request that flow control holds is refused."""
+
 
 class Blend(EventIndexed):
-    """llm-d `guides/optimized-baseline` (spring 2026) with precise prefix knowledge: the weighted sum of
+    """llm-d `guides/optimized-baseline` (spring 2026, before sticky until saturated) with precise prefix
+    knowledge: the weighted sum of
     prefix-cache-scorer 3, queue-scorer 2, kv-cache-utilization-scorer 2 and no-hit-lru-scorer 2, highest wins.
 
     Prefix: matched / all blocks. Queue: waiting requests of the last scrape, the longest 0 and the shortest 1, all 1
@@ -86,8 +94,8 @@ class Blend(EventIndexed):
 
 
 class Sticky(EventIndexed):
-    """llm-d/llm-d-router `prefix-cache-affinity-filter` and `token-load-scorer` (August 2026), shipped defaults: the
-    recommended composition for prefill-bound work, "sticky until saturated".
+    """llm-d/llm-d-router v0.10 `prefix-cache-affinity-filter` and `token-load-scorer` (August 2026), shipped defaults:
+    the recommended composition for prefill-bound work, "sticky until saturated".
 
     Replicas holding at least 0.8 of the prompt's blocks, unless the best of them lags behind the best other one by
     more than 18 s of uncached tokens in flight / peak prefill throughput. Of what is left: the fewest uncached tokens
@@ -112,6 +120,31 @@ class Sticky(EventIndexed):
 
         lowest = min(map(load, pool))
         return self.rng.choice([endpoint for endpoint in pool if load(endpoint) == lowest])
+
+
+class FlowControl(Sticky):
+    """The same behind llm-d's flow control (`featureGates: [flowControl]`, v0.10, all policies as by default).
+
+    `utilization-detector`: an engine's saturation is the larger of waiting requests / 5 and used KV cache / 0.8 by the
+    last scrape, and the pool's is the mean over its engines. At 1 nothing is dispatched. Priority bands are strict;
+    within a band the oldest request goes first, whoever sent it. After 60 s a request is refused.
+    """
+
+    name = "llmd_flow"
+
+    def holds(self, request: SimRequest, candidates: Sequence[Endpoint], now: float) -> bool:
+        """Return whether the pool is saturated."""
+        del request, now
+        return sum(map(saturation, candidates)) >= len(candidates)
+
+    def expired(self, arrival: Arrival, now: float) -> bool:
+        """Return whether the request has waited longer than its TTL."""
+        return now - arrival.at > QUEUE_TTL_S
+
+
+def saturation(endpoint: Endpoint) -> float:
+    """Return how saturated an engine was at the last scrape; 1 = just saturated."""
+    return max(endpoint.view.waiting / SATURATED_QUEUE, endpoint.view.kv_usage / SATURATED_KV)
 
 
 def sticky_pool(

@@ -96,9 +96,10 @@ class Trace:
 class TraceWorkload:
     """Replays a trace.
 
-    A run of n = rate x seconds requests takes n consecutive rows, from a row that the seed chooses, and scales
-    their times to `seconds`, which keeps the shape of bursts. After the last row the trace repeats with
-    different hashes, so that the repetition adds no cache hits.
+    A run of n = rate x seconds requests takes n consecutive rows, and scales their times to `seconds`, which keeps the
+    shape of bursts. Consecutive seeds take consecutive parts of the trace, so runs of one length share no rows as long
+    as the trace has enough. After the last row the trace repeats with different hashes, so that the repetition adds no
+    cache hits.
 
     Rows with the same rounded time are spread at random up to the next time.
     """
@@ -119,7 +120,7 @@ class TraceWorkload:
         count = check_run(rate, seconds)
         rng = np.random.default_rng(seed)
         rows = len(self.trace)
-        first = int(rng.integers(rows)) if self._seeded_start else 0
+        first = (seed - 1) * count % rows if self._seeded_start else 0
         index = np.arange(first, first + count)
         times = self._spread(rng)[index % rows] + (index // rows) * self.trace.span_s
         if count:

@@ -3,22 +3,26 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from sim.pool.baselines.base import Baseline
-from sim.pool.baselines.cache_aware import CacheAware
+from sim.pool.baselines.cache_aware import CacheAware, SmallestTree, VllmRouter
 from sim.pool.baselines.classic import LeastRequest, PowerOfTwo, Random, RoundRobin, SessionHash
-from sim.pool.baselines.dynamo import Dynamo, LMetric
-from sim.pool.baselines.llmd import Blend, Sticky, queue_scores
+from sim.pool.baselines.dynamo import Dynamo, LMetric, QueuedDynamo
+from sim.pool.baselines.llmd import Blend, FlowControl, Sticky, queue_scores
+from sim.pool.baselines.llmd_latency import OnlineModel, PredictedLatency, affine, latency_scores
 from sim.pool.baselines.loadaware import LoadAware
 from sim.pool.baselines.prefix_index import ApproximateIndex, BlockIndex
-from sim.pool.contract import Dispatch, ReplicaView, SimRequest
+from sim.pool.contract import Dispatch, Refuse, ReplicaView, SimRequest
 from workers.wire import Capacity, KvDelta, ReplicaState, Targets
 
 BLOCK = 64
 ALL = (
-    Random, RoundRobin, LeastRequest, PowerOfTwo, SessionHash, CacheAware, LoadAware, Dynamo, LMetric, Blend, Sticky,
+    Random, RoundRobin, LeastRequest, PowerOfTwo, SessionHash, CacheAware, SmallestTree, VllmRouter, LoadAware, Dynamo,
+    QueuedDynamo, LMetric, Blend, Sticky, FlowControl, PredictedLatency,
 )  # fmt: skip
 
 
@@ -161,13 +165,13 @@ def test_routers_that_do_not_share_counts_pile_on_the_same_replica() -> None:
     """dynamo #589: N routers all pick the best replica inside one metrics cycle; here by the same knowledge."""
     made = policy(LeastRequest, view("a"), view("b"))
     for key, router in ((1, 0), (2, 1), (3, 2)):
-        made._router(router).endpoints["a"].requests = 5
+        made.router(router).endpoints["a"].requests = 5
         assert route(made, request(key), router=router) == "b"
 
 
 def test_power_of_two_takes_the_less_loaded_of_two() -> None:
     made = policy(PowerOfTwo, view("a"), view("b"))
-    made._router(0).endpoints["a"].requests = 1
+    made.router(0).endpoints["a"].requests = 1
     assert route(made, request(1)) == "b"
 
 
@@ -196,8 +200,18 @@ def test_cache_aware_follows_the_longest_match_above_the_threshold() -> None:
     assert route(made, request(3, range(2), prompt=BLOCK * 10)) != first, "0.2 matched is a miss"
 
 
-def test_cache_aware_sends_misses_to_the_smallest_tree() -> None:
+def test_cache_aware_sends_misses_to_the_shortest_queue() -> None:
     made = policy(CacheAware, view("a"), view("b"))
+    first = route(made, asked := request(1, range(10)))
+    assert route(made, request(2, prompt=60)) != first
+    finish(made, asked, first)
+    assert route(made, request(3, range(100, 200))) == first, (
+        "its tree is the larger one, its queue the shorter"
+    )
+
+
+def test_older_cache_aware_sends_misses_to_the_smallest_tree() -> None:
+    made = policy(SmallestTree, view("a"), view("b"))
     first = route(made, request(1, range(10)))
     others = [route(made, request(key, prompt=60)) for key in range(2, 8)]
     assert first not in others
@@ -212,9 +226,9 @@ def test_cache_aware_drops_affinity_when_unbalanced() -> None:
     assert route(made, request(65, range(10))) != warm
 
 
-def test_cache_aware_death_spiral_of_the_smallest_tree() -> None:
+def test_older_cache_aware_death_spiral_of_the_smallest_tree() -> None:
     """sglang #14532: a replica that has just come has the smallest tree and takes every miss."""
-    made = policy(CacheAware, view("a"), view("b"))
+    made = policy(SmallestTree, view("a"), view("b"))
     for key in range(200):
         finish(made, asked := request(key, [key * 100 + n for n in range(20)]), route(made, asked))
     made.metrics([view("a"), view("b"), view("new")], 1.0)
@@ -229,6 +243,15 @@ def test_cache_aware_believes_in_what_was_evicted_long_ago() -> None:
     for key in range(1, 500):
         finish(made, asked := request(key, [key * 100 + n for n in range(50)]), route(made, asked, 1.0))
     assert route(made, request(1000, range(10)), 2.0) == first
+
+
+def test_vllm_router_keeps_a_session_where_it_was_unless_the_pool_is_unbalanced() -> None:
+    made = policy(VllmRouter, view("a"), view("b"))
+    home = route(made, request(0, range(10), session="s"))
+    for key in range(1, 65):
+        assert route(made, request(key, range(key * 100, key * 100 + 9), session="s")) == home
+    assert route(made, request(65, range(10), session="s")) != home
+    assert route(made, request(66, range(10), session="s")) != home, "the session moved"
 
 
 # production-stack
@@ -284,7 +307,7 @@ def test_lmetric_multiplies_prefill_by_batch() -> None:
     for key in range(2, 11):
         assert route(made, request(key, range(10), prompt=640)) == "a"
         made.first_token(key, "a", 0.1)
-    assert made._router(0).endpoints["a"].requests == 10
+    assert made.router(0).endpoints["a"].requests == 10
     assert route(made, request(12, range(10), prompt=640)) == "b"  # 64 * 11 against 640 * 1
 
 
@@ -322,16 +345,16 @@ def test_sticky_stays_until_eighteen_seconds_and_then_goes_by_tokens() -> None:
     made = policy(Sticky, view("a"), view("b"))
     stored(made, "a", range(10))
     warm = request(1, range(10), prompt=640)
-    made._router(0).endpoints["a"].prefill_tokens = 170_000  # 17 s
+    made.router(0).endpoints["a"].prefill_tokens = 170_000  # 17 s
     assert route(made, warm) == "a"
-    made._router(0).endpoints["a"].prefill_tokens = 181_000
+    made.router(0).endpoints["a"].prefill_tokens = 181_000
     assert route(made, request(2, range(10), prompt=640)) == "b"
 
 
 def test_sticky_needs_four_fifths_and_then_takes_the_fewest_uncached_in_flight() -> None:
     made = policy(Sticky, view("a"), view("b"))
     stored(made, "a", range(7))
-    made._router(0).endpoints["a"].prefill_tokens = 500
+    made.router(0).endpoints["a"].prefill_tokens = 500
     assert route(made, request(1, range(10), prompt=640)) == "b"  # 0.7: 500 + 192 against 640
     made = policy(Sticky, view("a"), view("b"))
     stored(made, "a", range(7))
@@ -381,3 +404,81 @@ def test_routed_evicts_the_oldest_leaves_first() -> None:
     routed.evict(140)
     assert routed.owners.match([1, 2, 3]) == {"a": 1}
     assert routed.tokens("a") == 128
+
+
+# Queues of the published policies
+
+
+def pending(made: Baseline, asked: SimRequest, now: float = 0.0) -> list[int]:
+    made.arrive(asked, 0, now)
+    return [decision.key for decision in made.decide(now) if isinstance(decision, Dispatch)]
+
+
+def test_dynamo_holds_requests_while_every_worker_has_too_much_prefill() -> None:
+    made = policy(QueuedDynamo, view("a"), view("b"))
+    assert pending(made, request(0, prompt=40_000)) == [0]
+    assert pending(made, request(1, prompt=40_000)) == [1], "one worker is free"
+    assert pending(made, request(2, prompt=10)) == []
+    assert pending(made, request(3, prompt=10)) == [], "first come first served"
+    made.first_token(0, "a", 1.0)
+    made.first_token(0, "b", 1.0)
+    assert [decision.key for decision in made.decide(1.0)] == [2, 3]
+
+
+def test_flow_control_dispatches_nothing_while_the_pool_is_saturated() -> None:
+    made = policy(FlowControl, view("a", waiting=8), view("b", kv_usage=0.4))
+    assert pending(made, request(0)) == [], "1.6 and 0.5 are 1.05 on average"
+    made.metrics([view("a", waiting=7), view("b", kv_usage=0.4)], 0.1)
+    assert [decision.key for decision in made.decide(0.1)] == [0]
+
+
+def test_flow_control_serves_higher_bands_first_and_refuses_after_a_minute() -> None:
+    made = policy(FlowControl, view("a", waiting=5))
+    low, high = request(0), replace(request(1), tier="priority")
+    assert pending(made, low) == pending(made, high, 30.0) == []
+    assert made.decide(60.1) == [Refuse(0, "queue_ttl")]
+    made.arrive(replace(request(2), tier="batch"), 0, 60.2)
+    made.arrive(request(3), 0, 60.3)
+    made.metrics([view("a")], 60.4)
+    assert [decision.key for decision in made.decide(60.4)] == [1, 3, 2]
+
+
+# Predicted latency
+
+
+def test_an_online_model_learns_what_latency_consists_of() -> None:
+    model, rng = OnlineModel(), random.Random(3)
+    for _ in range(300):
+        tokens, running = rng.uniform(0, 8000), rng.uniform(0, 50)
+        model.learn((1.0, tokens, running), 0.05 + 1e-4 * tokens + 2e-3 * running)
+    (predicted,) = model.predict([(1.0, 2000.0, 10.0)])
+    assert predicted == pytest.approx(0.27, rel=0.05)
+
+
+def test_the_lowest_predicted_latency_has_the_highest_score() -> None:
+    ttft, tpot = np.array([0.1, 1.1, 0.6]), np.array([0.02, 0.02, 0.04])
+    assert latency_scores(ttft, tpot) == [1.01, 0.2, 0.4]
+    assert latency_scores(ttft, np.full(3, 0.02)) == [1.01, 0.01, 0.51], "equal times per token do not count"
+
+
+def test_affinity_ends_where_the_first_token_would_be_too_late() -> None:
+    held = [0.9, 0.1, 0.85]
+    assert affine([0, 1, 2], held, np.array([4.0, 0.1, 5.5]), 0.8) == [0, 2]
+    assert affine([0, 1, 2], held, np.array([5.2, 0.1, 5.5]), 0.8) == [0, 1, 2]
+    assert affine([1], held, np.array([5.2, 0.1, 5.5]), 0.8) == [1]
+
+
+def test_predicted_latency_avoids_the_replica_that_it_has_seen_to_be_slow() -> None:
+    made = policy(PredictedLatency, view("a"), view("b"))
+    for key in range(160):
+        where = route(made, request(key, prompt=1000), now=float(key))
+        late = 0.1 if where == "a" else 0.1 + 0.9 * (made.routers[0].endpoints["b"].view.waiting > 0)
+        made.first_token(key, where, key + late)
+        made.finished(
+            key, where, prompt_tokens=1000, cached_tokens=0, output_tokens=10, failed=False, now=key + 0.99
+        )
+        made.metrics([view("a"), view("b", waiting=key % 2)], float(key))
+    made.metrics([view("a"), view("b", waiting=1)], 200.0)
+    chosen = Counter(route(made, request(1000 + n, prompt=1000), now=200.0) for n in range(2))
+    assert chosen["a"] >= 1
+    assert made.routers[0].endpoints["a"].requests <= 2

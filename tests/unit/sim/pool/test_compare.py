@@ -1,29 +1,49 @@
 """Comparisons: cells, journals, equal shedding, what is shown, and the command's file from a small real run."""
 
 import json
+import math
 import multiprocessing
+import random
+import statistics
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from bench.placement.publish import publish
+from bench.placement.publish import Played, publish
+from bench.placement.studies import Study
 from cli.commands.sim.compare import targets_text
 from cli.main import app
 from core.errors import InvalidRequest
-from sim.pool.compare import Cell, Players, Row, Setting, cells, missing, play
-from sim.pool.comparison import Outcome, Plan, compare, in_order, seconds_at
+from scheduler.core.rules import SchedulerConfig
+from sim.pool.ablation import MECHANISMS
+from sim.pool.compare import (
+    MIN_SECONDS,
+    RATE_ERROR,
+    Cell,
+    Players,
+    Row,
+    Setting,
+    cells,
+    missing,
+    misstated,
+    play,
+)
+from sim.pool.comparison import Plan, compare, in_order
+from sim.pool.factorial import CROSSES
 from sim.pool.journal import Journal
 from sim.pool.knee import SERVED, Knee, find
 from sim.pool.plots import plot
-from sim.pool.registry import BASELINES, NAMES, OURS, names_of, policy
+from sim.pool.registry import BASELINES, GROUPS, NAMES, OURS, names_of, policy
 from sim.pool.report import COLUMNS, compact, markdown, standings
 from sim.pool.report import cells as shown
 from sim.pool.shed import QuantileShedder
+from sim.pool.sim_replica import SimReplica
+from sim.pool.workloads.registry import workload
 from workers.catalog import load_catalog
 from workers.wire import Targets
 
@@ -38,12 +58,13 @@ FIGURES = {
 
 def row(policy_name: str, seed: int, goodput: float, load: float = 1.0, **changes: Any) -> dict[str, Any]:
     figures = dict.fromkeys(
-        ("slo_met", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "hit_rate", "shed_rate", "jain",
-         "max_service_gap", "gpu_hours"), 0.5,
+        ("slo_met", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "hit_rate", "shed_rate",
+         "jain", "max_service_gap", "gpu_hours"), 0.5,
     )  # fmt: skip
     return {
         "policy": policy_name, "workload": "w", "load": load, "seed": seed, "goodput_rps": goodput, "bound_rps": 9.0,
-        "rate_rps": 8.0 * load, **figures, **changes,
+        "rate_rps": 8.0 * load, "shed": "zero", "slo_ttft_s": 2.0, "slo_tpot_s": 0.08, **figures,
+        "blocks": [{"s": 1.0, "n": 99, "met": goodput, "ttft": [0.5, 1.0 + 0.1 * seed]}], **changes,
     }  # fmt: skip
 
 
@@ -51,11 +72,13 @@ def row(policy_name: str, seed: int, goodput: float, load: float = 1.0, **change
 
 
 def test_all_is_every_policy_once() -> None:
-    assert names_of("all", "mirrored") == [name for name in NAMES if name != "penstock_mirrored"]
-    assert names_of("all", "exact") == [name for name in NAMES if name != "penstock_exact"]
+    assert set(names_of("all", "mirrored")) == {OURS, "penstock_exact", "fifo", "vtc", *BASELINES}
+    assert set(names_of("all", "exact")) == {OURS, "penstock_mirrored", "fifo", "vtc", *BASELINES}
+    assert names_of("present,fifo") == [*GROUPS["present"], "fifo"]
     assert set(BASELINES) == {
-        "random", "round_robin", "least_request", "power_of_two", "session_hash", "cache_aware", "loadaware", "dynamo",
-        "lmetric", "llmd_blend", "llmd_sticky",
+        "random", "round_robin", "least_request", "power_of_two", "session_hash", "cache_aware", "cache_aware_2025",
+        "vllm_router", "loadaware", "dynamo", "dynamo_queue", "lmetric", "llmd_blend", "llmd_sticky", "llmd_flow",
+        "llmd_latency",
     }  # fmt: skip
     assert names_of(" dynamo,penstock,dynamo ") == ["dynamo", "penstock"]
 
@@ -147,8 +170,44 @@ def test_the_knee_serves_and_a_little_more_does_not() -> None:
     assert over / knee.rate_rps <= 1.031
 
 
-def test_runs_are_as_long_as_their_requests_take() -> None:
-    assert (seconds_at(10.0), seconds_at(1000.0), seconds_at(0.1)) == (80.0, 45.0, 600.0)
+def test_runs_are_ten_lifetimes_between_warm_up_and_cool_down() -> None:
+    long = SETTING.timed(rate=10.0, lifetime_s=30.0)
+    assert (long.warmup_s, long.cooldown_s, long.seconds) == (60.0, 30.0, 390.0)
+    assert long.block_s == 30.0
+    busy = SETTING.timed(rate=8.0, lifetime_s=2.0)
+    assert (busy.warmup_s, busy.seconds) == (25.0, 127.0), "as long as 200 and 800 arrivals take"
+    rare = SETTING.timed(rate=0.1, lifetime_s=5.0)
+    assert rare.seconds == 150.0 + 600.0 + 5.0
+    assert SETTING.timed(1000.0, 0.0).seconds == MIN_SECONDS
+
+
+def test_stated_speeds_are_off_and_true_ones_are_not() -> None:
+    (spec,) = SETTING.pool(load_catalog())[:1]
+    stated = [misstated(spec, seed).stated for seed in range(200)]
+    errors = [
+        math.log(each.prefill_tokens_per_s / spec.capacity.prefill_tokens_per_s) for each in stated if each
+    ]
+    assert statistics.pstdev(errors) == pytest.approx(RATE_ERROR, rel=0.2)
+    assert abs(statistics.mean(errors)) < 0.05
+    assert misstated(spec, 7).capacity == spec.capacity
+    assert misstated(spec, 7) == misstated(spec, 7)
+    cluster_view = SimReplica(misstated(spec, 7), random.Random(1)).view(0.0)
+    assert cluster_view.capacity == misstated(spec, 7).stated
+
+
+def test_seeds_share_no_rows_of_a_trace() -> None:
+    trace = workload("azure-code", models=[MODEL])
+    parts = [
+        [
+            (each.prompt_tokens, each.output_tokens)
+            for each in trace.requests(rate=5.0, seconds=100.0, seed=seed)
+        ]
+        for seed in (1, 2, 3)
+    ]
+    rows = [
+        (each.prompt_tokens, each.output_tokens) for each in trace.requests(rate=15.0, seconds=100.0, seed=1)
+    ]
+    assert parts[0] + parts[1] + parts[2] == rows
 
 
 # What is kept and resumed
@@ -195,25 +254,51 @@ def test_only_missing_cells_are_played_again(tmp_path: Path) -> None:
 # What is shown
 
 
-def test_leads_are_paired_by_seed_and_marked_beyond_chance() -> None:
+def test_leads_are_paired_by_block_and_marked_beyond_chance() -> None:
     rows = [row(OURS, seed, 10.0 * seed + 1.0) for seed in range(1, 6)]
     rows += [row("random", seed, 10.0 * seed) for seed in range(1, 6)]
     rows += [row("dynamo", seed, 10.0 * seed + 1.0 + (-1) ** seed) for seed in range(1, 6)]
     by_name = {each.policy: each for each in standings(rows)}
     assert by_name[OURS].lead is None
-    random_lead = by_name["random"].lead
-    assert random_lead is not None
-    assert (random_lead.mean, random_lead.half) == (1.0, 0.0)
-    assert shown(by_name["random"])[3] == "+3.3 ±0.0 % ▲"
-    assert "▲" not in shown(by_name["dynamo"])[3]
+    lead = by_name["random"].lead
+    assert lead is not None
+    assert lead.value == pytest.approx(155.0 / 150.0 - 1.0)
+    assert 0.0 < lead.low < lead.value < lead.high < 0.11
+    assert shown(by_name["random"])[3].endswith(" %▲".replace("%", "% "))
+    assert by_name["dynamo"].lead is not None
+    assert by_name["dynamo"].lead.verdict() == "same"
     assert len(shown(by_name[OURS])) == len(COLUMNS)
 
 
+def test_later_first_tokens_are_marked_as_a_loss() -> None:
+    slow = {"blocks": [{"s": 1.0, "n": 3, "met": 3, "ttft": [0.9, 1.0, 1.1]}] * 4}
+    fast = {"blocks": [{"s": 1.0, "n": 3, "met": 3, "ttft": [0.45, 0.5, 0.55]}] * 4}
+    rows = [row(OURS, seed, 3.0, **slow) for seed in (1, 2)] + [
+        row("dynamo", seed, 3.0, **fast) for seed in (1, 2)
+    ]
+    dynamo = next(each for each in standings(rows) if each.policy == "dynamo")
+    assert dynamo.ttft_p50 is not None
+    assert dynamo.ttft_p50.value == pytest.approx(2.0)
+    assert shown(dynamo)[7:9] == ["2.00x ▼", "2.00x ▼"]
+
+
+def test_blocks_cover_what_is_measured_and_add_up() -> None:
+    setting = replace(SETTING, seconds=120.0, lifetime_s=10.0, warm_s=20.0)
+    (ours,) = play(Cell(setting, (OURS,), 1.0, 2.0, 3))
+    blocks = ours["blocks"]
+    assert sum(each["s"] for each in blocks) == pytest.approx(90.0, abs=2.0)
+    assert sum(each["n"] for each in blocks) == ours["requests"]
+    assert len(blocks) == 8, "a rest of less than a lifetime joins the others"
+    met = sum(each["met"] for each in blocks)
+    assert met / sum(each["s"] for each in blocks) == pytest.approx(ours["goodput_rps"], rel=1e-3)
+
+
 def test_figures_of_nothing_served_are_left_out() -> None:
-    rows = [row(OURS, 1, 5.0), row("random", 1, 0.0, ttft_p50_s=None)]
+    nothing = {"ttft_p50_s": None, "blocks": [{"s": 1.0, "n": 9, "met": 0, "ttft": []}]}
+    rows = [row(OURS, 1, 5.0), row("random", 1, 0.0, **nothing)]
     by_name = {each.policy: each for each in standings(rows)}
-    assert by_name["random"].mean("ttft_p50_s") is None
-    assert shown(by_name["random"])[3:5] == ["+5.00/s", "-"]
+    assert "ttft_p50_s" not in by_name["random"].figures
+    assert shown(by_name["random"])[4] == "-"
     (kept,) = [each for each in compact(standings(rows)) if each["policy"] == "random"]
     assert "ttft_p50_s" not in kept
     json.dumps(kept, allow_nan=False)
@@ -223,10 +308,10 @@ def test_tables_and_plots_of_several_loads(tmp_path: Path) -> None:
     rows = [
         row(name, seed, 5.0, load) for name in (OURS, "random") for seed in (1, 2) for load in (0.7, 1.0, 1.3)
     ]
-    text = markdown(standings(rows))
-    assert text.splitlines()[0].startswith("| policy | goodput at 0.7 | goodput at 1 | goodput at 1.3 |")
+    text = markdown([each for each in standings(rows) if each.load == 1.0])
+    assert text.splitlines()[0].startswith("| policy | goodput /s | ours leads by | TTFT p50 s |")
     assert "| **penstock** | 5.00 ±0.00 |" in text
-    assert "| *bound* | 9.00 | 9.00 | 9.00 |" in text
+    assert "| *bound* | 9.00 |" in text
     plot(standings(rows), tmp_path / "a.svg", "goodput_rps", "requests/s")
     once = (tmp_path / "a.svg").read_bytes()
     plot(standings(rows), tmp_path / "a.svg", "goodput_rps", "requests/s")
@@ -327,24 +412,71 @@ def test_every_policy_can_be_made() -> None:
 # What is published
 
 
-def test_the_comparison_is_published_as_data_plots_and_a_page(tmp_path: Path) -> None:
-    rows = [
-        row(name, seed, goodput + seed, load, slo_ttft_s=2.0, slo_tpot_s=0.08, replicas=8)
-        for name, goodput in ((OURS, 6.0), ("dynamo", 5.0), ("random", 2.0), ("vtc", 9.0))
-        for seed in (1, 2)
-        for load in (0.7, 1.0)
+CONDITIONS = {"date": "2026-11-22T10:00:00+00:00", "commit": "abc", "machine": "m", "seeds": 2}
+
+
+def test_the_comparison_is_published_with_held_out_workloads_apart(tmp_path: Path) -> None:
+    names = {"penstock": 6.0, "dynamo": 5.0, "llmd_sticky": 4.0, "penstock_exact": 9.0}
+    rows = [row(name, seed, goodput, 1.0) for name, goodput in names.items() for seed in (1, 2)]
+    played = [
+        Played(
+            Study("w", MODEL, 2, 8, "present", points=(("zero", 1.0),)), Knee(8.0, 0.91, 5), SETTING, rows
+        ),
+        Played(Study("v", MODEL, 2, 8, "present", True, (("zero", 1.0),)), Knee(8.0, 0.91, 5), SETTING, rows),
     ]
-    outcome = Outcome(Knee(8.0, 0.91, 5), SETTING, rows)
-    conditions = {
-        "date": "2026-11-22T10:00:00+00:00", "commit": "abc", "machine": "m", "model": MODEL, "hosts": 2, "seeds": 2,
-        "shed": "zero",
-    }  # fmt: skip
-    files = publish({"w": outcome}, conditions, tmp_path)
-    assert {file.suffix for file in files} == {".json", ".svg", ".md"}
+    files = publish(played, CONDITIONS, tmp_path)
+    assert {file.suffix for file in files} == {".json", ".md"}
     text = (tmp_path / "results" / "placement.md").read_text()
-    assert "2026-11-22, commit abc, m: " in text
+    assert "2026-11-22, commit abc, m, 2 seeds" in text
     # the best of others: our own variants are not others
-    assert "| w | dynamo, +15.4 ±0.0 % ▲ | dynamo, +15.4 ±0.0 % ▲ |" in text
+    line = f"| w, 8x {MODEL} | 1 | zero | dynamo | +20.0 (+20.0 to +20.0) % ▲ | 1.00x, 1.00x |"
+    tuned, held_out = text.split("## Held-out workloads")[0], text.split("## Held-out workloads")[1]
+    assert line in tuned
+    assert line.replace("| w,", "| v,") in held_out
     data = json.loads((tmp_path / "data" / "scheduling-comparison.json").read_text())
-    assert data["workloads"]["w"]["knee_rps"] == 8.0
+    assert data["studies"][played[0].study.name]["knee_rps"] == 8.0
     assert len(data["standings"]) == 8
+
+
+def test_the_factorial_is_published_by_placement_and_queue(tmp_path: Path) -> None:
+    rows = [row(name, seed, 5.0, 1.0) for name in GROUPS["factorial"] for seed in (1, 2)]
+    study = Study("w", MODEL, 2, 8, "factorial", points=(("zero", 1.0),))
+    present = Study("w", MODEL, 2, 8, "present", points=(("zero", 1.0),))
+    publish(
+        [Played(each, Knee(8.0, 0.91, 5), SETTING, rows) for each in (present, study)], CONDITIONS, tmp_path
+    )
+    text = (tmp_path / "results" / "placement.md").read_text()
+    for placement in ("ours", "llmd_sticky", "dynamo", "cache_aware"):
+        assert f"| {placement} | 5.00 ±0.00; 0.50, 0.50 | 5.00 ±0.00; 0.50, 0.50 | 5.00 ±0.00;" in text
+
+
+def test_the_ablation_says_what_gains_and_what_ties(tmp_path: Path) -> None:
+    goodput = {OURS: 6.0, "penstock-timely": 5.0, "penstock-hot": 6.0, "penstock-near_tie": 7.0}
+    rows = [row(name, seed, value, 1.0) for name, value in goodput.items() for seed in (1, 2)]
+    study = Study("w", MODEL, 2, 8, "ablation", points=(("zero", 1.0),))
+    publish([Played(study, Knee(8.0, 0.91, 5), SETTING, rows)], CONDITIONS, tmp_path)
+    lines = (tmp_path / "results" / "ablation.md").read_text().splitlines()
+    verdicts = {line.split("`")[1]: line.split("|")[-2].strip() for line in lines if line.startswith("| `")}
+    assert verdicts == {"timely": "gains", "hot": "ties", "near_tie": "costs"}
+    assert not (tmp_path / "results" / "placement.md").exists()
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_is_switched_off_alone(name: str) -> None:
+    config = SchedulerConfig()
+    without = MECHANISMS[name].without(config)
+    changed = {
+        field.name
+        for part in ("policy", "queue")
+        for field in fields(getattr(config, part))
+        if getattr(getattr(config, part), field.name) != getattr(getattr(without, part), field.name)
+    }
+    assert changed == {*MECHANISMS[name].policy, *MECHANISMS[name].queue} != set()
+    assert without.admission == config.admission
+
+
+@pytest.mark.parametrize("name", [cross.policy for cross in CROSSES])
+def test_every_placement_runs_with_every_queue(name: str) -> None:
+    (ours,) = play(Cell(replace(SETTING, seconds=60.0), (name,), 1.0, 2.0, 3))
+    assert ours["policy"] == name
+    assert ours["slo_met"] > 0.5
