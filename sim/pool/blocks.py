@@ -16,7 +16,7 @@ from sim.pool.cluster import TOO_LONG
 from sim.pool.contract import RunResult
 from sim.pool.summary import ServiceLevel
 
-RESAMPLES = 400
+RESAMPLES = 200
 """Resamples of an interval."""
 _DIGITS = 4
 """Significant digits kept of a TTFT."""
@@ -51,7 +51,7 @@ class Bounds:
 
 
 def blocks_of(result: RunResult, levels: Mapping[str, ServiceLevel], seconds: float) -> list[dict[str, Any]]:
-    """Return the blocks of a run between warm-up and cool-down, each of `seconds`; a rest of less is spread over all."""
+    """Return the blocks of a run between warm-up and cool-down, each of `seconds`; a rest is spread over all."""
     start, end = result.warmup_s, result.measured_until_s
     count = max(1, int((end - start) / seconds + 1e-9))
     length = (end - start) / count
@@ -80,7 +80,7 @@ def ttft(share: float) -> Statistic:
     """Return the statistic of a quantile of the TTFT, in seconds; NaN where no request got a first token."""
 
     def quantile(blocks: Sequence[Block]) -> float:
-        values = np.concatenate([np.asarray(block["ttft"], dtype=np.float64) for block in blocks])
+        values = np.concatenate([block["ttft"] for block in blocks])
         return float(np.quantile(values, share)) if len(values) else float("nan")
 
     return quantile
@@ -88,6 +88,7 @@ def ttft(share: float) -> Statistic:
 
 def bounds(blocks: Sequence[Block], statistic: Statistic) -> Bounds:
     """Return a statistic with its interval."""
+    blocks = [_with_array(block) for block in blocks]
     values = [statistic([blocks[index] for index in chosen]) for chosen in _resamples(len(blocks))]
     return _bounds(statistic(blocks), values)
 
@@ -99,7 +100,13 @@ def ratio(pairs: Pairs, statistic: Statistic) -> Bounds:
         other = statistic([theirs for _, theirs in chosen])
         return statistic([ours for ours, _ in chosen]) / other if other else float("nan")
 
+    pairs = [(_with_array(ours), _with_array(theirs)) for ours, theirs in pairs]
     return _bounds(one(pairs), [one([pairs[index] for index in chosen]) for chosen in _resamples(len(pairs))])
+
+
+def _with_array(block: Block) -> Block:
+    """Return the block with its TTFTs as an array, which is not converted again in every resample."""
+    return {**block, "ttft": np.asarray(block["ttft"], dtype=np.float64)}
 
 
 def _resamples(count: int) -> list[list[int]]:
