@@ -12,7 +12,7 @@ from scheduler.client import SchedulerClient
 from scheduler.wire import HostView, QueueView
 from tenants.names import clean_reason
 from tenants.roles import FINANCE, PLATFORM_ADMIN
-from workers.wire import ReplicaCommand, ReplicaState, ReplicaStatus
+from workers.wire import ReplicaCommand, ReplicaState, ReplicaStatus, basis_of
 
 ACTIONS = ("drain", "resume", "sleep", "wake", "restart")
 """Drain stops new requests, resume undoes it; sleep offloads the weights, wake loads them; restart ends the engine."""
@@ -35,6 +35,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     """text | tokens: the unit in which prompts are matched to its cache."""
     restarts: int
     gpus: int
+    figures: str
+    """validated | unvalidated | learnt: what its speeds in the catalog rest on."""
     url: str
     detail: str
 
@@ -136,6 +138,7 @@ def _view(status: ReplicaStatus) -> ReplicaView:
         status.prefix_kind,
         status.restarts,
         status.capacity.gpus,
+        basis_of(status.capacity),
         status.url,
         status.detail,
     )

@@ -12,6 +12,8 @@ from workers.wire import EndedEngine, ReplicaStatus, TierTargets
 
 MAX_TOKENS = 1 << 30
 """Most tokens of a request or of a replica's cache, far above those of any model."""
+MAX_RANKS = 4096
+"""Most ranks of attention data parallelism."""
 MAX_AGE_S = 86_400.0
 """Largest age of an announced request, a placement or an ended engine, in seconds."""
 MAX_ENDS = 256
@@ -83,6 +85,7 @@ def _is_valid(status: ReplicaStatus) -> bool:
         and MIN_RATE <= capacity.accept_per_step <= MAX_TOKENS
         and 0 <= capacity.draft_tokens <= MAX_TOKENS
         and 0.0 <= capacity.expert_share <= 1.0
+        and 1 <= capacity.dp_ranks <= MAX_RANKS
         and 0 <= capacity.max_num_seqs <= MAX_TOKENS
         and 0 <= capacity.kv_cache_tokens <= MAX_TOKENS
         and all(map(_is_valid_target, (targets, targets.priority, targets.batch)))

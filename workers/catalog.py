@@ -21,6 +21,8 @@ from workers.kv_endpoints import KvEndpoints
 from workers.service_level import TargetFigures, Tier, service_level, target_problem
 from workers.wire import Capacity, Targets
 
+MAX_RANKS = 4096
+"""Most ranks of attention data parallelism."""
 DEFAULT_CATALOG = Path(__file__).with_name("catalog.toml")
 
 ArgValue = bool | int | float | str | dict[str, bool | int | float | str]
@@ -34,7 +36,14 @@ _NEEDED_FIGURES = frozenset(
     {"prefill_tokens_per_s", "step_base_s", "step_per_seq_s", "max_num_seqs", "kv_cache_tokens"}
 )
 _OPTIONAL_FIGURES = frozenset(
-    {"step_per_kv_token_s", "step_experts_s", "prefill_pair_s", "request_s", "accept_per_step"}
+    {
+        "step_per_kv_token_s",
+        "step_experts_s",
+        "step_drafts_s",
+        "prefill_pair_s",
+        "request_s",
+        "accept_per_step",
+    }
 )
 _POSITIVE_FIGURES = _NEEDED_FIGURES | {"accept_per_step"}
 
@@ -107,6 +116,9 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_gb: float = 0.0
     """Size of the weights in GB; 0 = the model's."""
     env: dict[str, str] = {}
+    sweep: str = ""
+    """Name of the sweep that the figures of its plain steps (without speculation) are fitted to and checked against by
+    `penstock sim validate`; empty = they are not validated, and are shown so."""
     block_size: int = 64
     """Tokens per KV block of the simulated engine."""
     instances: int = 1
@@ -118,16 +130,17 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def capacity(self) -> Capacity:
-        """The figures as the scheduler uses them."""
+        """The figures as the scheduler uses them. The time of drafting is part of every step."""
         values = {name: figure.value for name, figure in self.figures.items()}
         return Capacity(
             prefill_tokens_per_s=values["prefill_tokens_per_s"],
-            step_base_s=values["step_base_s"],
+            step_base_s=values["step_base_s"] + values.get("step_drafts_s", 0.0),
             step_per_seq_s=values["step_per_seq_s"],
             step_per_kv_token_s=values.get("step_per_kv_token_s", 0.0),
             step_experts_s=values.get("step_experts_s", 0.0),
             expert_share=self.expert_share,
             prefill_pair_s=values.get("prefill_pair_s", 0.0),
+            dp_ranks=self.dp_ranks,
             request_s=values.get("request_s", 0.0),
             accept_per_step=values.get("accept_per_step", 1.0),
             draft_tokens=self._draft_tokens,
@@ -135,7 +148,24 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             kv_cache_tokens=int(values["kv_cache_tokens"]),
             max_model_len=self.max_model_len,
             gpus=self.gpus,
+            sweep=self.sweep,
         )
+
+    @property
+    def plain(self) -> Capacity:
+        """The capacity of the same engine without speculation, as sweeps measure it."""
+        return msgspec.structs.replace(
+            self.capacity,
+            step_base_s=self.figures["step_base_s"].value,
+            accept_per_step=1.0,
+            draft_tokens=0,
+        )
+
+    @property
+    def dp_ranks(self) -> int:
+        """Ranks of attention data parallelism, by the engine's flag."""
+        ranks = self.args.get("data-parallel-size", 1)
+        return ranks if isinstance(ranks, int) else 0
 
     @property
     def _draft_tokens(self) -> int:
@@ -339,9 +369,12 @@ def _finish_profile(
     experts = model.experts
     if "step_experts_s" in profile.figures and experts is None:
         raise refuse(".figures.step_experts_s needs the model's experts")
-    tensor_parallel = profile.args.get("tensor-parallel-size", 1)
-    if profile.gpus and tensor_parallel != profile.gpus:
-        raise refuse(f": tensor-parallel-size is {tensor_parallel}, but gpus is {profile.gpus}")
+    tensor_parallel, ranks = profile.args.get("tensor-parallel-size", 1), profile.dp_ranks
+    if not 0 < ranks <= MAX_RANKS:
+        raise refuse(f".args.data-parallel-size must be a number between 1 and {MAX_RANKS}")
+    if profile.gpus and not (isinstance(tensor_parallel, int) and tensor_parallel * ranks == profile.gpus):
+        times = f", data-parallel-size is {ranks}" if ranks > 1 else ""
+        raise refuse(f": tensor-parallel-size is {tensor_parallel}{times}, but gpus is {profile.gpus}")
     for flag, value in profile.args.items():
         for text in value.values() if isinstance(value, dict) else [value]:
             _check_placeholders(refuse, flag, text)
@@ -351,8 +384,8 @@ def _finish_profile(
         raise refuse(
             f".args.max-model-len is {flag_len}, must be between 1 and context_len ({model.context_len})"
         )
-    if length > profile.figures["kv_cache_tokens"].value:
-        raise refuse(f".figures.kv_cache_tokens holds less than one sequence of {length} tokens")
+    if length * ranks > profile.figures["kv_cache_tokens"].value:
+        raise refuse(f".figures.kv_cache_tokens holds less than one sequence of {length} tokens a rank")
     instances = max(1, host.gpus // profile.gpus) if profile.gpus else 1
     return msgspec.structs.replace(
         profile,

@@ -49,14 +49,17 @@ class EngineMetrics(msgspec.Struct, frozen=True):
 
 
 def parse_metrics(text: str) -> EngineMetrics:
-    """Parse vLLM's Prometheus text. Values of several engine cores are summed; `kv_usage` is their maximum."""
+    """Parse vLLM's Prometheus text. Values of several engine cores (ranks of attention data parallelism) are summed, their KV
+    blocks too; `kv_usage` is their maximum."""
     sums: dict[str, float] = {}
     usage = 0.0
     asleep = False
-    cache: dict[str, str] = {}
+    block_size = kv_blocks = 0
     for name, labels, value in _LINE.findall(text):
         if name == "vllm:cache_config_info":
             cache = dict(_LABEL.findall(labels))
+            block_size = _whole(cache.get("block_size", ""))
+            kv_blocks += _whole(cache.get("num_gpu_blocks", ""))
         elif name == "vllm:engine_sleep_state":
             asleep = asleep or ('sleep_state="awake"' in labels and float(value) == 0)
         elif name == "vllm:kv_cache_usage_perc":
@@ -73,8 +76,8 @@ def parse_metrics(text: str) -> EngineMetrics:
             cached_prompt_tokens=int(sums.get("vllm:prompt_tokens_cached_total", 0)),
             preemptions=int(sums.get("vllm:num_preemptions_total", 0)),
         ),
-        block_size=_whole(cache.get("block_size", "")),
-        kv_blocks=_whole(cache.get("num_gpu_blocks", "")),
+        block_size=block_size,
+        kv_blocks=kv_blocks,
         simulated=sums.get("penstock_simulated", 0) > 0,
         asleep=asleep,
     )

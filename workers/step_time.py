@@ -48,7 +48,11 @@ def context_pairs(uncached: float, prompt: float) -> float:
 
 
 def prefill_s(capacity: Capacity, uncached: float, prompt: float) -> float:
-    """Seconds of an engine's time to compute the last `uncached` of `prompt` tokens: u/R + q*u*(c + u/2)."""
+    """Seconds of an engine's time to compute the last `uncached` of `prompt` tokens: u/R + q*u*(c + u/2).
+
+    With attention data parallelism this is the engine's time while all ranks are busy; a prompt's own rank takes
+    `Capacity.dp_ranks` times as long.
+    """
     pairs = context_pairs(uncached, prompt)
     return uncached / capacity.prefill_tokens_per_s + capacity.prefill_pair_s * pairs
 
@@ -56,4 +60,4 @@ def prefill_s(capacity: Capacity, uncached: float, prompt: float) -> float:
 def own_prefill_s(capacity: Capacity, prompt: float) -> float:
     """Seconds to the first token of a request alone on an idle engine that has cached nothing of its prompt, without
     alpha: the part of its time to first token that its TTFT target comes on top of."""
-    return prefill_s(capacity, prompt, prompt) + capacity.request_s
+    return capacity.dp_ranks * prefill_s(capacity, prompt, prompt) + capacity.request_s

@@ -49,6 +49,9 @@ class Capacity(msgspec.Struct, frozen=True):
     """k/E: share of a layer's routed experts that one token uses, 0 to 1."""
     prefill_pair_s: float = 0.0
     """q: added seconds per pair of a new prompt token and a token before it (attention over the context)."""
+    dp_ranks: int = 1
+    """Attention data parallelism: ranks of which each computes whole requests, in steps that all take together. The
+    other figures are those of the whole engine with evenly loaded ranks; a prompt alone has one rank's share of R."""
     request_s: float = 0.0
     """h: seconds by which a request's first token is later, beside the engine's steps (HTTP, tokens, scheduling)."""
     accept_per_step: float = 1.0
@@ -56,15 +59,25 @@ class Capacity(msgspec.Struct, frozen=True):
     draft_tokens: int = 0
     """Draft tokens per sequence and step; 0 = the fewest that `accept_per_step` needs."""
     max_num_seqs: int = 256
-    """Most sequences in a batch."""
+    """Most sequences in a batch, of all ranks together."""
     kv_cache_tokens: int = 100_000
-    """Size of the KV cache in tokens."""
+    """Size of the KV cache in tokens, of all ranks together."""
     max_model_len: int = 4096
     """Most tokens of prompt and output together."""
     gpus: int = 0
     """GPUs the replica occupies; 0 on CPU."""
+    sweep: str = ""
+    """Name of the sweep that validates the figures; empty = they are not validated."""
     assumed: bool = False
     """Whether nothing is known of the speeds but their order (external engines that were not measured)."""
+
+
+def basis_of(capacity: Capacity) -> str:
+    """What the figures of a capacity are, in a word: `validated` by a sweep, `learnt` by the scheduler (of an engine of
+    which nothing was stated), or `unvalidated`."""
+    if capacity.assumed:
+        return "learnt"
+    return "validated" if capacity.sweep else "unvalidated"
 
 
 class TierTargets(msgspec.Struct, frozen=True):

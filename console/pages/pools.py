@@ -15,7 +15,7 @@ from console.panels.scheduling import SchedulingPanel
 from console.viewer import Viewer, toast_ok
 from core.errors import NotFound
 from scheduler.wire import HostView, PoolSnapshot
-from workers.wire import ReplicaState, ReplicaStatus
+from workers.wire import ReplicaState, ReplicaStatus, basis_of
 
 REFRESH_S = 1.5
 STALE_HOST_S = 5.0
@@ -208,7 +208,11 @@ def _replica_row(replica: ReplicaStatus, may_act: bool) -> Row:
     engine = f"{replica.engine}, simulated" if replica.simulated else replica.engine
     return {
         "id": replica.replica_id,
-        "replica": cell(replica.replica_id, sub=f"{replica.model} · {engine}", text=True),
+        "replica": cell(
+            replica.replica_id,
+            sub=f"{replica.model} · {engine} · {basis_of(replica.capacity)} figures",
+            text=True,
+        ),
         "state": cell(
             replica.state.value.capitalize(), tone=STATE_TONES[replica.state], sub=replica.detail, text=True
         ),

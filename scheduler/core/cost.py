@@ -31,11 +31,12 @@ class ScoreInputs(NamedTuple, Generic[T]):
     ttft_offset_s: T
     """Seconds of the TTFT outside the prefill: the capacity's h, and the learnt correction r."""
     prefill_s_per_token: T
-    """1/R: seconds per uncached prompt token."""
+    """Seconds per uncached prompt token of a request alone: 1/R, times the ranks of attention data parallelism."""
     prefill_pair_s: T
-    """q: seconds per pair of an uncached prompt token and a token before it."""
+    """The same per pair of an uncached prompt token and a token before it: q, times the ranks."""
     prefill_weight: T
-    """1 + eta*D: seconds of prefill count once for the request, and eta times for each of the D running ones."""
+    """1 + eta*D/ranks: seconds of prefill count once for the request, and eta times for each of the D running ones,
+    which they delay by the engine's time, a rank's share of these seconds."""
     itl: T
     """Seconds per output token with one more sequence, without that sequence's own KV cache."""
     itl_cost: T

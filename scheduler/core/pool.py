@@ -153,7 +153,7 @@ class Pool:
         load, stats = replica.load, replica.stats
         running, kv_tokens = replica.running, replica.kv_tokens
         accept, per_token, per_kv = derived.accept, derived.prefill_s_per_token, derived.itl_per_kv
-        share = stats.prefill_share.at(now)
+        share, ranks = stats.prefill_share.at(now), capacity.dp_ranks
         context = replica.context_tokens
         step = decode_step_s(capacity, running + 1, context)
         itl = step / (accept * (1.0 - share))
@@ -173,9 +173,9 @@ class Pool:
             replica.prefill_done_at,
             believed * replica.backlog_s(self.model_stats.uncached_ratio),
             capacity.request_s + FIRST_STEPS * step,
-            per_token,
-            derived.prefill_pair_s,
-            1.0 + config.eta * running,
+            per_token * ranks,
+            derived.prefill_pair_s * ranks,
+            1.0 + config.eta * running / ranks,
             itl,
             itl + config.eta * running * sequence_s(capacity, running) / accept,
             per_kv,

@@ -31,7 +31,7 @@ def plot(rows: Sequence[Standing], path: Path, figure: str, label: str, *, log: 
     """
     if path.suffix not in (".svg", ".png"):
         raise InvalidRequest(f"a plot is written as .svg or .png, not {path.name!r}", param="plot")
-    with _style():
+    with style():
         _draw(rows, path, figure, label, log)
 
 
@@ -98,7 +98,7 @@ def _panels(workloads: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     return canvas, dict(zip(workloads, cells, strict=False))
 
 
-def _style() -> AbstractContextManager[None]:
+def style() -> AbstractContextManager[None]:
     """Return a style with text as text and reproducible files: the same figures give the same file."""
     try:
         from matplotlib import rc_context

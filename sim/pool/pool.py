@@ -1,6 +1,6 @@
 """The replicas of a run: the definition of each, and a pool built from the catalog."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sim.engine.step_model.engine import StepConfig
@@ -71,3 +71,9 @@ def pool_of(catalog: Catalog, models: Iterable[str], hosts: int, *, first_host: 
             )
             number += 1
     return pool
+
+
+def unvalidated_note(pool: Sequence[ReplicaSpec]) -> list[str]:
+    """Which models of a pool have figures that no sweep validates, as one line or none."""
+    bare = sorted({spec.model for spec in pool if not spec.capacity.sweep})
+    return [f"Unvalidated figures, for want of a sweep: {', '.join(bare)}."] if bare else []

@@ -21,7 +21,7 @@ from sim.pool.comparison import Outcome, Plan, ProgressCallbacks, compare
 from sim.pool.journal import Journal
 from sim.pool.knee import SERVED, Knee
 from sim.pool.plots import plot
-from sim.pool.pool import ReplicaSpec
+from sim.pool.pool import ReplicaSpec, unvalidated_note
 from sim.pool.registry import GROUPS, NAMES, OURS, PREFIX_KINDS, STRONGEST, checked_prefix, names_of
 from sim.pool.report import COLUMNS, Standing, cells, standings
 from sim.pool.summary import service_levels
@@ -149,7 +149,8 @@ def _interrupted(json_out: Path | None) -> NoReturn:
 def show(outcome: Outcome, ranked: Sequence[Standing], console: Console) -> None:
     """Print the knee, and for each load a table and bars."""
     console.print(_load_text(outcome.knee, outcome.setting))
-    for line in targets_text(outcome.setting.pool(load_catalog())):
+    pool = outcome.setting.pool(load_catalog())
+    for line in [*targets_text(pool), *unvalidated_note(pool)]:
         console.print(line)
     for load in sorted({each.load for each in ranked}):
         here = [each for each in ranked if each.load == load]

@@ -5,11 +5,11 @@ from importlib import import_module
 import typer
 
 app = typer.Typer(
-    help="Simulate a pool: run a workload, compare routing policies, validate the model, replay recorded traffic.",
+    help="Simulate a pool: run a workload, compare routing policies, fit and validate the model, replay traffic.",
     no_args_is_help=True,
 )
 
-_PARTS = ("run", "compare", "validate", "replay", "autoscale", "scenario")
+_PARTS = ("run", "compare", "validate", "fit", "replay", "autoscale", "scenario")
 
 for _part in _PARTS:
     import_module(f"cli.commands.sim.{_part}").register(app)

@@ -21,7 +21,7 @@ from sim.pool.contract import RunResult
 from sim.pool.faults import Fault, Kill, KillApiProcess, Slow, parse_fault
 from sim.pool.knee import find
 from sim.pool.network import Network
-from sim.pool.pool import ReplicaSpec
+from sim.pool.pool import ReplicaSpec, unvalidated_note
 from sim.pool.registry import Variant, checked_prefix, names_of, policy
 from sim.pool.run import simulate
 from sim.pool.settings import Progress as Standing
@@ -213,6 +213,8 @@ def show(completed: CompletedRun, console: Console) -> None:
     """Print table and charts."""
     summary, result = completed.summary, completed.result
     console.print(_figures(completed))
+    for line in unvalidated_note(completed.pool):
+        console.print(line)
     if len(summary.tenants) > 1:
         console.print(_tenants(summary))
     rows = over_time(result, CHART_COLUMNS, service_levels(completed.pool))

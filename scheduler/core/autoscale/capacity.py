@@ -89,17 +89,18 @@ def predict(load: Load, replicas: int, capacity: Capacity, targets: Targets) -> 
     """Performance of `replicas` (at least 1) evenly loaded replicas. A rate below MIN_RATE counts as zero."""
     if load.rate < MIN_RATE:
         load = msgspec.structs.replace(load, rate=0.0)
-    service = prefill_s(capacity, load.uncached, load.prompt)
-    phi = load.rate * service / replicas
+    engine_s = prefill_s(capacity, load.uncached, load.prompt)
+    service = capacity.dp_ranks * engine_s
+    phi = load.rate * engine_s / replicas
     if phi >= 1.0:
         return Prediction(phi, math.inf, math.inf, 1.0, 1.0, math.inf, math.inf)
     ttft = capacity.request_s + service * (1.0 + phi * (1.0 + load.cv2) / (2.0 * (1.0 - phi)))
     tpot = _tpot(load, replicas, capacity, phi, ttft)
     batch = load.rate * (ttft + load.output * tpot) / replicas
     kv = batch * (load.prompt + load.output / 2.0) / capacity.kv_cache_tokens
-    late = wait_exceeds(targets.ttft_s, replicas, phi, service, load.cv2)
+    late = wait_exceeds(targets.ttft_s, replicas * capacity.dp_ranks, phi, service, load.cv2)
     per_token = _step_s(load, capacity, batch) / capacity.accept_per_step
-    slow = decode_exceeds(load, replicas, phi, service, targets.tpot_s, per_token)
+    slow = decode_exceeds(load, replicas, phi, engine_s, targets.tpot_s, per_token)
     return Prediction(phi, tpot, ttft, late, slow, batch, kv)
 
 

@@ -73,10 +73,13 @@ class StepCost:
         """Seconds of a step with `batch` decoding sequences, before KV reads and prefill."""
         return self._base[batch]
 
-    def seconds(self, batch: int, kv_tokens: float, prefilled: int, pairs: float = 0.0) -> float:
-        """Return the seconds of a step by the whole formula; `pairs` as in `step_time.context_pairs`."""
-        prefill = self.per_prefill_token * prefilled + self.per_pair * pairs
-        return self._base[batch] + self.per_kv_token * kv_tokens + prefill
+    def prefill(self, tokens: int, pairs: float) -> float:
+        """Return the seconds for uncached prompt tokens; `pairs` as in `step_time.context_pairs`."""
+        return self.per_prefill_token * tokens + self.per_pair * pairs
+
+    def seconds(self, batch: int, kv_tokens: float, prefill_s: float) -> float:
+        """Return the seconds of a step by the whole formula."""
+        return self._base[batch] + self.per_kv_token * kv_tokens + prefill_s
 
 
 def noise(cv: float, steps: int, rng: random.Random) -> float:

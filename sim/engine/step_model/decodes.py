@@ -19,6 +19,8 @@ class Slot:
     job: Job
     order: int
     """Admission number; breaks ties in the calendars, so that slots are never compared."""
+    rank: int = 0
+    """Number of the attention-data-parallel rank that computes it."""
     computed: int = 0
     """Number of tokens in blocks, as of the last prefill chunk."""
     target: int = 0

@@ -4,6 +4,10 @@ A step gives every running decode its tokens first (1 + k positions with k draft
 budget on prefill, first come first served, in chunks. Out of blocks, the newest running request is preempted and
 recomputed later. Rules and formula: `pool.py`, `workers/step_time.py` and the model of vLLM's scheduler that they cite.
 
+**Ranks.** With attention data parallelism (`Capacity.dp_ranks`) a request belongs to the rank that had most of its
+token budget left when the request was admitted, and a step lasts as long as the rank with most prefill needs. Decoding
+sequences and the KV cache count as spread evenly; one request fits into one rank's share of the cache.
+
 **Plans.** Between arrivals most steps only lengthen every sequence at its own rate. Such steps form one *plan*:
 with the batch fixed, KV grows linearly, so the time of its first j steps is an arithmetic series,
 
@@ -64,8 +68,11 @@ class StepEngine:
         self._events: list[Event] = []
         self._plan = Plan()
         """The steps planned from `clock` on."""
-        self._pairs = 0.0
-        """Pairs of new and earlier tokens that the planned step's prefill computes."""
+        self._ranks = capacity.dp_ranks
+        self._budgets = [0] * self._ranks
+        """Tokens that each rank may still prefill in the planned step."""
+        self._prefill_s = [0.0] * self._ranks
+        """Seconds of prefill in the planned step, by rank, at one rank's share of the engine's speed."""
         self._completing: list[Slot] = []
         """Slots whose prefill the planned step completes."""
 
@@ -109,7 +116,7 @@ class StepEngine:
             raise ValueError("a job needs at least one prompt token and one output token")
         if most > config.capacity.max_model_len:
             raise ValueError("prompt and answer are longer than the model's context")
-        if -(-most // config.block_size) > self.pool.blocks:
+        if -(-most // config.block_size) > self.pool.blocks // self._ranks:
             raise ValueError("the sequence is larger than the KV cache")
         if job.blocks and job.block_tokens % config.block_size:
             raise ValueError(f"block_tokens {job.block_tokens} is no multiple of {config.block_size}")
@@ -195,20 +202,20 @@ class StepEngine:
     def _plan_steps(self) -> None:
         """Plan the next steps: one step with prefill, or several pure decode steps."""
         decodes, plan = self._decodes, self._plan
-        self._pairs = 0.0
         preempted = self._grow_decodes(decodes.step + 1)
-        budget = self.config.max_batched_tokens - decodes.count * (1 + self._drafts)
-        left = budget
+        budget = self.config.max_batched_tokens - decodes.count * (1 + self._drafts) // self._ranks
+        self._budgets = [budget] * self._ranks
+        self._prefill_s = [0.0] * self._ranks
         if self._prefilling:
             before = self.counters.preemptions
-            left = self._continue_prefills(left)
+            self._continue_prefills()
             preempted = preempted or self.counters.preemptions != before
         if self._waiting and not preempted and not self._head_blocked:
-            left = self._admit(left)
-        prefilled = budget - left
+            self._admit()
+        prefilled = budget * self._ranks - sum(self._budgets)
         plan.left = 1 if prefilled or self._prefilling or preempted else self._pure_decode_steps()
         factor = noise(self.config.noise_cv, plan.left, self._rng)
-        plan.first = factor * self.cost.seconds(decodes.count, decodes.kv, prefilled, self._pairs)
+        plan.first = factor * self.cost.seconds(decodes.count, decodes.kv, max(self._prefill_s))
         plan.slope = factor * self.cost.per_kv_token * decodes.rate
         self.counters.prefilled_tokens += prefilled
 
@@ -244,25 +251,21 @@ class StepEngine:
 
     # ---------------------------------------------------------------- prefill
 
-    def _continue_prefills(self, budget: int) -> int:
-        """Schedule the next chunks of incomplete prompts; return the remaining budget in tokens."""
+    def _continue_prefills(self) -> None:
+        """Schedule the next chunks of incomplete prompts."""
         for slot in list(self._prefilling):
-            if budget <= 0:
-                break
-            if slot in self._running:
+            budget = self._budgets[slot.rank]
+            if budget > 0 and slot in self._running:
                 chunk = min(budget, slot.target - slot.computed)
                 if self._allocate_or_preempt(slot, slot.computed + chunk):
                     self._compute(slot, chunk)
-                    budget -= chunk
-        return budget
 
-    def _admit(self, budget: int) -> int:
-        """Start waiting requests in order of arrival while budget, seats and blocks last; return the remaining
-        budget.
-        """
+    def _admit(self) -> None:
+        """Start waiting requests in order of arrival while budget, seats and blocks last."""
         waiting, running, pool = self._waiting, self._running, self.pool
         size, seats = self.config.block_size, self.config.capacity.max_num_seqs
-        while budget > 0 and waiting and len(running) < seats:
+        budgets = self._budgets
+        while (budget := max(budgets)) > 0 and waiting and len(running) < seats:
             slot = waiting[0]
             job = slot.job
             slot.target = job.prompt_tokens + job.produced
@@ -281,6 +284,7 @@ class StepEngine:
             waiting.popleft()
             self._orders += 1
             slot.order = self._orders
+            slot.rank = budgets.index(budget)
             slot.entries = hit
             slot.published = len(hit)
             slot.computed = cached
@@ -293,13 +297,13 @@ class StepEngine:
                 self.counters.prefix_queries += job.prompt_tokens
                 self.counters.prefix_hits += cached
             self._compute(slot, chunk)
-            budget -= chunk
-        return budget
 
     def _compute(self, slot: Slot, chunk: int) -> None:
         """Account for a chunk of prefill in the planned step."""
         slot.computed += chunk
-        self._pairs += context_pairs(chunk, slot.computed)
+        self._budgets[slot.rank] -= chunk
+        seconds = self.cost.prefill(chunk, context_pairs(chunk, slot.computed))
+        self._prefill_s[slot.rank] += self._ranks * seconds
         self._publish(slot, slot.job.blocks, slot.computed)
         if slot.computed >= slot.target:
             self._completing.append(slot)

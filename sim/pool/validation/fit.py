@@ -6,17 +6,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.engine.step_model.engine import StepConfig, StepEngine
 from sim.pool.validation.measured import MeasuredLoad, Measurement
+from sim.pool.validation.simplex import Floats, minimise
 from workers.wire import Capacity
-
-Floats = NDArray[np.float64]
-RESTARTS = (0.7, 0.4, 0.4, 0.2)
-"""Sizes of the simplex at the start and at each restart, as logarithms: factors of 2, 1.5, 1.5, 1.2."""
-STEPS = 60
-"""Maximum number of steps of one simplex descent."""
 
 
 class Fitted(msgspec.Struct, frozen=True):
@@ -74,50 +68,17 @@ def fit(
 ) -> Fitted:
     """Return the parameters with which the simulated engine is closest to the measured times of `loads`.
 
-    Nelder and Mead's simplex (1965) over the logarithms of the five parameters starts at `START` and restarts
-    around the best point until that no longer helps; it is deterministic. `tick` is called with the loss after
-    every restart.
+    The simplex (`simplex.py`) works on the logarithms of the five parameters and starts at `START`; the result is
+    deterministic. `tick` is called with the loss after every descent.
     """
     names = Fitted.__struct_fields__
 
     def loss(point: Floats) -> float:
         return _loss(measurement, loads, Fitted(*np.exp(point).tolist()))
 
-    best = np.log([getattr(START, name) for name in names])
-    best_loss = loss(best)
-    for size in RESTARTS:
-        found, found_loss = _simplex(loss, best, size)
-        tick(found_loss)
-        if found_loss < best_loss:
-            best, best_loss = found, found_loss
+    start = np.log([getattr(START, name) for name in names])
+    best = minimise(loss, start, tick=tick)
     return Fitted(*np.exp(best).tolist())
-
-
-def _simplex(loss: Callable[[Floats], float], start: Floats, size: float) -> tuple[Floats, float]:
-    """Run one descent with the usual coefficients: reflect 1, expand 2, contract and shrink 1/2."""
-    points = [start, *(start + size * axis for axis in np.eye(len(start)))]
-    simplex = sorted(((loss(point), point) for point in points), key=lambda pair: pair[0])
-    for _ in range(STEPS):
-        (worst_loss, worst), rest = simplex[-1], simplex[:-1]
-        middle = np.mean([point for _, point in rest], axis=0)
-        reflected = middle + (middle - worst)
-        reflected_loss = loss(reflected)
-        tried = (reflected_loss, reflected)
-        if reflected_loss < simplex[0][0]:
-            expanded = middle + 2 * (middle - worst)
-            expanded_loss = loss(expanded)
-            tried = min(tried, (expanded_loss, expanded), key=lambda pair: pair[0])
-        elif reflected_loss >= rest[-1][0]:
-            toward = reflected if reflected_loss < worst_loss else worst
-            contracted = middle + 0.5 * (toward - middle)
-            tried = (loss(contracted), contracted)
-        if tried[0] < worst_loss:
-            simplex = sorted([*rest, tried], key=lambda pair: pair[0])
-        else:
-            best = simplex[0]
-            shrunk = [best[1] + 0.5 * (point - best[1]) for _, point in simplex[1:]]
-            simplex = sorted([best, *((loss(point), point) for point in shrunk)], key=lambda pair: pair[0])
-    return simplex[0][1], simplex[0][0]
 
 
 def _loss(measurement: Measurement, loads: Sequence[MeasuredLoad], fitted: Fitted) -> float:

@@ -62,6 +62,7 @@ def test_whatever_is_let_through_can_be_planned_with(
         replica(capacity=msgspec.structs.replace(capacity(), step_base_s=math.nan)),
         replica(capacity=msgspec.structs.replace(capacity(), step_experts_s=math.inf)),
         replica(capacity=msgspec.structs.replace(capacity(), expert_share=1.5)),
+        replica(capacity=msgspec.structs.replace(capacity(), dp_ranks=0)),
         replica(capacity=msgspec.structs.replace(capacity(), prefill_pair_s=math.nan)),
         replica(capacity=msgspec.structs.replace(capacity(), request_s=-1.0)),
         replica(targets=Targets(ttft_s=0.0)),

@@ -137,6 +137,25 @@ def test_the_prediction_is_the_documented_formula() -> None:
     assert got.cost_s == pytest.approx(ttft_s + 50 * itl_s + others)
 
 
+def test_context_ranks_and_the_time_beside_the_steps_delay_the_first_token() -> None:
+    ranked = Capacity(
+        10_000.0, 0.01, 0.001, max_num_seqs=64, kv_cache_tokens=100_000,
+        step_experts_s=0.004, expert_share=0.5, prefill_pair_s=1e-6, request_s=0.05, dp_ranks=2,
+    )  # fmt: skip
+    fleet = fleet_of(replica(capacity=ranked))
+    alone = chosen(fleet, request(prompt_tokens=1000, output_tokens=50))
+    work = 1000 / 10_000 + 1e-6 * 1000**2 / 2
+    assert alone.ttft_s == pytest.approx(0.05 + 2 * work)
+    assert alone.itl_s == pytest.approx(0.01 + 0.001 + 0.004 * 0.5)
+    fleet.on_open(opened(request(prompt_tokens=1000, output_tokens=0)))
+    behind = chosen(fleet, request(prompt_tokens=100, output_tokens=50))
+    own = 2 * (100 / 10_000 + 1e-6 * 100**2 / 2)
+    assert behind.ttft_s == pytest.approx(work + 0.05 + own)
+    itl_s = (0.01 + 0.002 + 0.004 * 0.75) / (1 - work / 10)
+    delayed = PolicyConfig().eta * (own / 2 + 50 * (0.001 + 0.004 * 0.25))
+    assert behind.cost_s == pytest.approx(work + 0.05 + own + 50 * itl_s + delayed)
+
+
 def test_accepted_drafts_shorten_the_time_per_token() -> None:
     drafting = Capacity(10_000.0, 0.01, 0.001, max_num_seqs=4, kv_cache_tokens=100_000, accept_per_step=2.0)
     fleet = fleet_of(replica(capacity=drafting))

@@ -103,6 +103,7 @@ vllm:prompt_tokens_cached_total{engine="0",model_name="penstock/tiny"} 8.0
 vllm:num_preemptions_total{engine="0",model_name="penstock/tiny"} 3.0
 vllm:engine_sleep_state{engine="0",model_name="penstock/tiny",sleep_state="awake"} 0.0
 vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",num_gpu_blocks="800"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="1",num_gpu_blocks="790"} 1.0
 vllm:broken{ 7
 """
 
@@ -111,7 +112,7 @@ def test_metrics_of_the_engine() -> None:
     metrics = parse_metrics(METRICS)
     assert (metrics.running, metrics.waiting, metrics.kv_usage) == (3, 4, 0.5)
     assert metrics.counters == EngineCounters(17, 12, 8, 3)
-    assert (metrics.block_size, metrics.kv_blocks) == (32, 800)
+    assert (metrics.block_size, metrics.kv_blocks) == (32, 1590)
     assert (metrics.asleep, metrics.simulated) == (True, False)
     assert parse_metrics("").counters == EngineCounters()
 

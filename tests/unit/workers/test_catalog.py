@@ -122,7 +122,7 @@ WRONG = [
     ('args.tokenizer-mode = "deepseek_v32"', 'args.tokenizer-mode = "{secret}"', "unknown placeholder"),
     ('basis = "assumed"', 'basis = "guessed"', "Invalid enum value 'guessed'"),
     (
-        "step_base_s = { value = 0.00812",
+        "step_base_s = { value = 0.0076",
         "step_base_s = { value = 0",
         r"figures\.step_base_s is 0.0, must be above zero",
     ),
@@ -132,9 +132,30 @@ WRONG = [
         r"figures\.accept_per_step is 0.0, must be above zero",
     ),
     (
-        "prefill_tokens_per_s = { value = 13500",
+        "prefill_tokens_per_s = { value = 23200",
         "speed = { value = 1",
         r"missing \['prefill_tokens_per_s'\], unknown \['speed'\]",
+    ),
+    (
+        '[models."deepseek-v3.2".experts]\ncount = 256',
+        '[models."deepseek-v3.2".experts]\ncount = 4',
+        r"models\.deepseek-v3\.2\.experts needs 0 < per_token <= count",
+    ),
+    (
+        "step_per_seq_s = { value = 8.14e-05",
+        'step_experts_s = { value = 0.01, basis = "assumed", date = 2026-11-24, source = "none" }\n'
+        "step_per_seq_s = { value = 8.14e-05",
+        r"figures\.step_experts_s needs the model's experts",
+    ),
+    (
+        "args.data-parallel-size = 8",
+        "args.data-parallel-size = 4",
+        "tensor-parallel-size is 1, data-parallel-size is 4, but gpus is 8",
+    ),
+    (
+        "args.data-parallel-size = 8",
+        'args.data-parallel-size = "all"',
+        "data-parallel-size must be a number between 1 and 4096",
     ),
     ('usd_per_hour = "35.28"', 'usd_per_hour = "?"', r"hosts\.gpu-h100x8-640gb\.price\.usd_per_hour"),
     (
@@ -162,6 +183,23 @@ def test_a_wrong_catalog_is_refused_with_place_and_reason(
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(InvalidRequest, match=message):
         load_catalog(path)
+
+
+def test_drafting_is_part_of_a_step_that_drafts() -> None:
+    profile = load_catalog().model("minimax-m2.5").profile("tp4")
+    figures = {name: figure.value for name, figure in profile.figures.items()}
+    drafting, plain = profile.capacity, profile.plain
+    assert drafting.step_base_s == pytest.approx(figures["step_base_s"] + figures["step_drafts_s"])
+    assert (drafting.accept_per_step, drafting.draft_tokens) == (2.0, 3)
+    assert (plain.step_base_s, plain.accept_per_step, plain.draft_tokens) == (figures["step_base_s"], 1.0, 0)
+    assert plain.expert_share == 8 / 256
+    assert plain.sweep == profile.sweep
+
+
+def test_a_profile_with_data_parallel_attention_has_its_ranks() -> None:
+    profile = load_catalog().model("deepseek-v3.2").profile("dp8")
+    assert (profile.capacity.dp_ranks, profile.capacity.gpus) == (8, 8)
+    assert load_catalog().model("deepseek-v3.2").profile("tp8").capacity.dp_ranks == 1
 
 
 def test_missing_file_and_names(tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ def test_the_profile_for_these_gpus_is_preferred() -> None:
         plan_vllm(CATALOG, "h", "deepseek-v3.2", 1, four, hub_answers=True).replicas[0].profile.name
         == "tp4-gb200"
     )
-    with pytest.raises(InvalidRequest, match=r"qwen3\.5-397b needs 8 GPUs, this machine has 4"):
-        plan_vllm(CATALOG, "h", "qwen3.5-397b", 1, four, hub_answers=True)
+    two = Gpus(tuple("01"), "GB200")
+    with pytest.raises(InvalidRequest, match=r"qwen3\.5-397b needs 4 GPUs, this machine has 2"):
+        plan_vllm(CATALOG, "h", "qwen3.5-397b", 1, two, hub_answers=True)
 
 
 def test_one_small_gpu_gets_the_small_model() -> None:

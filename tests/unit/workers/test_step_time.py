@@ -14,7 +14,7 @@ from workers.step_time import (
     prefill_s,
     sequence_s,
 )
-from workers.wire import Capacity
+from workers.wire import Capacity, basis_of
 
 DENSE = Capacity(10_000.0, 0.008, 0.0004, 1e-8)
 MIXTURE = msgspec.structs.replace(DENSE, step_experts_s=0.012, expert_share=8 / 256, prefill_pair_s=1e-9)
@@ -80,3 +80,15 @@ def test_an_agent_of_before_and_one_of_after_understand_each_other() -> None:
     new = msgspec.msgpack.decode(msgspec.msgpack.encode(MIXTURE))
     assert new["step_experts_s"] == 0.012
     assert math.isclose(new["expert_share"], 8 / 256)
+
+
+def test_a_prompt_alone_on_one_of_many_ranks_takes_as_many_times_as_long() -> None:
+    ranks = msgspec.structs.replace(MIXTURE, dp_ranks=8)
+    assert own_prefill_s(ranks, 4_000) == pytest.approx(8 * own_prefill_s(MIXTURE, 4_000))
+    assert prefill_s(ranks, 4_000, 4_000) == prefill_s(MIXTURE, 4_000, 4_000)
+
+
+def test_what_figures_rest_on() -> None:
+    assert basis_of(DENSE) == "unvalidated"
+    assert basis_of(msgspec.structs.replace(DENSE, sweep="mine")) == "validated"
+    assert basis_of(msgspec.structs.replace(DENSE, sweep="mine", assumed=True)) == "learnt"

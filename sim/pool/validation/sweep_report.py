@@ -1,0 +1,186 @@
+"""How far the step model is from whole sweeps: point by point, at concurrencies and lengths kept out of the fit."""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from sim.pool.validation.replay import Replayed, replay
+from sim.pool.validation.sweep_fit import FULL_CACHE_S, Split, roomy, split
+from sim.pool.validation.sweeps import Point, Shape, Sweep
+from workers.catalog import Catalog
+from workers.wire import Capacity
+
+FEW_USERS = 64
+"""Users below which the time to first token is judged: beyond, published means are those of the opening burst."""
+TPOT_LIMIT = 0.10
+TTFT_LIMIT = 0.35
+"""Largest medians of absolute errors (0 = none) at points that were not fitted."""
+
+
+class PointError(msgspec.Struct, frozen=True):
+    """One point: measured and replayed seconds and, where it was measured, throughput."""
+
+    shape: str
+    concurrency: int
+    use: Literal["fitted", "held out", "full cache"]
+    ttft_s: float
+    replayed_ttft_s: float
+    tpot_s: float
+    replayed_tpot_s: float
+    output_tok_s: float | None
+    replayed_output_tok_s: float
+    preemptions: int
+
+    @property
+    def ttft_error(self) -> float:
+        """Replayed over measured time to first token, minus one."""
+        return self.replayed_ttft_s / self.ttft_s - 1.0
+
+    @property
+    def tpot_error(self) -> float:
+        """Replayed over measured time per token, minus one."""
+        return self.replayed_tpot_s / self.tpot_s - 1.0
+
+    @property
+    def throughput_error(self) -> float | None:
+        """Replayed over measured throughput, minus one; None = it was not measured."""
+        return None if self.output_tok_s is None else self.replayed_output_tok_s / self.output_tok_s - 1.0
+
+
+class SweepError(msgspec.Struct, frozen=True):
+    """One sweep under one profile's figures."""
+
+    sweep: str
+    title: str
+    profiles: list[str]
+    source: str
+    gpu: str
+    gpus: int
+    points: list[PointError]
+    worst: PointError
+    """The point with the largest error of TPOT, of those whose cache was not full."""
+    cause: str
+    """Why the worst point is off, as far as the figures say."""
+
+    def tpot_median(self, *uses: str) -> float | None:
+        """Median absolute error of TPOT over the points of these uses; None = there are none."""
+        return _median(abs(point.tpot_error) for point in self.points if point.use in uses)
+
+    def ttft_median(self, *uses: str) -> float | None:
+        """The same of TTFT, below FEW_USERS users."""
+        return _median(
+            abs(point.ttft_error)
+            for point in self.points
+            if point.use in uses and point.concurrency < FEW_USERS
+        )
+
+    def throughput_median(self) -> float | None:
+        """Median absolute error of throughput over the points where it was measured; None = nowhere."""
+        return _median(abs(error) for point in self.points if (error := point.throughput_error) is not None)
+
+
+def check_sweep(
+    sweep: Sweep,
+    capacity: Capacity,
+    profiles: Sequence[str] = (),
+    *,
+    block_size: int = 64,
+    held_out_shape: Shape | None = None,
+    seed: int = 0,
+) -> SweepError:
+    """Replay every point of `sweep` on an engine of `capacity`, without speculation, and compare."""
+    parts, room = split(sweep, held_out_shape), roomy(capacity, sweep.points)
+    points = []
+    for point in sweep.points:
+        said = replay(room, point, shortest=sweep.shortest, seed=seed, block_size=block_size)
+        points.append(_error(point, said, parts))
+    worst = max((one for one in points if one.use != "full cache"), key=lambda one: abs(one.tpot_error))
+    cause = cause_of(worst, points)
+    return SweepError(
+        sweep.name, sweep.title, list(profiles), sweep.source, sweep.gpu, sweep.gpus, points, worst, cause
+    )
+
+
+def check_catalog(
+    catalog: Catalog, sweeps: dict[str, Sweep], *, tick: Callable[[str], None] = lambda name: None
+) -> list[SweepError]:
+    """Check every sweep that a profile of the catalog names; `tick` is called with each one's title before it."""
+    found: dict[str, list[tuple[str, Capacity, int]]] = {}
+    for model in catalog.models.values():
+        for profile in model.profiles.values():
+            if profile.sweep in sweeps:
+                named = f"{model.name}:{profile.name}"
+                found.setdefault(profile.sweep, []).append((named, profile.plain, profile.block_size))
+    results = []
+    for name, users in found.items():
+        tick(sweeps[name].title)
+        _, capacity, block_size = users[0]
+        results.append(
+            check_sweep(sweeps[name], capacity, [user for user, _, _ in users], block_size=block_size)
+        )
+    return results
+
+
+def unvalidated(catalog: Catalog, sweeps: dict[str, Sweep]) -> list[str]:
+    """The profiles (MODEL:PROFILE) whose figures no known sweep validates."""
+    return [
+        f"{model.name}:{profile.name}"
+        for model in catalog.models.values()
+        for profile in model.profiles.values()
+        if profile.sweep not in sweeps
+    ]
+
+
+def overall(errors: Sequence[SweepError]) -> tuple[float, float]:
+    """Medians of the absolute errors of TPOT, and of TTFT below FEW_USERS users, over all points kept out of fits."""
+    kept_out = [point for each in errors for point in each.points if point.use == "held out"]
+    tpot = _median(abs(point.tpot_error) for point in kept_out)
+    ttft = _median(abs(point.ttft_error) for point in kept_out if point.concurrency < FEW_USERS)
+    return tpot or 0.0, ttft or 0.0
+
+
+def cause_of(worst: PointError, points: Sequence[PointError]) -> str:
+    """Why a point is off, by rules over its sweep: each is checked on the figures, and none is a guess."""
+    same = [point for point in points if point.shape == worst.shape]
+    fitted = [point for point in points if point.use == "fitted"]
+    slower = [p for p in same if p.concurrency > worst.concurrency and p.tpot_s < worst.tpot_s]
+    if worst.preemptions:
+        return f"the replayed cache is full: {worst.preemptions} preemptions"
+    if slower:
+        return (
+            f"the measurement is not monotone: {1e3 * worst.tpot_s:.1f} ms at {worst.concurrency} users, "
+            f"{1e3 * slower[0].tpot_s:.1f} ms at {slower[0].concurrency}"
+        )
+    if worst.concurrency > max((point.concurrency for point in fitted), default=0):
+        return "more users than any fitted point has: extrapolated"
+    if not any(point.shape == worst.shape for point in fitted):
+        return "lengths that were not fitted"
+    sign = worst.tpot_error > 0
+    if all((point.tpot_error > 0) == sign for point in same):
+        return f"all points of {worst.shape} are off in this direction: the fit trades them for other lengths"
+    return "none that the figures show"
+
+
+def _error(point: Point, said: Replayed, parts: Split) -> PointError:
+    use: Literal["fitted", "held out", "full cache"] = "fitted" if point in parts.fitted else "held out"
+    if point.ttft_s > FULL_CACHE_S:
+        use = "full cache"
+    return PointError(
+        shape=str(point.shape),
+        concurrency=point.concurrency,
+        use=use,
+        ttft_s=point.ttft_s,
+        replayed_ttft_s=said.ttft_s,
+        tpot_s=point.tpot_s,
+        replayed_tpot_s=said.tpot_s,
+        output_tok_s=point.output_tok_s,
+        replayed_output_tok_s=said.output_tok_s,
+        preemptions=said.preemptions,
+    )
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return median(found) if found else None
