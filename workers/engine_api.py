@@ -49,8 +49,11 @@ class EngineMetrics(msgspec.Struct, frozen=True):
 
 
 def parse_metrics(text: str) -> EngineMetrics:
-    """Parse vLLM's Prometheus text. Values of several engine cores (ranks of attention data parallelism) are summed, their KV
-    blocks too; `kv_usage` is their maximum."""
+    """Parse vLLM's Prometheus text.
+
+    Values of several engine cores (ranks of attention data parallelism) are summed, their KV blocks too; `kv_usage` is
+    their maximum.
+    """
     sums: dict[str, float] = {}
     usage = 0.0
     asleep = False

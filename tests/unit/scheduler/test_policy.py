@@ -9,6 +9,7 @@ from scheduler.core.config import HEARTBEAT_STALE_S, PolicyConfig
 from scheduler.core.fleet import Fleet
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import Blocked, Choice, Reason
+from scheduler.core.pool import FIRST_STEPS
 from scheduler.wire import PlaceRequest
 from tests.support.scheduling import MODEL, beat, capacity, replica, request
 from workers.wire import Capacity, Heartbeat, ReplicaState, ReplicaStatus, Targets
@@ -145,15 +146,17 @@ def test_context_ranks_and_the_time_beside_the_steps_delay_the_first_token() -> 
     fleet = fleet_of(replica(capacity=ranked))
     alone = chosen(fleet, request(prompt_tokens=1000, output_tokens=50))
     work = 1000 / 10_000 + 1e-6 * 1000**2 / 2
-    assert alone.ttft_s == pytest.approx(0.05 + 2 * work)
+    assert alone.ttft_s == pytest.approx(0.05 + 2 * work + FIRST_STEPS * alone.itl_s)
     assert alone.itl_s == pytest.approx(0.01 + 0.001 + 0.004 * 0.5)
     fleet.on_open(opened(request(prompt_tokens=1000, output_tokens=0)))
     behind = chosen(fleet, request(prompt_tokens=100, output_tokens=50))
     own = 2 * (100 / 10_000 + 1e-6 * 100**2 / 2)
-    assert behind.ttft_s == pytest.approx(work + 0.05 + own)
-    itl_s = (0.01 + 0.002 + 0.004 * 0.75) / (1 - work / 10)
+    step_s = 0.01 + 0.002 + 0.004 * 0.75
+    first_s = work + 0.05 + own + FIRST_STEPS * step_s
+    assert behind.ttft_s == pytest.approx(first_s)
+    itl_s = step_s / (1 - work / 10)
     delayed = PolicyConfig().eta * (own / 2 + 50 * (0.001 + 0.004 * 0.25))
-    assert behind.cost_s == pytest.approx(work + 0.05 + own + 50 * itl_s + delayed)
+    assert behind.cost_s == pytest.approx(first_s + 50 * itl_s + delayed)
 
 
 def test_accepted_drafts_shorten_the_time_per_token() -> None:

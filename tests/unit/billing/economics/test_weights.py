@@ -15,10 +15,13 @@ CATALOG = load_catalog()
 def test_coefficients_follow_the_formula() -> None:
     profile = CATALOG.model("deepseek-v3.2").profile("tp8")
     found = coefficients(profile)
-    gamma, accept, batch = Decimal("1.0e-9"), Decimal("1.9"), 64
+    gamma, accept, batch = Decimal("1.3e-9"), Decimal("1.9"), 64
     read = 8 * gamma * 256 / accept
-    step = Decimal("0.00812") + Decimal("0.0004") * batch
-    assert found.uncached == round((Decimal(8) / 13500 + read) * 10**12)
+    experts = Decimal("0.012") * (
+        1 - (1 - Decimal(8) / 256) ** (2 * batch)
+    )  # one draft: two positions a sequence
+    step = Decimal("0.0076") + Decimal("3.4e-5") * batch + experts
+    assert found.uncached == round((Decimal(8) / 23200 + read) * 10**12)
     assert found.cached == round(read * 10**12)
     assert found.output == round((8 * step / (batch * accept) + 8 * gamma * 128 / accept) * 10**12)
 
