@@ -272,7 +272,7 @@ ROUTING = (
         "while unique prompts arrive.",
         _spiral,
         _spiral_check,
-        ("cache_aware",),
+        ("cache_aware_2025",),
     ),
     Scenario(
         "long-prompt-one-token",

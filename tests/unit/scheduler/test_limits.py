@@ -51,7 +51,7 @@ def test_whatever_is_let_through_can_be_planned_with(
         planner.count_release(TINY, "host/r0", MAX_TOKENS, MAX_TOKENS - 1)
         for each in fleet.replicas.values():
             each.load.unprefilled = waits
-        planner.plan(fleet.replicas, HOSTS, [QueueView(TINY, waits)], 30.0 * number, 0.0)
+        planner.plan(fleet.replicas, HOSTS, [QueueView(TINY, waits)], 30.0 * number)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_a_replica_that_does_not_know_its_cache_yet_is_heard_and_planned_for_onc
     loading = replica(model=TINY, kv=0, state=ReplicaState.LOADING)
     assert valid_replicas([loading]) == ([loading], [])
     fleet.heartbeat(beat(loading), 0.0)
-    assert planner.plan(fleet.replicas, HOSTS, [], 0.0, 0.0) is None
+    assert planner.plan(fleet.replicas, HOSTS, [], 0.0) is None
     fleet.heartbeat(beat(replica(model=TINY)), 2.0)
     planner.count_arrival(TINY, 100, 10)
-    plan = planner.plan(fleet.replicas, HOSTS, [], 2.0, 0.0)
+    plan = planner.plan(fleet.replicas, HOSTS, [], 2.0)
     assert plan is not None
     assert [row.model for row in plan.models] == [TINY]
 
@@ -93,7 +93,7 @@ def test_one_that_does_not_know_its_cache_does_not_speak_for_those_that_do() -> 
     fleet.heartbeat(beat(replica("host/a", model=TINY, kv=0), replica("host/b", model=TINY)), 0.0)
     for number in range(3):
         planner.count_arrival(TINY, 100, 10)
-        plan = planner.plan(fleet.replicas, HOSTS, [], 30.0 * number, 0.0)
+        plan = planner.plan(fleet.replicas, HOSTS, [], 30.0 * number)
     assert plan is not None
     assert plan.models[0].awake == 2
 

@@ -133,7 +133,7 @@ def test_an_interrupt_ends_the_cells_under_way(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_equal_shedding_refuses_as_many_as_ours() -> None:
-    cell = Cell(replace(SETTING, shed="equal", seconds=90.0), ("llmd_sticky", OURS), 2.0, 5.0, 1)
+    cell = Cell(replace(SETTING, shed="equal", seconds=90.0), ("llmd_sticky", OURS), 2.0, 8.0, 1)
     ours, theirs = play(cell)
     assert (ours["policy"], theirs["policy"]) == (OURS, "llmd_sticky")
     assert ours["shed_rate"] > 0.1

@@ -38,13 +38,17 @@ def ttft_percentiles(rules: SchedulerConfig, documents: int, document: Tokens, a
     return np.percentile([record.ttft_s for record in records if record.request.at < SECONDS], [50, 99])
 
 
-@pytest.mark.parametrize("answer", [40, 100, 400])
-def test_equal_requests_of_one_tenant_wait_as_long_as_in_order_of_arrival(answer: int) -> None:
-    """From the first request on: neither the burst at the start nor the constant queue afterwards is an overload."""
+@pytest.mark.parametrize(("answer", "spread"), [(40, 1.5), (100, 1.3), (400, 1.3)])
+def test_equal_requests_of_one_tenant_wait_as_long_as_in_order_of_arrival(answer: int, spread: float) -> None:
+    """From the first request on: neither the burst at the start nor the constant queue afterwards is an overload.
+
+    The fixed time of a request before its first token is the same for all; beside answers of 40 tokens it keeps slots
+    empty for so long that waits spread further in order of arrival, too.
+    """
     ours = ttft_percentiles(SchedulerConfig(), 1, Tokens(64, 64), answer)
     in_order = ttft_percentiles(fifo(), 1, Tokens(64, 64), answer)
     assert ours == pytest.approx(in_order, rel=0.02)
-    assert ours[1] <= 1.3 * ours[0]
+    assert ours[1] <= spread * ours[0]
 
 
 def test_shared_prefixes_delay_no_request_much_longer() -> None:

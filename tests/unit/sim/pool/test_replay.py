@@ -72,7 +72,7 @@ def test_an_export_is_read_back_and_is_a_workload(tmp_path: Path) -> None:
 
 
 def test_more_hosts_wait_less_and_cost_more() -> None:
-    rows = _rows(400, gap_ms=60)
+    rows = _rows(400, gap_ms=20)
     one, four = (replay(rows, CATALOG, Plan(hosts)) for hosts in (1, 4))
     assert one.figures.requests == four.figures.requests == 400
     assert one.figures.ttft_p95_s > four.figures.ttft_p95_s
