@@ -94,7 +94,7 @@ async def _send(
 async def _note(
     connection: AsyncConnection, tenant_id: UUID, threshold: int, reached: Sequence[Row[Any]]
 ) -> set[UUID]:
-    """Note this threshold and those below it of each end user, so that each is told once a month.
+    """Note this threshold and those below it of each end user, so that each is in one digest a month.
 
     Returns those for whom this threshold was not noted yet.
     """
