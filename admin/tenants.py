@@ -144,6 +144,15 @@ async def rename_tenant(database: Database, actor: Actor, *, tenant_id: UUID, na
         return await _read_and_record(connection, actor, "tenant.rename", before)
 
 
+async def _present(database: Database, actor: Actor, tenant_id: UUID) -> TenantView:
+    """Return an organisation as it is before a change that waits. Raises NotFound."""
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        before = await organisations.get_tenant(connection, tenant_id)
+    if before is None:
+        raise _unknown(tenant_id)
+    return before
+
+
 async def set_tier(
     database: Database, actor: Actor, *, tenant_id: UUID, tier: str, reason: str
 ) -> TenantView:
@@ -153,10 +162,7 @@ async def set_tier(
     """
     require(actor, PLATFORM_ADMIN)
     _check_tier(tier)
-    async with read(database, actor, PLATFORM_ROLES) as connection:
-        before = await organisations.get_tenant(connection, tenant_id)
-    if before is None:
-        raise _unknown(tenant_id)
+    before = await _present(database, actor, tenant_id)
     return await under_limit(
         database,
         actor,
@@ -194,10 +200,7 @@ async def set_highest_tier(
     require(actor, PLATFORM_ADMIN)
     if tier is not None:
         _check_tier(tier)
-    async with read(database, actor, PLATFORM_ROLES) as connection:
-        before = await organisations.get_tenant(connection, tenant_id)
-    if before is None:
-        raise _unknown(tenant_id)
+    before = await _present(database, actor, tenant_id)
     return await under_limit(
         database,
         actor,
