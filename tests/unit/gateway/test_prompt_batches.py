@@ -14,6 +14,7 @@ from core.ids import uuid7
 from core.tokens import TokenUsage
 from gateway import merge_chunks
 from gateway.context import AbortReason, Request, RequestContext
+from gateway.limits import MAX_PROMPTS
 from gateway.parsing.worker import answer as answer_of_worker
 from gateway.parsing.worker import decode_reply
 from gateway.refusals import RefusedByEngine
@@ -74,7 +75,7 @@ def texts(documents: list[dict[str, Any]]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@given(prompts=st.integers(1, 70), n=st.integers(1, 16))
+@given(prompts=st.integers(1, MAX_PROMPTS // 16), n=st.integers(1, 16))
 @settings(max_examples=40, deadline=None)
 def test_every_choice_arrives_under_its_index_and_is_counted_once(prompts: int, n: int, stream: bool) -> None:
     each = 16 // n * n if prompts * n > 16 else prompts * n
