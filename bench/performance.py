@@ -139,7 +139,7 @@ _INSTALL = """## Measure it yourself
 make bench-gateway ARGS=--quick      # a minute and a quarter
 make bench-gateway                   # up to 25 minutes
 make bench-through ARGS=--quick      # two minutes
-make bench-through                   # 20 minutes
+make bench-through                   # half an hour
 ```
 
 Other gateways are no dependency. Install them in environments of their own and name the folders of their programs:

@@ -154,7 +154,7 @@ async def test_the_serving_scheduler_is_stopped_and_resumed(stack: Stack) -> Non
         finally:
             os.kill(victim, signal.SIGCONT)
         await traffic.over()
-        # It stands by: it is told the new term by its peers, and nothing that it decided reaches anybody.
+        # It stands by: its peers send it the new term, and none of its decisions reaches a client.
         await until(lambda: term_of(victim) == 0)
         again = Traffic(stack, session, tenant)
         again.ask(4)

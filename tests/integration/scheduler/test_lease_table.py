@@ -69,7 +69,7 @@ async def test_the_databases_clock_says_when_it_has_expired(
     await age(system, LEASE_S + 0.1)
     seen = await two.read()
     assert seen.expired
-    assert await one.renew(1), "nobody has taken it yet"
+    assert await one.renew(1), "no other process has taken it yet"
     assert await two.take(seen, 0) is None, "it was renewed since it was read"
     await age(system, LEASE_S + 0.1)
     assert await two.take(await two.read(), 0) == 2

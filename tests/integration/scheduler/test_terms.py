@@ -74,7 +74,7 @@ async def agent(*ports: int, slots: int = 64) -> AsyncIterator[SchedulerLink]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_standby_that_takes_over_gets_everybody_and_all_they_hold() -> None:
+async def test_a_standby_that_takes_over_gets_all_clients_and_what_they_hold() -> None:
     first, second = Tenure(1, 0.0), Tenure(2, 0.0)
     async with (
         standing_by() as one,
@@ -128,7 +128,7 @@ async def test_what_arrives_after_the_lease_is_lost_is_not_handled() -> None:
 async def outdated_scheduler(
     answer: Callable[[bytes], msgspec.Struct],
 ) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """Claims to serve whatever it is told; the frames that it gets after that are kept."""
+    """Answers that it serves, whatever its client says; keeps the frames that follow."""
     taken: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -164,7 +164,9 @@ async def test_a_client_leaves_a_scheduler_of_a_lower_term() -> None:
         await until(lambda: len(hellos) > 1)
         assert (await api.place(request())).epoch == service.epoch
         assert not taken
-        assert all(msgspec.msgpack.decode(hello)["term"] == 5 for hello in hellos), "it is told"
+        assert all(msgspec.msgpack.decode(hello)["term"] == 5 for hello in hellos), (
+            "each hello names the higher term"
+        )
 
 
 async def test_an_agent_leaves_a_scheduler_of_a_lower_term() -> None:

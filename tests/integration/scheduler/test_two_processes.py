@@ -54,7 +54,7 @@ async def test_sigterm_hands_over_at_once_and_postgresql_may_be_away(pg_url: str
             proxy.change(CLEAR)
             await until(lambda: _renewed(lease, before["renewed_at"]))
             after = await lease()
-            assert (after["term"], after["owner"]) == (1, before["owner"]), "nobody has taken over"
+            assert (after["term"], after["owner"]) == (1, before["owner"]), "the standby has not taken over"
 
             first.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(first.wait(), 60) == 0

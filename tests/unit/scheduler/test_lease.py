@@ -209,7 +209,7 @@ class Play:
         self.crashed = False
         """Whether PostgreSQL loses at the end of its absence what was sent meanwhile."""
         self.served: list[str] = []
-        """Who served, tick by tick; empty = nobody."""
+        """Name of the process that served, tick by tick; empty = none."""
 
     def tick(self) -> None:
         self.t += TICK_S
@@ -226,7 +226,7 @@ class Play:
         self.served.append(serving[0] if serving else "")
 
     def run(self, seconds: float) -> list[str]:
-        """Play on; returns who served."""
+        """Play on; return the names of those that served, tick by tick."""
         before = len(self.served)
         for _ in range(round(seconds / TICK_S)):
             self.tick()
@@ -263,7 +263,7 @@ def test_two_never_serve_at_once_and_one_does_again_within_four_seconds(
     over = max([play.frozen_until, *(process.stalled_until for process in play.processes)])
     play.run(max(0.0, over - play.t))
     play.run(4.0)
-    assert play.served[-1], "nobody serves"
+    assert play.served[-1], "no process serves"
 
 
 def test_an_owner_that_was_stopped_while_postgresql_was_away_stops_when_another_has_taken_over() -> None:
@@ -278,7 +278,7 @@ def test_an_owner_that_was_stopped_while_postgresql_was_away_stops_when_another_
 
 
 @given(st.integers(0, 40), st.floats(0.1, 60.0), st.booleans())
-def test_nobody_takes_over_while_and_after_postgresql_is_away(
+def test_no_standby_takes_over_while_and_after_postgresql_is_away(
     ticks: int, away_s: float, crashed: bool
 ) -> None:
     play = Play(2)
