@@ -118,6 +118,18 @@ class ProjectCreate(RequestBody):
     name: Name
 
 
+class RetentionUpdate(RequestBody):
+    """For how long a project keeps responses."""
+
+    responses_kept_days: int | None = Field(
+        ge=0,
+        le=admin_projects.RESPONSES_KEPT_DAYS_MAX,
+        examples=[0],
+        description="Days, at most the platform's. 0 = none are stored; null = the platform's.",
+    )
+    reason: Reason | None = None
+
+
 def router(deps: AdminDeps) -> APIRouter:
     """Routes of organisations and projects."""
     routes = deps.router("organisations")
@@ -275,5 +287,22 @@ def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
     ) -> ProjectOut:
         project = await admin_projects.restore_project(
             deps.database, actor, tenant_id=tenant_id, project_id=project_id, reason=body.reason
+        )
+        return ProjectOut.model_validate(project)
+
+    @routes.put(
+        "/tenants/{tenant_id}/projects/{project_id}/retention",
+        summary="Set for how long a project's responses are kept",
+    )
+    async def set_retention(
+        actor: Annotated[Actor, auth], tenant_id: UUID, project_id: UUID, body: RetentionUpdate
+    ) -> ProjectOut:
+        project = await admin_projects.set_retention(
+            deps.database,
+            actor,
+            tenant_id=tenant_id,
+            project_id=project_id,
+            days=body.responses_kept_days,
+            reason=body.reason,
         )
         return ProjectOut.model_validate(project)

@@ -16,7 +16,6 @@ from api.admin.deps import (
     Limit,
     OptionalReasonBody,
     Page,
-    Reason,
     RequestBody,
     to_page,
 )
@@ -29,24 +28,12 @@ from api.admin.keys import (
     ScopedLimitsOut,
     with_secret,
 )
-from api.admin.tenants import ProjectCreate, ProjectOut
+from api.admin.tenants import ProjectCreate, ProjectOut, RetentionUpdate
 from api.customer.member_deps import Member, MemberDeps
 from tenants.names import MAX_NETWORKS
 from tenants.principal import Limits
 
 KeyScope = Literal["inference", "models", "generations"]
-
-
-class RetentionUpdate(RequestBody):
-    """For how long a project keeps responses."""
-
-    responses_kept_days: int | None = Field(
-        ge=0,
-        le=admin_projects.RESPONSES_KEPT_DAYS_MAX,
-        examples=[0],
-        description="Days, at most the platform's. 0 = none are stored; null = the platform's.",
-    )
-    reason: Reason | None = None
 
 
 class MemberKeyCreate(RequestBody):

@@ -79,6 +79,7 @@ async def test_finance_reads_and_changes_nothing_here(
         ("POST", f"{base}/keys", {"project_id": str(acme.project_id), "name": "x"}),
         ("POST", f"/keys/{acme.key_id}/revoke", {}),
         ("PUT", f"{base}/limits/tenant/{acme.tenant_id}", {"concurrency": 1}),
+        ("PUT", f"{base}/projects/{acme.project_id}/retention", {"responses_kept_days": 0}),
         ("POST", "/users", {"email": "x@example.com", "password": PASSWORD, "role": "finance"}),
     ):
         assert (await finance(method, path, body)).status_code == 403, path
@@ -118,6 +119,22 @@ async def test_a_test_key_is_made(admin: Caller, database: Database) -> None:
     assert made.status_code == 201
     assert made.json()["kind"] == "test"
     assert made.json()["secret"].startswith("pen_test_")
+
+
+async def test_an_admin_sets_for_how_long_a_project_keeps_responses(
+    admin: Caller, database: Database
+) -> None:
+    acme = await make_organisation(database)
+    projects = f"/tenants/{acme.tenant_id}/projects"
+    for days in (7, 0, None):
+        body = {"responses_kept_days": days, "reason": "a contract"}
+        changed = await admin("PUT", f"{projects}/{acme.project_id}/retention", body)
+        assert changed.json()["responses_kept_days"] == days
+        [listed] = (await admin("GET", projects)).json()["data"]
+        assert listed == changed.json()
+    newest = (await admin("GET", "/audit?limit=1&action=project.set_retention")).json()["data"][0]
+    assert (newest["reason"], newest["object_id"]) == ("a contract", str(acme.project_id))
+    assert (newest["before"]["responses_kept_days"], newest["after"]["responses_kept_days"]) == (0, None)
 
 
 async def test_lists_come_in_pages(admin: Caller, database: Database) -> None:

@@ -42,6 +42,13 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/tenants/{tenant_id}/projects/{project_id}/archive", {"reason": "x"}, 200, "project.archive"),
     ("POST", "/tenants/{tenant_id}/projects/{project_id}/restore", {}, 200, "project.restore"),
     (
+        "PUT",
+        "/tenants/{tenant_id}/projects/{project_id}/retention",
+        {"responses_kept_days": 7, "reason": "x"},
+        200,
+        "project.set_retention",
+    ),
+    (
         "POST",
         "/tenants/{tenant_id}/keys",
         {"project_id": "{project_id}", "name": "k", "allowed_models": ["m"]},

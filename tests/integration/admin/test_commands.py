@@ -98,6 +98,8 @@ def test_states_of_an_organisation(shell: Shell) -> None:
     assert shell.json("tenants", "share", "acme", "250", "--reason", "x")["share_percent"] == 250
     assert shell.json("projects", "archive", "acme", "default")["status"] == "archived"
     assert shell.json("projects", "restore", "acme", "default")["status"] == "active"
+    assert shell.json("projects", "retention", "acme", "default", "7")["responses_kept_days"] == 7
+    assert shell.json("projects", "retention", "acme", "default")["responses_kept_days"] is None
     assert len(shell.json("tenants", "list")) == 1
 
 
