@@ -1,10 +1,10 @@
 """Shared parts of commands on tenancy: a database that announces changes, and look-ups by name or id."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 from uuid import UUID
 
 import typer
@@ -13,7 +13,7 @@ from admin import projects as admin_projects
 from admin import tenants as admin_tenants
 from admin import users as admin_users
 from admin.actor import Actor
-from cli.context import open_db, open_redis
+from cli.context import open_db, open_redis, perform
 from core.db import Database
 from core.errors import InvalidRequest, NotFound, Unavailable
 from tenants.changes import announce
@@ -22,8 +22,44 @@ from tenants.views import ProjectView, UserView
 TenantRef = Annotated[
     str, typer.Argument(metavar="TENANT", help="Short name, name or id of the organisation.")
 ]
+ProjectRef = Annotated[str, typer.Argument(metavar="PROJECT", help="Name or id of the project.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
 MaybeReason = Annotated[str | None, typer.Option("--reason", help="Why; it stands in the audit log.")]
+
+
+class TenantAct(Protocol):
+    """An act of admin/ on an organisation; its other arguments are bound (`functools.partial`)."""
+
+    def __call__(self, database: Database, actor: Actor, /, *, tenant_id: UUID) -> Awaitable[object]:
+        """Return what is printed."""
+
+
+class ProjectAct(Protocol):
+    """An act of admin/ on a project; its other arguments are bound (`functools.partial`)."""
+
+    def __call__(
+        self, database: Database, actor: Actor, /, *, tenant_id: UUID, project_id: UUID
+    ) -> Awaitable[object]:
+        """Return what is printed."""
+
+
+def on_tenant(act: TenantAct, tenant: str, data_dir: Path | None, as_json: bool) -> None:
+    """Find the organisation `tenant`, do `act` on it, and print what it returns. Ends as `run` does."""
+
+    async def call(database: Database, who: Actor) -> object:
+        return await act(database, who, tenant_id=await tenant_id_of(database, who, tenant))
+
+    perform(call, data_dir, as_json, opening=open_db_for_changes)
+
+
+def on_project(act: ProjectAct, tenant: str, project: str, data_dir: Path | None, as_json: bool) -> None:
+    """Find the project `project` of the organisation `tenant`, do `act` on it, and print what it returns."""
+
+    async def call(database: Database, who: Actor, /, *, tenant_id: UUID) -> object:
+        found = await project_of(database, who, tenant_id, project)
+        return await act(database, who, tenant_id=tenant_id, project_id=found.id)
+
+    on_tenant(call, tenant, data_dir, as_json)
 
 
 @asynccontextmanager

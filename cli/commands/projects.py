@@ -1,31 +1,23 @@
 """`penstock projects`: projects of an organisation."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from admin import projects as admin_projects
-from admin.actor import Actor
-from cli.context import AsJson, DataDir, perform
-from cli.tenancy import MaybeReason, TenantRef, open_db_for_changes, project_of, tenant_id_of
-from core.db import Database
+from cli.context import AsJson, DataDir
+from cli.tenancy import MaybeReason, ProjectRef, TenantRef, on_project, on_tenant
 
 app = typer.Typer(
     no_args_is_help=True, help="Projects: what keys and limits of an organisation are grouped by."
 )
 
-ProjectRef = Annotated[str, typer.Argument(metavar="PROJECT", help="Name or id of the project.")]
-
 
 @app.command("list", epilog="Example: penstock projects list acme-robotics")
 def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List projects, archived ones included."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        return await admin_projects.list_projects(database, who, tenant_id=tenant_id)
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    on_tenant(admin_projects.list_projects, tenant, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock projects create acme-robotics support-bot")
@@ -36,12 +28,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a project."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        return await admin_projects.create_project(database, who, tenant_id=tenant_id, name=name)
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    on_tenant(partial(admin_projects.create_project, name=name), tenant, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock projects archive acme-robotics support-bot")
@@ -53,15 +40,7 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Refuse a project's keys from now on and cut their streams."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        found = await project_of(database, who, tenant_id, project)
-        return await admin_projects.archive_project(
-            database, who, tenant_id=tenant_id, project_id=found.id, reason=reason
-        )
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    on_project(partial(admin_projects.archive_project, reason=reason), tenant, project, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock projects restore acme-robotics support-bot")
@@ -73,15 +52,7 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Take an archived project into use again."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        found = await project_of(database, who, tenant_id, project)
-        return await admin_projects.restore_project(
-            database, who, tenant_id=tenant_id, project_id=found.id, reason=reason
-        )
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    on_project(partial(admin_projects.restore_project, reason=reason), tenant, project, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock projects retention acme-robotics support-bot 0")
@@ -97,12 +68,5 @@ def retention(
     as_json: AsJson = False,
 ) -> None:
     """Set for how long a project keeps responses. Older ones are deleted within a day."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        found = await project_of(database, who, tenant_id, project)
-        return await admin_projects.set_retention(
-            database, who, tenant_id=tenant_id, project_id=found.id, days=days, reason=reason
-        )
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    change = partial(admin_projects.set_retention, days=days, reason=reason)
+    on_project(change, tenant, project, data_dir, as_json)

@@ -1,5 +1,6 @@
 """`penstock tenants`: organisations."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -8,7 +9,7 @@ from admin import tenants as admin_tenants
 from admin.actor import Actor
 from admin.tenants import BillingMode
 from cli.context import AsJson, DataDir, perform
-from cli.tenancy import MaybeReason, Reason, TenantRef, open_db_for_changes, tenant_id_of
+from cli.tenancy import MaybeReason, Reason, TenantRef, on_tenant, open_db_for_changes
 from core.db import Database
 from core.errors import InvalidRequest
 from core.settings import Settings
@@ -67,12 +68,7 @@ def rename(
     as_json: AsJson = False,
 ) -> None:
     """Give an organisation another name."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        return await admin_tenants.rename_tenant(database, who, tenant_id=tenant_id, name=name)
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    on_tenant(partial(admin_tenants.rename_tenant, name=name), tenant, data_dir, as_json)
 
 
 @app.command("tier", epilog='Example: penstock tenants tier acme-robotics priority --reason "contract 12"')
@@ -84,12 +80,7 @@ def set_tier(
     as_json: AsJson = False,
 ) -> None:
     """Move an organisation to another tier: another band of the queue, other prices. Takes two people."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        return await admin_tenants.set_tier(database, who, tenant_id=tenant_id, tier=tier, reason=reason)
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    on_tenant(partial(admin_tenants.set_tier, tier=tier, reason=reason), tenant, data_dir, as_json)
 
 
 @app.command(
@@ -104,15 +95,9 @@ def set_highest_tier(
     as_json: AsJson = False,
 ) -> None:
     """Let requests of an organisation ask for a tier above its own, at that tier's prices. Takes two people."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        highest = None if tier == "own" else tier
-        return await admin_tenants.set_highest_tier(
-            database, who, tenant_id=tenant_id, tier=highest, reason=reason
-        )
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    highest = None if tier == "own" else tier
+    change = partial(admin_tenants.set_highest_tier, tier=highest, reason=reason)
+    on_tenant(change, tenant, data_dir, as_json)
 
 
 @app.command("share", epilog='Example: penstock tenants share acme-robotics 200 --reason "contract 12"')
@@ -124,25 +109,13 @@ def set_share(
     as_json: AsJson = False,
 ) -> None:
     """Change what an organisation gets of busy pools beside others of its tier."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        return await admin_tenants.set_share(
-            database, who, tenant_id=tenant_id, percent=percent, reason=reason
-        )
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    on_tenant(partial(admin_tenants.set_share, percent=percent, reason=reason), tenant, data_dir, as_json)
 
 
 @app.command(epilog='Example: penstock tenants suspend acme-robotics --reason "unpaid since May"')
 def suspend(tenant: TenantRef, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Refuse all keys of an organisation and cut its open streams."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        return await admin_tenants.suspend_tenant(database, who, tenant_id=tenant_id, reason=reason)
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    on_tenant(partial(admin_tenants.suspend_tenant, reason=reason), tenant, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock tenants resume acme-robotics")
@@ -150,12 +123,7 @@ def resume(
     tenant: TenantRef, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
     """Let a suspended organisation work again."""
-
-    async def act(database: Database, who: Actor) -> object:
-        tenant_id = await tenant_id_of(database, who, tenant)
-        return await admin_tenants.resume_tenant(database, who, tenant_id=tenant_id, reason=reason)
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    on_tenant(partial(admin_tenants.resume_tenant, reason=reason), tenant, data_dir, as_json)
 
 
 @app.command(
@@ -171,19 +139,14 @@ def throttle(
     as_json: AsJson = False,
 ) -> None:
     """Cap an organisation's requests for a while."""
-
-    async def act(database: Database, who: Actor) -> object:
-        return await admin_tenants.throttle_tenant(
-            database,
-            who,
-            tenant_id=await tenant_id_of(database, who, tenant),
-            minutes=minutes,
-            requests_per_min=requests_per_min,
-            concurrency=concurrency,
-            reason=reason,
-        )
-
-    perform(act, data_dir, as_json, opening=open_db_for_changes)
+    change = partial(
+        admin_tenants.throttle_tenant,
+        minutes=minutes,
+        requests_per_min=requests_per_min,
+        concurrency=concurrency,
+        reason=reason,
+    )
+    on_tenant(change, tenant, data_dir, as_json)
 
 
 def _mode(text: str) -> BillingMode:
