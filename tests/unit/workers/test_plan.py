@@ -118,6 +118,8 @@ def test_tiny_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert argv[4] == "/data/models/penstock-tiny"
     assert env["OMP_NUM_THREADS"] == "1"
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert argv[argv.index("--dtype") + 1] == "float32"
     assert env["HF_HUB_OFFLINE"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in env or env["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -127,6 +129,7 @@ def test_large_model_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     _, env = command_of(plan, monkeypatch)
     assert env["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert "HF_HUB_OFFLINE" not in env
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in env
 
 
 def test_sim(monkeypatch: pytest.MonkeyPatch) -> None:
