@@ -90,7 +90,7 @@ def test_every_model_is_priced_and_every_price_exact() -> None:
         assert 0 < cached <= fresh
         assert price.source
         for profile in model.profiles.values():
-            assert profile.capacity.max_model_len <= model.context_len
+            assert profile.capacity.max_model_len == model.context_len, "no placement looks at the length"
             assert profile.capacity.gpus == profile.gpus
     assert usd_to_pico(catalog.host_prices["gpu-b300x8-2304gb-spot"].usd_per_hour) == 64 * 10**12
     assert "gb200-nvl4" not in catalog.host_prices
