@@ -12,13 +12,11 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
-from admin.audit import record
-from admin.targets import offered
+from admin.model_settings import offered, record_change
 from admin.transactions import read, write
 from core.db import Database
 from core.errors import Conflict, InvalidRequest
 from core.money import pico_to_usd, usd_to_pico
-from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, READERS
 from workers.catalog import CatalogModel, load_catalog
 from workers.models import read_models
@@ -104,7 +102,9 @@ async def set_scaling(
             .on_conflict_do_update(index_elements=["model"], set_=figures)
         )
         after = _view(model, {model: limits})
-        await _record(connection, actor, "model.set_scaling", _view(model, stored), after, reason)
+        await record_change(
+            connection, actor, model, "model.set_scaling", _view(model, stored), after, reason
+        )
     return after
 
 
@@ -118,7 +118,7 @@ async def reset_scaling(
         before = _view(model, await read_limits(connection))
         await connection.execute(delete(model_scaling).where(model_scaling.c.model == model))
         after = _view(model, {})
-        await _record(connection, actor, "model.reset_scaling", before, after, reason)
+        await record_change(connection, actor, model, "model.reset_scaling", before, after, reason)
     return after
 
 
@@ -170,25 +170,4 @@ def _view(model: str, stored: dict[str, ScalingLimits]) -> ScalingView:
         None if budget is None else pico_to_usd(budget),
         list(limits.host_kinds),
         "admin" if model in stored else "default",
-    )
-
-
-async def _record(
-    connection: AsyncConnection,
-    actor: Actor,
-    action: str,
-    before: ScalingView,
-    after: ScalingView,
-    reason: str | None,
-) -> None:
-    await record(
-        connection,
-        actor,
-        action,
-        tenant_id=None,
-        object_kind="model",
-        object_id=after.model,
-        reason=None if reason is None else clean_reason(reason),
-        before=before,
-        after=after,
     )

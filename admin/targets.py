@@ -11,14 +11,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
-from admin.audit import record
+from admin.model_settings import offered, record_change
 from admin.transactions import read, write
 from core.db import Database
-from core.errors import Conflict, InvalidRequest, NotFound
-from tenants.names import clean_reason
+from core.errors import InvalidRequest
 from tenants.roles import PLATFORM_ADMIN, READERS
 from workers.catalog import load_catalog
-from workers.models import ModelRow, read_models
+from workers.models import read_models
 from workers.plan import EXTERNAL_TARGETS
 from workers.service_level import TIERS, Tier, target_problem, with_stored
 from workers.tables import model_targets
@@ -79,7 +78,7 @@ async def set_targets(
             )
         )
         after = await _view_of(connection, model, tier)
-        await _record(connection, actor, "model.set_targets", before, after, reason)
+        await record_change(connection, actor, model, "model.set_targets", before, after, reason)
     return after
 
 
@@ -94,7 +93,7 @@ async def reset_targets(
             delete(model_targets).where(model_targets.c.model == model, model_targets.c.tier == tier)
         )
         after = await _view_of(connection, model, tier)
-        await _record(connection, actor, "model.reset_targets", before, after, reason)
+        await record_change(connection, actor, model, "model.reset_targets", before, after, reason)
     return after
 
 
@@ -120,36 +119,3 @@ async def _views(connection: AsyncConnection, model: str | None) -> list[Targets
 
 async def _view_of(connection: AsyncConnection, model: str, tier: Tier) -> TargetsView:
     return next(view for view in await _views(connection, model) if view.tier == tier)
-
-
-def offered(rows: list[ModelRow], name: str) -> ModelRow:
-    """The row of a model. Raises NotFound, and Conflict for an alias."""
-    row = next((row for row in rows if row.name == name and row.status != "retired"), None)
-    if row is None:
-        raise NotFound(f"no model {name!r} is offered; `penstock models list` shows them", param="model")
-    if row.alias_of is not None:
-        raise Conflict(
-            f"{name!r} is an alias of {row.alias_of!r}, whose targets it has; name that model", param="model"
-        )
-    return row
-
-
-async def _record(
-    connection: AsyncConnection,
-    actor: Actor,
-    action: str,
-    before: TargetsView,
-    after: TargetsView,
-    reason: str | None,
-) -> None:
-    await record(
-        connection,
-        actor,
-        action,
-        tenant_id=None,
-        object_kind="model",
-        object_id=after.model,
-        reason=None if reason is None else clean_reason(reason),
-        before=before,
-        after=after,
-    )

@@ -166,25 +166,14 @@ def _add_target_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.put("/models/targets")
     async def set_targets(body: TargetsUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> TargetsOut:
         """Change what a tier of a model is promised. The scheduler follows within seconds."""
-        return TargetsOut.model_validate(
-            await targets.set_targets(
-                deps.database,
-                actor,
-                model=body.model,
-                tier=body.tier,
-                ttft_s=body.ttft_s,
-                tpot_s=body.tpot_s,
-                reason=body.reason,
-            )
-        )
+        return TargetsOut.model_validate(await targets.set_targets(deps.database, actor, **body.model_dump()))
 
     @routes.post("/models/targets/reset")
     async def reset_targets(body: TargetsReset, actor: Annotated[Actor, Depends(deps.actor)]) -> TargetsOut:
         """Return a tier of a model to the catalog's targets."""
-        view = await targets.reset_targets(
-            deps.database, actor, model=body.model, tier=body.tier, reason=body.reason
+        return TargetsOut.model_validate(
+            await targets.reset_targets(deps.database, actor, **body.model_dump())
         )
-        return TargetsOut.model_validate(view)
 
 
 def _add_scaling_routes(routes: APIRouter, deps: AdminDeps) -> None:
@@ -207,5 +196,5 @@ def _add_scaling_routes(routes: APIRouter, deps: AdminDeps) -> None:
     async def reset_scaling(body: ScalingReset, actor: Annotated[Actor, Depends(deps.actor)]) -> ScalingOut:
         """Return a model to the default limits: no minimum, no budget, no hosts created."""
         return ScalingOut.model_validate(
-            await scaling.reset_scaling(deps.database, actor, model=body.model, reason=body.reason)
+            await scaling.reset_scaling(deps.database, actor, **body.model_dump())
         )

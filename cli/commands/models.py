@@ -1,21 +1,20 @@
 """`penstock models`: which models are offered."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from admin import models, scaling, targets
-from admin.actor import Actor
 from cli.context import AsJson, DataDir, perform
-from core.db import Database
 from core.errors import InvalidRequest
 from workers.models import ModelSpec
-from workers.service_level import TIERS, Tier
+from workers.service_level import Tier
 
 app = typer.Typer(help="Which models are offered to customers.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="A model's name.")]
-TierOption = Annotated[str, typer.Option("--tier", help="priority, standard or batch.")]
+TierOption = Annotated[Tier, typer.Option("--tier", help="The tier.")]
 Reason = Annotated[str | None, typer.Option("--reason", help="Why, for the audit log.")]
 Note = Annotated[str | None, typer.Option("--note", help="What customers should use instead, or why.")]
 
@@ -40,11 +39,7 @@ def list_targets(
 
     Example: penstock models targets llama-3.3-70b --json
     """
-
-    async def act(database: Database, who: Actor) -> list[targets.TargetsView]:
-        return await targets.list_targets(database, who, model=name)
-
-    perform(act, data_dir, as_json, title="Targets")
+    perform(partial(targets.list_targets, model=name), data_dir, as_json, title="Targets")
 
 
 @app.command("set-targets")
@@ -65,13 +60,8 @@ def set_targets(
 
     Example: penstock models set-targets llama-3.3-70b --tier priority --ttft-s 1 --tpot-s 0.05
     """
-
-    async def act(database: Database, who: Actor) -> targets.TargetsView:
-        return await targets.set_targets(
-            database, who, model=name, tier=known_tier(tier), ttft_s=ttft_s, tpot_s=tpot_s, reason=reason
-        )
-
-    perform(act, data_dir, as_json)
+    change = partial(targets.set_targets, model=name, tier=tier, ttft_s=ttft_s, tpot_s=tpot_s, reason=reason)
+    perform(change, data_dir, as_json)
 
 
 @app.command("reset-targets")
@@ -86,19 +76,8 @@ def reset_targets(
 
     Example: penstock models reset-targets llama-3.3-70b --tier priority
     """
-
-    async def act(database: Database, who: Actor) -> targets.TargetsView:
-        return await targets.reset_targets(database, who, model=name, tier=known_tier(tier), reason=reason)
-
-    perform(act, data_dir, as_json)
-
-
-def known_tier(name: str) -> Tier:
-    """The tier of that name. Raises InvalidRequest with the known ones."""
-    for tier in TIERS:
-        if tier == name:
-            return tier
-    raise InvalidRequest(f"unknown tier {name!r}; there are: {', '.join(TIERS)}", param="tier")
+    change = partial(targets.reset_targets, model=name, tier=tier, reason=reason)
+    perform(change, data_dir, as_json)
 
 
 @app.command("scaling")
@@ -111,11 +90,7 @@ def list_scaling(
 
     Example: penstock models scaling llama-3.3-70b --json
     """
-
-    async def act(database: Database, who: Actor) -> list[scaling.ScalingView]:
-        return await scaling.list_scaling(database, who, model=name)
-
-    perform(act, data_dir, as_json, title="Scaling")
+    perform(partial(scaling.list_scaling, model=name), data_dir, as_json, title="Scaling")
 
 
 @app.command("set-scaling")
@@ -146,20 +121,16 @@ def set_scaling(
 
     Example: penstock models set-scaling llama-3.3-70b --min 1 --max 8 --budget 128 --host-kind gpu-h100x8-640gb
     """
-
-    async def act(database: Database, who: Actor) -> scaling.ScalingView:
-        return await scaling.set_scaling(
-            database,
-            who,
-            model=name,
-            min_awake=min_awake,
-            max_awake=max_awake,
-            budget_usd_per_hour=budget,
-            host_kinds=[] if host_kinds == [scaling.NONE] else host_kinds or None,
-            reason=reason,
-        )
-
-    perform(act, data_dir, as_json)
+    change = partial(
+        scaling.set_scaling,
+        model=name,
+        min_awake=min_awake,
+        max_awake=max_awake,
+        budget_usd_per_hour=budget,
+        host_kinds=[] if host_kinds == [scaling.NONE] else host_kinds or None,
+        reason=reason,
+    )
+    perform(change, data_dir, as_json)
 
 
 @app.command("reset-scaling")
@@ -170,11 +141,7 @@ def reset_scaling(
 
     Example: penstock models reset-scaling llama-3.3-70b
     """
-
-    async def act(database: Database, who: Actor) -> scaling.ScalingView:
-        return await scaling.reset_scaling(database, who, model=name, reason=reason)
-
-    perform(act, data_dir, as_json)
+    perform(partial(scaling.reset_scaling, model=name, reason=reason), data_dir, as_json)
 
 
 @app.command("add")
@@ -216,11 +183,7 @@ def add_model(
         spec = ModelSpec.embedding(context_len)
     elif context_len is not None:
         spec = ModelSpec(context_len, min(max_output_tokens or context_len, context_len))
-
-    async def act(database: Database, who: Actor) -> models.ModelView:
-        return await models.add_model(database, who, name=name, note=note, spec=spec)
-
-    perform(act, data_dir, as_json)
+    perform(partial(models.add_model, name=name, note=note, spec=spec), data_dir, as_json)
 
 
 @app.command("alias")
@@ -234,11 +197,7 @@ def set_alias(
 
     Example: penstock models alias llama-latest llama-3.3-70b
     """
-
-    async def act(database: Database, who: Actor) -> models.ModelView:
-        return await models.set_alias(database, who, name=name, target=target)
-
-    perform(act, data_dir, as_json)
+    perform(partial(models.set_alias, name=name, target=target), data_dir, as_json)
 
 
 @app.command("deprecate")
@@ -247,11 +206,7 @@ def deprecate_model(name: Name, note: Note = None, data_dir: DataDir = None, as_
 
     Example: penstock models deprecate llama-3.3-70b --note "use qwen3.5-397b"
     """
-
-    async def act(database: Database, who: Actor) -> models.ModelView:
-        return await models.deprecate_model(database, who, name=name, note=note)
-
-    perform(act, data_dir, as_json)
+    perform(partial(models.deprecate_model, name=name, note=note), data_dir, as_json)
 
 
 @app.command("retire")
@@ -260,8 +215,4 @@ def retire_model(name: Name, note: Note = None, data_dir: DataDir = None, as_jso
 
     Example: penstock models retire llama-3.3-70b
     """
-
-    async def act(database: Database, who: Actor) -> models.ModelView:
-        return await models.retire_model(database, who, name=name, note=note)
-
-    perform(act, data_dir, as_json)
+    perform(partial(models.retire_model, name=name, note=note), data_dir, as_json)
