@@ -158,14 +158,17 @@ class TenantView(msgspec.Struct):
     """The tenant's counter in the fair queue, in weighted tokens."""
 
 
-class ModelPlanView(msgspec.Struct):
+class ModelPlanView(msgspec.Struct, frozen=True):
     """Awake replicas that the autoscaler wants of a model, with the reason."""
 
     model: str
     awake: int
+    """Serving replicas."""
     pending: int
+    """Replicas that are waking, or will be on hosts in creation."""
     target: int
     planned_rps: float
+    """Arrivals per second that are planned for: the measured rate and a margin for its uncertainty."""
     reason: str
 
 
@@ -178,18 +181,23 @@ class PlanChangeView(msgspec.Struct):
     reason: str
 
 
-class KindPlanView(msgspec.Struct):
-    """Hosts of one kind that the autoscaler wants. Fields: scheduler.core.autoscale.plan.KindPlan."""
+class KindPlanView(msgspec.Struct, frozen=True):
+    """Hosts of one kind: those that there are, and those that the autoscaler wants."""
 
     kind: str
     present: int
+    """Hosts that have joined, those to destroy included."""
     creating: int
+    """Hosts in creation that have not joined."""
     desired: int
+    """Hosts that there should be: `present` and `creating`, less those to destroy, plus those to create."""
     failures: int = 0
+    """Creations that failed since the last success."""
     retry_in_s: float = 0.0
+    """Seconds until one may be created again after failures; 0 = now."""
 
 
-class HostCreationView(msgspec.Struct):
+class HostCreationView(msgspec.Struct, frozen=True):
     """Hosts of one kind that the autoscaler would create for a model, beside those in creation."""
 
     kind: str
@@ -198,7 +206,7 @@ class HostCreationView(msgspec.Struct):
     reason: str
 
 
-class HostRemovalView(msgspec.Struct):
+class HostRemovalView(msgspec.Struct, frozen=True):
     """A host that the autoscaler would destroy."""
 
     host_id: str

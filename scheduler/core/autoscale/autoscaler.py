@@ -13,7 +13,7 @@ from scheduler.core.autoscale.arrange import Arrangement, Desired, arrange
 from scheduler.core.autoscale.creation import Creations, coming_replicas, in_creation
 from scheduler.core.autoscale.ladder import host_dwell_s
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
-from scheduler.core.autoscale.plan import HostRemoval, KindPlan, ModelPlan, Plan
+from scheduler.core.autoscale.plan import Plan
 from scheduler.core.autoscale.retire import removable, retire_order
 from scheduler.core.autoscale.spending import ROUNDING_USD, Spending, over_budget
 from scheduler.core.autoscale.state import (
@@ -26,6 +26,7 @@ from scheduler.core.autoscale.state import (
     Rung,
     RungFigures,
 )
+from scheduler.wire import HostRemovalView, KindPlanView, ModelPlanView
 
 
 @contextmanager
@@ -87,7 +88,7 @@ class Autoscaler:
             raise RuntimeError("observe() first")
         desired: dict[str, Desired] = {}
         reasons: dict[str, str] = {}
-        rows: list[ModelPlan] = []
+        rows: list[ModelPlanView] = []
         retiring: set[str] = set()
         present = self._spending(observation)
         for replica in observation.replicas:
@@ -125,7 +126,7 @@ class Autoscaler:
 
     def _target(
         self, model: ModelPlanner, observation: Observation, spending: Spending
-    ) -> tuple[ModelPlan, list[ReplicaObservation]]:
+    ) -> tuple[ModelPlanView, list[ReplicaObservation]]:
         """The desired number of a model's replicas, and the replicas to remove; `spending` counts these as released."""
         spec = model.spec
         present = [row for row in observation.replicas if row.model == spec.model and row.rung is Rung.AWAKE]
@@ -152,9 +153,10 @@ class Autoscaler:
             target = count - len(removed)
             reason = f"no look of the last {self._settings.stabilization_s:.0f} s needed more than {held} ({reason})"
             if not removed:
-                reason += "; the rest costs nothing while nobody else wants the GPUs"
+                reason += "; the rest costs nothing while no other model wants the GPUs"
         words = f"{spec.model}: {count} -> {target} awake: {reason}"
-        return ModelPlan(spec.model, count - pending, pending, target, model.planned_rate, words), removed
+        rate = round(model.planned_rate, 3)
+        return ModelPlanView(spec.model, count - pending, pending, target, rate, words), removed
 
     @staticmethod
     def _over_limits(
@@ -194,7 +196,7 @@ class Autoscaler:
 
     def _destroy(
         self, observation: Observation, arrangement: Arrangement, spending: Spending
-    ) -> list[HostRemoval]:
+    ) -> list[HostRemovalView]:
         """Hosts to destroy: no replica was awake on them for their dwell time, or their models exceed their budgets."""
         used = {row.host_id for row in arrangement.replicas if row.rung is Rung.AWAKE}
         used |= {host.host_id for host in observation.creating}
@@ -206,7 +208,7 @@ class Autoscaler:
             limit = self._dwell(host, observation, spending)
             if rests >= limit:
                 reason = f"nothing was awake on it for {rests:.0f} s, limit {limit:.0f} s"
-                removals.append(HostRemoval(host.host_id, host.kind, reason))
+                removals.append(HostRemovalView(host.host_id, host.kind, reason))
         return removals
 
     def _dwell(self, host: HostObservation, observation: Observation, spending: Spending) -> float:
@@ -233,8 +235,8 @@ def kind_plans(
     specs: Mapping[str, ModelSpec],
     observation: Observation,
     creations: Creations,
-    destroy: Sequence[HostRemoval],
-) -> list[KindPlan]:
+    destroy: Sequence[HostRemovalView],
+) -> list[KindPlanView]:
     """One row for each kind of host that is present, in creation, allowed or failing, sorted by kind."""
     present = Counter(host.kind for host in observation.hosts)
     creating = Counter(host.kind for host in observation.creating)
@@ -246,13 +248,13 @@ def kind_plans(
     allowed = {option.kind for spec in specs.values() for option in spec.kinds}
     kinds = {*present, *creating, *allowed, *failures} - {""}
     return [
-        KindPlan(
+        KindPlanView(
             kind,
             present[kind],
             creating[kind],
             present[kind] + creating[kind] + more[kind] - less[kind],
             failures.get(kind, 0),
-            creations.retry_in_s(kind),
+            round(creations.retry_in_s(kind), 1),
         )
         for kind in sorted(kinds)
     ]

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from scheduler.core.autoscale.spending import ROUNDING_USD
 from scheduler.core.autoscale.state import (
     CreatingHost,
@@ -14,6 +12,7 @@ from scheduler.core.autoscale.state import (
     ReplicaObservation,
     Rung,
 )
+from scheduler.wire import HostCreationView
 
 FIRST_PAUSE_S = 30.0
 """Seconds without a creation of a kind after one has failed; they double with each further failure."""
@@ -21,15 +20,6 @@ LONGEST_PAUSE_S = 1_800.0
 """Longest pause in seconds: absent capacity returns within hours, and a refused request costs nothing."""
 UNKNOWN_CREATE_S = 600.0
 """Seconds until a created host serves, when the ladder has no figure."""
-
-
-class Creation(msgspec.Struct, frozen=True):
-    """Hosts of one kind to create for one model."""
-
-    kind: str
-    model: str
-    count: int
-    reason: str
 
 
 def pause_s(failures: CreationFailures) -> float:
@@ -70,7 +60,7 @@ class Creations:
     """Chooses the kinds of hosts for missing replicas, model by model."""
 
     def __init__(self, creating: Sequence[CreatingHost], failures: Sequence[CreationFailures]) -> None:
-        self.found: list[Creation] = []
+        self.found: list[HostCreationView] = []
         self._failures = {row.kind: row for row in failures if row.count > 0}
         self._on_their_way: dict[str, int] = {}
         for host in creating:
@@ -94,7 +84,7 @@ class Creations:
             if count <= 0:
                 continue
             why = "; ".join([reason, *notes])
-            self.found.append(Creation(option.kind, spec.model, count, why))
+            self.found.append(HostCreationView(option.kind, spec.model, count, why))
             self._on_their_way[option.kind] = self._on_their_way.get(option.kind, 0) + count
             missing -= count * option.per_host
             below_minimum -= count * option.per_host

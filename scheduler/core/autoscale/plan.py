@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from scheduler.core.autoscale.creation import Creation
 from scheduler.core.autoscale.state import ReplicaObservation, Rung
 from scheduler.wire import (
     HostCreationView,
@@ -19,20 +18,6 @@ MAX_CHANGES_SHOWN = 64
 """Changes shown in a snapshot."""
 
 
-class ModelPlan(msgspec.Struct, frozen=True):
-    """Desired number of awake replicas of a model."""
-
-    model: str
-    awake: int
-    """Serving replicas."""
-    pending: int
-    """Replicas that are waking, or will be on hosts in creation."""
-    target: int
-    planned_rps: float
-    """Arrivals per second that are planned for: the measured rate and a margin for its uncertainty."""
-    reason: str
-
-
 class ReplicaPlan(msgspec.Struct, frozen=True):
     """Desired rung of a replica."""
 
@@ -41,30 +26,6 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
     host_id: str
     rung: Rung
     reason: str = ""
-
-
-class HostRemoval(msgspec.Struct, frozen=True):
-    """A host to destroy."""
-
-    host_id: str
-    kind: str
-    reason: str
-
-
-class KindPlan(msgspec.Struct, frozen=True):
-    """Hosts of one kind: those that there are, and those that there should be."""
-
-    kind: str
-    present: int
-    """Hosts that have joined, those to destroy included."""
-    creating: int
-    """Hosts in creation that have not joined."""
-    desired: int
-    """Hosts that there should be: `present` and `creating`, less those to destroy, plus those to create."""
-    failures: int = 0
-    """Creations that failed since the last success."""
-    retry_in_s: float = 0.0
-    """Seconds until one may be created again after failures; 0 = now."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -81,12 +42,12 @@ class Plan(msgspec.Struct, frozen=True):
     """Desired state of all replicas and hosts."""
 
     at: float
-    models: list[ModelPlan]
+    models: list[ModelPlanView]
     replicas: list[ReplicaPlan]
-    kinds: list[KindPlan] = []
-    create: list[Creation] = []
+    kinds: list[KindPlanView] = []
+    create: list[HostCreationView] = []
     """Hosts to create beside those in creation. Empty again in the first plan that has observed them."""
-    destroy: list[HostRemoval] = []
+    destroy: list[HostRemovalView] = []
 
 
 def changes(plan: Plan, replicas: Sequence[ReplicaObservation]) -> list[Change]:
@@ -104,23 +65,13 @@ def view(plan: Plan, replicas: Sequence[ReplicaObservation]) -> PlanView:
     """The plan for snapshots, with at most MAX_CHANGES_SHOWN changes."""
     found = changes(plan, replicas)
     return PlanView(
-        models=[
-            ModelPlanView(
-                row.model, row.awake, row.pending, row.target, round(row.planned_rps, 3), row.reason
-            )
-            for row in plan.models
-        ],
+        models=plan.models,
         changes=[
             PlanChangeView(row.replica_id, row.before.value, row.after.value, row.reason)
             for row in found[:MAX_CHANGES_SHOWN]
         ],
         changes_total=len(found),
-        kinds=[
-            KindPlanView(
-                row.kind, row.present, row.creating, row.desired, row.failures, round(row.retry_in_s, 1)
-            )
-            for row in plan.kinds
-        ],
-        create=[HostCreationView(row.kind, row.model, row.count, row.reason) for row in plan.create],
-        destroy=[HostRemovalView(row.host_id, row.kind, row.reason) for row in plan.destroy],
+        kinds=plan.kinds,
+        create=plan.create,
+        destroy=plan.destroy,
     )
