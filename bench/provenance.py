@@ -32,6 +32,8 @@ def _processor() -> str:
         return platform.machine()
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     name, flags = facts.get("model name"), facts.get("flags", "").split()
-    vectors = next((label for flag, label in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), None)
+    vectors = next(
+        (label for flag, label in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), None
+    )
     details = ", ".join(each for each in (name, vectors) if each)
     return f"{platform.machine()} ({details})" if details else platform.machine()
