@@ -6,7 +6,7 @@ engine's own counters, and its cost equals tokens times price to the picodollar.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -214,3 +214,57 @@ async def test_every_customer_error_is_one_the_sdk_knows(vllm_stack: Stack) -> N
     async with openai.AsyncOpenAI(base_url=stack.base_url, api_key="pen_live_nonsense", max_retries=0) as api:
         with pytest.raises(openai.AuthenticationError):
             await run_plain(api, model, "hello")
+
+
+async def read_prompts(events: AsyncIterable[Any]) -> tuple[dict[int, list[int]], dict[int, str], Any]:
+    """The prompt and the text of each choice of a text completion, by index, and the usage."""
+    prompts: dict[int, list[int]] = {}
+    texts: dict[int, str] = {}
+    usage = None
+    async for event in events:
+        for choice in event.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+            if ids := (choice.model_extra or {}).get("prompt_token_ids"):
+                prompts[choice.index] = ids
+        usage = event.usage or usage
+    return prompts, texts, usage
+
+
+async def test_forty_prompts_of_one_request_are_counted_once(vllm_stack: Stack) -> None:
+    """Whole and streamed; the engines get them in three batches."""
+    stack, model = vllm_stack, str(vllm_stack.ready["model"])
+    tenant = stack.make_tenant("Delta")
+    await reconciled(stack)  # what other tests asked for has been counted
+    before = stack.engine_counters()
+    asked: dict[str, Any] = {
+        "model": model,
+        "prompt": [f"{'water ' * (1 + number % 5)}{number}" for number in range(40)],
+        "max_tokens": 4,
+        "extra_body": {"ignore_eos": True, "return_token_ids": True},
+    }
+
+    async def once(answer: Any) -> AsyncIterator[Any]:
+        yield answer
+
+    async with client(stack, tenant) as api:
+        answer = await patiently(lambda: api.completions.create(**asked))
+        whole = await read_prompts(once(answer))
+        stream = await patiently(
+            lambda: api.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        )
+        streamed = await read_prompts(stream)
+    assert whole[0] == streamed[0]
+    assert sorted(whole[0]) == list(range(40))
+    assert len({tuple(ids) for ids in whole[0].values()}) == 40, "every choice has a prompt of its own"
+    prompt = sum(len(ids) for ids in whole[0].values())
+    for _, texts, usage in (whole, streamed):
+        assert sorted(texts) == list(range(40))
+        assert (usage.prompt_tokens, usage.completion_tokens) == (prompt, 40 * 4)
+    await settled_everything(stack, tenant.id)
+    rows = await rows_by_request(stack, tenant.id)
+    counts = [(row["input_tokens"], row["output_tokens"], row["outcome"]) for row in rows.values()]
+    assert counts == [(prompt, 160, "length")] * 2
+    await reconciled(stack)
+    after = stack.engine_counters()
+    assert after["prompt_tokens_total"] - before["prompt_tokens_total"] == 2 * prompt
+    assert after["generation_tokens_total"] - before["generation_tokens_total"] == 2 * 160
