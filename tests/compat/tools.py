@@ -35,6 +35,8 @@ class Tool:
     limit_s: int
     from_engine: list[str] = field(default_factory=list)
     """Requirements that are not installed but taken from the engine's environment: PyTorch, which has gigabytes."""
+    python: str = ""
+    """The versions of Python that it needs, such as ">=3.12", where it does not work with this process's."""
     known: dict[str, str] = field(default_factory=dict)
     """Features that are known not to work, each with the reason."""
 
@@ -90,7 +92,7 @@ def install(tool: Tool) -> None:
         _make_python(CACHE / "node", [_pins()["node"]["package"]])
         _make_npm(tool)
     else:
-        _make_python(tool.folder, tool.packages, tool.from_engine)
+        _make_python(tool.folder, tool.packages, tool.from_engine, tool.python)
 
 
 def node_bin() -> Path:
@@ -103,12 +105,15 @@ def _pins() -> dict[str, Any]:
     return tomllib.loads((HERE / "tools.toml").read_text())
 
 
-def _make_python(folder: Path, packages: list[str], from_engine: Sequence[str] = ()) -> None:
+def _make_python(
+    folder: Path, packages: list[str], from_engine: Sequence[str] = (), python: str = ""
+) -> None:
+    """Make a virtual environment. `python`: versions, one of which must be on PATH: none is downloaded."""
     if _is_made(folder, [*packages, *from_engine]):
         return
     shutil.rmtree(folder, ignore_errors=True)
     uv = str(Path(sys.executable).parent / "uv")
-    _call([uv, "venv", "--quiet", "--python", sys.executable, str(folder)])
+    _call([uv, "venv", "--quiet", "--no-python-downloads", "--python", python or sys.executable, str(folder)])
     words = [uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), *packages]
     if from_engine:
         (folder / "excludes.txt").write_text("\n".join(from_engine))
