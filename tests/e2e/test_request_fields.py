@@ -15,7 +15,7 @@ from gateway.schemas.fields import IGNORED, REFUSED
 from tests.e2e.conftest import MODEL
 from tests.e2e.test_engine import ENGINE_ENV
 from tests.support.openai_schema import check, events_of
-from tests.support.request_fields import BOTH, CHAT, CONVERSATION, SCHEMA, TEXT, TOOL
+from tests.support.request_fields import BOTH, CHAT, CHOSEN, CONVERSATION, SCHEMA, TEXT, TOOL
 from tests.support.stack import Stack, Tenant
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -23,6 +23,11 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 FOLLOWED = {"go": "look (up|down)", "year": "[0-9]{4}"}
 """What the input of a custom tool has to match, whose grammar says so in its own words."""
 HELLO = [{"role": "user", "content": "hi"}]
+WORDS = "I will look."
+UNFINISHED_CALL = WORDS + r' <tool_call>\{"name": "look", "arguments": \{"ok": "[a-z]{900}"\}\}</tool_call>'
+"""What the model has to write: text, and a call that is longer than the answer may be."""
+LONG = {"type": "object", "properties": {"ok": {"type": "string", "minLength": 900}}, "required": ["ok"]}
+CALLED = {"type": "function", "function": {"name": "look", "parameters": LONG}}
 
 
 @pytest.fixture
@@ -102,6 +107,30 @@ def _check_answer(fields: dict[str, Any], answer: httpx.Response, endpoint: str)
     if "guided_choice" in fields:
         text = choices[0]["text"] if "text" in choices[0] else choices[0]["message"]["content"]
         assert text in fields["guided_choice"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("chosen", {"structured_outputs": {"regex": UNFINISHED_CALL}, "max_tokens": 80}),
+        ("required", {"tool_choice": "required", "max_tokens": 40}),
+        ("named", {"tool_choice": CHOSEN, "max_tokens": 40}),
+    ],
+)
+def test_a_call_that_max_tokens_cuts_leaves_no_markup_in_a_whole_answer(
+    mirrored: Stack, kind: str, fields: dict[str, Any]
+) -> None:
+    """The engine has an unfinished call as content: as it is written, or as bare JSON where it is forced."""
+    tenant = mirrored.make_tenant(f"Cut {kind}", "5")
+    answer = _post(mirrored, tenant, "chat/completions", {"messages": HELLO, "tools": [CALLED], **fields})
+    assert answer.status_code == 200, answer.text
+    check(answer.json(), "chat")
+    [choice] = answer.json()["choices"]
+    # vLLM lets the model choose between a call and the text of the form, which has a call, too.
+    assert choice["message"]["content"] in ((None, WORDS) if kind == "chosen" else (None,))
+    assert "tool_call>" not in answer.text
+    assert choice["finish_reason"] == "length"
+    assert answer.json()["usage"]["completion_tokens"] == fields["max_tokens"]
 
 
 def test_the_official_clients_parameters(mirrored: Stack) -> None:
