@@ -15,9 +15,10 @@ TIE = 0.01
 """Largest gain or loss of goodput, as a share, that a mechanism that ties may have over all points."""
 INTRODUCTION = f"""Written by `make bench-placement`; do not edit. Each row switches one mechanism off by a setting
 (`sim/pool/ablation.py`). A figure is the goodput with the mechanism over that without it, less 1, and then the TTFT p50
-and p90 with it over those without it: below 1 it makes first tokens earlier. *Over all* weighs every point alike. A
-mechanism *ties* where its interval over all points contains 0 and lies within ±{100 * TIE:g} %, or contains 0 and no
-single point gains beyond chance."""
+and p90 with it over those without it: below 1 it makes first tokens earlier. ▲ and ▼ mark what is better or worse with
+it beyond chance. *Over all* weighs every point alike. A mechanism *ties* where its interval over all points contains 0
+and lies within ±{100 * TIE:g} %, or contains 0 and no single point gains beyond chance. Of those that tie it is said
+where first tokens come earlier beyond chance at some points, and later at none."""
 
 
 def ablation_text(played: Sequence[tuple[Study, Knee, Sequence[Row]]], conditions: str) -> str:
@@ -43,7 +44,10 @@ def ablation_text(played: Sequence[tuple[Study, Knee, Sequence[Row]]], condition
             continue
         over_all = _gain(pooled)
         shown = " | ".join(_cell(pairs) for pairs in here)
-        verdict = verdict_of(over_all, [_gain(pairs) for pairs in here if pairs])
+        points_played = [pairs for pairs in here if pairs]
+        verdict = verdict_of(over_all, [_gain(pairs) for pairs in points_played])
+        if verdict == "ties" and earlier([each for pairs in points_played for each in _delays(pairs)]):
+            verdict = "ties, earlier first tokens"
         lines.append(f"| {about} | {_percent(over_all)} | {shown} | {verdict} |")
     return (
         "\n\n".join(
@@ -67,6 +71,12 @@ def verdict_of(over_all: Bounds, points: Sequence[Bounds]) -> str:
     if over_all.low > -TIE and over_all.high < TIE:
         return "ties"
     return "gains somewhere" if any(point.verdict() == "above" for point in points) else "ties"
+
+
+def earlier(delays: Sequence[Bounds]) -> bool:
+    """Return whether first tokens come earlier beyond chance somewhere, and later nowhere; `delays` are TTFT ratios."""
+    verdicts = {each.verdict(1.0) for each in delays}
+    return "below" in verdicts and "above" not in verdicts
 
 
 def _pairs(rows: Sequence[Row], name: str, shed: str, load: float) -> Pairs:
@@ -99,5 +109,11 @@ def _percent(gain: Bounds) -> str:
 def _cell(pairs: Pairs) -> str:
     if not pairs:
         return "-"
-    p50, p90 = (ratio(pairs, ttft(share)).value for share in (0.5, 0.9))
-    return f"{_percent(_gain(pairs))}; {p50:.2f}x, {p90:.2f}x"
+    marks = {"above": " ▼", "below": " ▲", "same": ""}
+    shown = [f"{each.value:.2f}x{marks[each.verdict(1.0)]}" for each in _delays(pairs)]
+    return f"{_percent(_gain(pairs))}; {', '.join(shown)}"
+
+
+def _delays(pairs: Pairs) -> list[Bounds]:
+    """Return the ratios of the TTFT p50 and p90, with the mechanism over without it."""
+    return [ratio(pairs, ttft(share)) for share in (0.5, 0.9)]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from bench.placement.ablation import earlier
 from bench.placement.publish import Played, publish
 from bench.placement.studies import Study
 from cli.commands.sim.compare import targets_text
@@ -21,6 +22,7 @@ from cli.main import app
 from core.errors import InvalidRequest
 from scheduler.core.rules import SchedulerConfig
 from sim.pool.ablation import MECHANISMS
+from sim.pool.blocks import Bounds
 from sim.pool.compare import (
     MIN_SECONDS,
     RATE_ERROR,
@@ -459,6 +461,13 @@ def test_the_ablation_says_what_gains_and_what_ties(tmp_path: Path) -> None:
     verdicts = {line.split("`")[1]: line.split("|")[-2].strip() for line in lines if line.startswith("| `")}
     assert verdicts == {"timely": "gains", "hot": "ties", "near_tie": "costs"}
     assert not (tmp_path / "results" / "placement.md").exists()
+
+
+def test_first_tokens_come_earlier_only_where_none_come_later() -> None:
+    sooner, later, alike = Bounds(0.8, 0.7, 0.9), Bounds(1.2, 1.1, 1.3), Bounds(1.0, 0.9, 1.1)
+    assert earlier([sooner, alike])
+    assert not earlier([sooner, later])
+    assert not earlier([alike, alike])
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
