@@ -1,4 +1,5 @@
-"""`python -m bench.placement`: the studies of `studies.py`; writes the pages on placement and ablation with their data.
+"""`python -m bench.placement`: the studies of `studies.py`; writes the pages on placement and ablation with their data
+and plots, and the summary in docs/scheduling.md.
 
 What has been played is kept under bench/out/placement, so that it can be stopped and goes on where it was; pages are
 written after every study. Remove that directory after a change to scheduler or simulator: figures of two versions do
@@ -38,7 +39,7 @@ def main() -> None:
     args = arguments()
     knees: dict[tuple[str, str, int], Knee] = {}
     played: list[Played] = []
-    chosen = [study for study in STUDIES if args.only in study.name]
+    chosen = [study for study in STUDIES if any(part in study.name for part in args.only.split(","))]
     with Players(args.workers) as players:
         for number, study in enumerate(chosen, 1):
             title = f"{study.group}: {study.title} ({number}/{len(chosen)})"
@@ -52,7 +53,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__)
-    parser.add_argument("--only", default="", help="part of the names of studies; default: all")
+    parser.add_argument("--only", default="", help="parts of the names of studies, with commas; default: all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, default=WORK, help="where rows are kept")

@@ -1,6 +1,7 @@
 """The ablation as one table: a row per mechanism, what it gains at every point and over all."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from bench.placement.studies import Study
 from sim.pool.ablation import MECHANISMS
@@ -21,45 +22,64 @@ and lies within ±{100 * TIE:g} %, or contains 0 and no single point gains beyon
 where first tokens come earlier beyond chance at some points, and later at none."""
 
 
-def ablation_text(played: Sequence[tuple[Study, Knee, Sequence[Row]]], conditions: str) -> str:
-    """Return the page: gains in goodput of having the mechanism, with intervals, and its effect on the TTFT."""
-    points = [(study, shed, load) for study, _, _ in played for shed, load in study.points]
-    columns = [f"{study.workload} at {load:g}, shed {shed}" for study, shed, load in points]
-    lines = [
-        f"| mechanism | over all | {' | '.join(columns)} | verdict |",
-        "|---|" + "---:|" * (len(points) + 1) + "---|",
-    ]
-    for name, about in [
-        *((f"{OURS}-{name}", f"`{name}`: {mechanism.about}") for name, mechanism in MECHANISMS.items()),
-        (EXACT, "mirrored prefixes instead of exact ones"),
+@dataclass(frozen=True, slots=True)
+class AblationRow:
+    """What one mechanism gains."""
+
+    name: str
+    about: str
+    over_all: Bounds
+    """Gain in goodput over all points, as a share."""
+    points: Sequence[Pairs]
+    """Blocks with the mechanism and without it, at every point; empty where it was not played."""
+    verdict: str
+
+    def gains(self) -> list[Bounds]:
+        """Return the gain in goodput at every point that was played."""
+        return [_gain(pairs) for pairs in self.points if pairs]
+
+
+def ablation_rows(played: Sequence[tuple[Study, Knee, Sequence[Row]]]) -> list[AblationRow]:
+    """Return a row for each mechanism that was switched off in some study."""
+    found = []
+    for policy, name, about in [
+        *((f"{OURS}-{name}", name, mechanism.about) for name, mechanism in MECHANISMS.items()),
+        (EXACT, "mirror", "mirrored prefixes instead of exact ones"),
     ]:
-        here: list[Pairs] = []
+        points: list[Pairs] = []
         pooled: Pairs = []
         for study, knee, rows in played:
             for shed, load in study.points:
-                pairs = _pairs(rows, name, shed, load)
-                here.append(pairs)
-                pooled += [(_relative(ours, knee), _relative(without, knee)) for ours, without in pairs]
-        if not pooled:
-            continue
-        over_all = _gain(pooled)
-        shown = " | ".join(_cell(pairs) for pairs in here)
-        points_played = [pairs for pairs in here if pairs]
-        verdict = verdict_of(over_all, [_gain(pairs) for pairs in points_played])
-        if verdict == "ties" and earlier([each for pairs in points_played for each in _delays(pairs)]):
-            verdict = "ties, earlier first tokens"
-        lines.append(f"| {about} | {_percent(over_all)} | {shown} | {verdict} |")
-    return (
-        "\n\n".join(
-            [
-                "# What each mechanism of the scheduler gains",
-                INTRODUCTION,
-                conditions,
-                "\n".join(lines),
-            ]
-        )
-        + "\n"
-    )
+                points.append(_pairs(rows, policy, shed, load))
+                pooled += [(_relative(ours, knee), _relative(without, knee)) for ours, without in points[-1]]
+        if pooled:
+            over_all = _gain(pooled)
+            found.append(AblationRow(name, about, over_all, points, _verdict(over_all, points)))
+    return found
+
+
+def ablation_text(studies: Sequence[Study], rows: Sequence[AblationRow], conditions: str, figure: str) -> str:
+    """Return the page: gains in goodput of having the mechanism, with intervals, and its effect on the TTFT."""
+    columns = [
+        f"{study.workload} at {load:g}, shed {shed}" for study in studies for shed, load in study.points
+    ]
+    lines = [
+        f"| mechanism | over all | {' | '.join(columns)} | verdict |",
+        "|---|" + "---:|" * (len(columns) + 1) + "---|",
+    ]
+    for row in rows:
+        shown = " | ".join(_cell(pairs) for pairs in row.points)
+        lines.append(f"| `{row.name}`: {row.about} | {percent(row.over_all)} | {shown} | {row.verdict} |")
+    title = "# What each mechanism of the scheduler gains"
+    return "\n\n".join([title, INTRODUCTION, conditions, "\n".join(lines), figure]) + "\n"
+
+
+def _verdict(over_all: Bounds, points: Sequence[Pairs]) -> str:
+    played = [pairs for pairs in points if pairs]
+    verdict = verdict_of(over_all, [_gain(pairs) for pairs in played])
+    if verdict == "ties" and earlier([each for pairs in played for each in _delays(pairs)]):
+        return "ties, earlier first tokens"
+    return verdict
 
 
 def verdict_of(over_all: Bounds, points: Sequence[Bounds]) -> str:
@@ -101,7 +121,8 @@ def _gain(pairs: Pairs) -> Bounds:
     return Bounds(over.value - 1.0, over.low - 1.0, over.high - 1.0)
 
 
-def _percent(gain: Bounds) -> str:
+def percent(gain: Bounds) -> str:
+    """Return a gain in per cent with its interval; ▲ ▼ where it is beyond chance."""
     mark = {"above": " ▲", "below": " ▼", "same": ""}[gain.verdict()]
     return f"{100 * gain.value:+.1f} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f}) %{mark}"
 
@@ -111,7 +132,7 @@ def _cell(pairs: Pairs) -> str:
         return "-"
     marks = {"above": " ▼", "below": " ▲", "same": ""}
     shown = [f"{each.value:.2f}x{marks[each.verdict(1.0)]}" for each in _delays(pairs)]
-    return f"{_percent(_gain(pairs))}; {', '.join(shown)}"
+    return f"{percent(_gain(pairs))}; {', '.join(shown)}"
 
 
 def _delays(pairs: Pairs) -> list[Bounds]:

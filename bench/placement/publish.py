@@ -1,4 +1,5 @@
-"""Publishes studies: docs/data/scheduling-comparison.json, results/placement.md and results/ablation.md."""
+"""Publishes studies: docs/data/scheduling-comparison.json, results/placement.md, results/ablation.md, two plots, and
+the summary in scheduling.md."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.placement.ablation import ablation_text
+from bench.placement.ablation import AblationRow, ablation_rows, ablation_text, percent
 from bench.placement.factorial import factorial_text
+from bench.placement.plots import draw_ablation, draw_comparison
 from bench.placement.studies import STUDIES, Study
 from sim.pool.compare import RATE_ERROR, STEP_ERROR, Row, Setting
 from sim.pool.knee import Knee
 from sim.pool.registry import OURS, RIVALS, STRONGEST
 from sim.pool.report import Standing, compact, lead_text, markdown, standings, times
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+"""Marks in scheduling.md between which the summary is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +36,75 @@ class Played:
 
 def publish(played: Sequence[Played], conditions: Mapping[str, Any], docs: Path) -> list[Path]:
     """Write the files under `docs` for which something was played, and return their paths."""
-    for name in ("data", "results"):
+    for name in ("data", "images", "results"):
         (docs / name).mkdir(exist_ok=True)
     ranked = {each.study.name: each.standings() for each in played}
     data = docs / "data" / "scheduling-comparison.json"
     data.write_text(as_json(played, ranked, conditions))
     paths = [data]
     compared = [each for each in played if each.study.group != "ablation"]
-    if any(each.study.group == "present" for each in compared):
-        paths.append(docs / "results" / "placement.md")
-        paths[-1].write_text(page_text(compared, ranked, conditions))
+    present = [each for each in compared if each.study.group == "present"]
+    points = best_others(present, ranked)
+    if points:
+        paths += [docs / "results" / "placement.md", docs / "images" / "scheduling-comparison.svg"]
+        paths[-2].write_text(page_text(compared, ranked, conditions))
+        draw_comparison(points, paths[-1])
     ablated = [each for each in played if each.study.group == "ablation"]
-    if ablated:
-        paths.append(docs / "results" / "ablation.md")
-        paths[-1].write_text(
-            ablation_text([(each.study, each.knee, each.rows) for each in ablated], head(ablated, conditions))
+    rows = ablation_rows([(each.study, each.knee, each.rows) for each in ablated])
+    if rows:
+        paths += [docs / "results" / "ablation.md", docs / "images" / "scheduling-ablation.svg"]
+        studies = [each.study for each in ablated]
+        paths[-2].write_text(
+            ablation_text(studies, rows, head(ablated, conditions), image("ablation", "../"))
         )
+        draw_ablation(rows, paths[-1])
+    page = docs / "scheduling.md"
+    if page.exists() and points and rows:
+        text = overview_text(present, ranked, rows, conditions)
+        page.write_text(between_marks(page.read_text(), text))
+        paths.append(page)
     return paths
+
+
+def overview_text(
+    present: Sequence[Played],
+    ranked: Mapping[str, Sequence[Standing]],
+    rows: Sequence[AblationRow],
+    conditions: Mapping[str, Any],
+) -> str:
+    """Return the summary of both pages: our scheduler beside the best published policy, and what mechanisms gain."""
+    lines = ["| mechanism | goodput gained by it | verdict |", "|---|---:|---|"]
+    lines += [f"| `{row.name}`: {row.about} | {percent(row.over_all)} | {row.verdict} |" for row in rows]
+    return "\n\n".join(
+        [
+            f"{conditions['date'][:10]}, commit {conditions['commit']}, {conditions['seeds']} seeds. "
+            "[All policies and conditions](results/placement.md).",
+            *(
+                f"{title}:\n\n{summary(some, ranked)}"
+                for title, held_out in (("Tuned workloads", False), ("Held-out workloads", True))
+                if (some := [each for each in present if each.study.held_out == held_out])
+            ),
+            image("comparison"),
+            "What each mechanism gains over all points, switched off alone ([every point](results/ablation.md)):",
+            "\n".join(lines),
+            image("ablation"),
+        ]
+    )
+
+
+def between_marks(page: str, text: str) -> str:
+    """Return `page` with `text` between the marks. Raises ValueError where a mark is missing."""
+    before, rest = page[: page.index(BEGIN)], page[page.index(END) :]
+    return f"{before}{BEGIN}\n\n{text}\n\n{rest}"
+
+
+def image(name: str, root: str = "") -> str:
+    """Return the Markdown of a plot; `root` leads from the page to docs."""
+    about = {
+        "comparison": "Lead in goodput and TTFT ratios over the best published policy, with intervals of 95 %",
+        "ablation": "Goodput gained by each mechanism, with intervals of 95 %; small dots are single points",
+    }
+    return f"![{about[name]}]({root}images/scheduling-{name}.svg)"
 
 
 def as_json(
@@ -105,6 +162,7 @@ def page_text(
         "Without refusals above the knee (shed zero at 1.2) a queue that serves timely requests before late ones "
         "sheds the late ones by starvation. Read goodput there together with the TTFT, and compare policies "
         "where all shed the same share (equal).",
+        image("comparison", "../"),
         "## Tuned workloads",
         summary([each for each in present if not each.study.held_out], ranked),
         "## Held-out workloads",
@@ -132,6 +190,21 @@ def summary(played: Sequence[Played], ranked: Mapping[str, Sequence[Standing]]) 
         f"over {STRONGEST}'s |",
         "|---|---:|---|---|---:|---:|---:|",
     ]
+    for study, best in best_others(played, ranked):
+        rivals = [row for row in ranked[study.name] if (row.shed, row.load) == (best.shed, best.load)]
+        strongest = next((row for row in rivals if row.policy == STRONGEST), best)
+        lines.append(
+            f"| {study.title} | {best.load:g} | {best.shed} | {best.policy} | {lead_text(best)} | {_latency(best)} | "
+            f"{_latency(strongest)} |"
+        )
+    return "\n".join(lines)
+
+
+def best_others(
+    played: Sequence[Played], ranked: Mapping[str, Sequence[Standing]]
+) -> list[tuple[Study, Standing]]:
+    """Return the present rival with the best goodput at each point that was played."""
+    points = []
     for each in played:
         for shed, load in each.study.points:
             here = [
@@ -139,15 +212,9 @@ def summary(played: Sequence[Played], ranked: Mapping[str, Sequence[Standing]]) 
                 for row in ranked[each.study.name]
                 if (row.shed, row.load) == (shed, load) and row.policy in RIVALS
             ]
-            if not here:
-                continue
-            best = max(here, key=lambda row: row.goodput.value)
-            strongest = next((row for row in here if row.policy == STRONGEST), best)
-            lines.append(
-                f"| {each.study.title} | {load:g} | {shed} | {best.policy} | {lead_text(best)} | {_latency(best)} | "
-                f"{_latency(strongest)} |"
-            )
-    return "\n".join(lines)
+            if here:
+                points.append((each.study, max(here, key=lambda row: row.goodput.value)))
+    return points
 
 
 def _latency(row: Standing) -> str:
