@@ -44,9 +44,10 @@ class QueuedRequest:
     """The correction that the prediction contains: a logarithm of observed over uncorrected wait."""
     late: bool = False
     """The prediction was made for a late request."""
-    times_starved: int = 0
-    """How often the request fitted nowhere while another was placed before it, or while it blocked the requests
-    behind it."""
+    passed: int = 0
+    """Requests that were placed before it in its turn, because it fitted nowhere."""
+    passed_work: float = 0.0
+    """The work of these requests."""
     hit_tokens: int = 0
     """Prompt tokens cached on some replica, as looked up at `hit_at`."""
     hit_at: float = -1e9
@@ -57,6 +58,11 @@ class QueuedRequest:
     def key(self) -> RequestKey:
         """The key of the request in the queue."""
         return self.client, self.request.request_id
+
+    @property
+    def need(self) -> int:
+        """Tokens of KV cache that the request needs: prompt and estimated answer."""
+        return self.request.prompt_tokens + self.request.output_tokens
 
     @property
     def sort_key(self) -> "SortKey":

@@ -11,7 +11,6 @@ from scheduler.core.fleet import Fleet
 from scheduler.core.flow import QueuedRequest, QueueOutcome
 from scheduler.core.policy import Choice, Reason, Rng
 from scheduler.core.refusals import Standing
-from scheduler.core.reservation import need_of
 from scheduler.core.waits import WaitPredictor
 from scheduler.core.warm import WarmCapacity, WarmPool
 from scheduler.messages import PlaceRefused
@@ -83,11 +82,11 @@ class HopelessReview:
         """
         if not reason.transient and not grace:
             return self._no_replica(queued, reason, pool)
-        if 0 < pool.largest_kv_tokens < need_of(queued):
+        if 0 < pool.largest_kv_tokens < queued.need:
             largest = pool.largest_kv_tokens
             standing = Standing(0, pool.ready, None)
             return self._refuse(
-                queued, refusals.too_large(queued.request, standing, need_of(queued), largest)
+                queued, refusals.too_large(queued.request, standing, queued.need, largest)
             )
         return None
 

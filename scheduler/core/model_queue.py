@@ -12,11 +12,11 @@ from scheduler.core.decisions import Assignment, Rejection
 from scheduler.core.fair_queue import FairQueue
 from scheduler.core.fleet import Fleet
 from scheduler.core.flow import QueuedRequest, QueueOutcome
+from scheduler.core.hold import Hold
 from scheduler.core.hopeless import MAX_REFUSED, HopelessReview
 from scheduler.core.policy import Choice, Rng
-from scheduler.core.reservation import Reservations
 from scheduler.core.rules import SchedulerConfig
-from scheduler.core.serving import ServingPass, SkipReason
+from scheduler.core.serving import ServingPass
 from scheduler.core.waits import WaitPredictor
 from scheduler.core.warm import WarmPool
 from scheduler.messages import PlaceRefused
@@ -35,7 +35,7 @@ class ModelQueue:
         self.admission = Admission(config.admission)
         self.pool = WarmPool(model, fleet, config.policy.heartbeat_stale_s)
         self.waits = WaitPredictor(self.queue, self.admission, self.pool)
-        self.reservations = Reservations(model, self.queue, fleet, config.policy.heartbeat_stale_s)
+        self.hold = Hold(config.queue)
         self.unfinished = False
         """Whether the last dispatch has left work to the next, which should follow at once."""
         self._fleet = fleet
@@ -117,53 +117,29 @@ class ModelQueue:
         if not grace:
             yield from self._review.refusals(now, rng)
             self.unfinished |= self._review.unfinished
-        if not len(self.queue) and self.reservations.held is None:  # as after most releases
+        if not len(self.queue):  # as after most releases
             self.admission.drain.advance(now, pool.slots, False)
             return
         late_before = self.waits.late_before(now)
-        current = ServingPass(self.model, self.queue, self._fleet, self.reservations, pool, late_before, now)
-        if self.reservations.held is not None:
-            yield from self._serve_reserved(current, now, rng)
+        current = ServingPass(self.model, self.queue, self._fleet, self.hold, pool, late_before, now)
         while (queued := current.next_candidate()) is not None:
-            if current.skip_untried(queued):
-                continue
-            verdict = self.reservations.place(queued, now, rng)
+            verdict = self._fleet.place(queued.request, now, rng)
             if isinstance(verdict, Choice):
                 yield self._assign(queued, verdict, current, now)
-                if current.skipped:
-                    self.reservations.record_starved(current.skipped, now)
             elif current.refused >= MAX_REFUSED:
                 self.unfinished = True
                 break
             elif (refusal := self._review.impossible(queued, verdict.reason, pool, grace=grace)) is not None:
                 current.refused += 1
                 yield refusal
-            elif (reason := current.reason_to_skip(queued)) is not None:
-                current.skip(queued, reason)
-            else:
-                current.blocked = current.strict
+            elif not current.skip(queued, verdict.reason):
                 break
-        if current.blocked:
-            self.reservations.record_starved([next(iter(current.skipped))], now)
+        current.end()
         self.admission.drain.advance(now, pool.slots, len(self.queue) > 0)
-
-    def _serve_reserved(self, current: ServingPass, now: float, rng: Rng) -> Iterator[Assignment]:
-        """Place the request that a replica is reserved for, or skip it. It has no turn while a higher band has
-        requests."""
-        held = self.reservations.renewed(now)
-        if held is None or any(band.waiting for band in self.queue.bands[: held.band]):
-            return
-        if self._fleet.has_room(self.model, now):
-            verdict = self._fleet.place(held.queued.request, now, rng)
-            if isinstance(verdict, Choice):
-                yield self._assign(held.queued, verdict, current, now)
-                return
-        current.skip(held.queued, SkipReason.RESERVED)
 
     def _assign(self, queued: QueuedRequest, choice: Choice, current: ServingPass, now: float) -> Assignment:
         self.queue.record_pick(queued, current.late_before)
         self.waits.observe(queued, now)
-        replica_id = choice.replica.status.replica_id
-        self.reservations.placed(queued, replica_id, self.pool.at(now).largest_kv_tokens, now)
+        current.record_placed(queued)
         self.admission.drain.on_place(queued.work)
         return Assignment(queued, choice)

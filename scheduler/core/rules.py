@@ -52,11 +52,12 @@ class QueueRules:
     1 = first come first served."""
     max_skips: int = 3
     """Requests within Q that may go before one that fits nowhere, in one pass."""
-    starvation_limit: int = 64
-    """A request that was starved this often gets a replica reserved for it, so that large prompts do not starve."""
-    reservation_s: float = 30.0
-    """Longest time of a reservation, in seconds. An answer of a thousand tokens ends within it; whatever still runs
-    then came from a higher band or is not worth waiting for. No replica is reserved for as long a time afterwards."""
+    max_passed: int = 64
+    """Requests that may be placed before one that fits nowhere, and as much work as its own; then the others wait for
+    it (see `hold.Hold`)."""
+    hold_s: float = 30.0
+    """Longest time for which others wait for one that fits nowhere, in seconds. An answer of a thousand tokens ends
+    within it; whatever still runs then came from a higher band or is not worth waiting for."""
     max_idle_flows: int = 4096
     """Counters of idle tenants that are kept in each band."""
     max_waiting: int = 16_384

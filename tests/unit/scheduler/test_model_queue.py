@@ -90,9 +90,9 @@ class Pool:
 
 @pytest.mark.parametrize("count", [1, 5])
 @pytest.mark.parametrize("tenant", ["few", "many"])
-def test_huge_requests_are_placed_in_bounded_time_and_the_others_go_on(count: int, tenant: str) -> None:
+def test_huge_requests_are_placed_in_bounded_time(count: int, tenant: str) -> None:
     """Small ones fill the pool: no replica ever has room for a huge one by itself."""
-    pool = Pool(rules=QueueRules(starvation_limit=4))
+    pool = Pool(rules=QueueRules(max_passed=4))
     pool.run(3.0)
     for n in range(count):
         pool.huge(f"huge-{n}", tenant)
@@ -100,13 +100,11 @@ def test_huge_requests_are_placed_in_bounded_time_and_the_others_go_on(count: in
     pool.run(4.0 + 3.0 * count)
     waits = [pool.when(f"huge-{n}") for n in range(count)]
     assert None not in waits, f"never placed: {waits}"
-    assert pool.longest_pause(began) < 0.6, "the rest of the pool goes on"
-    others = {where for at, name, where in pool.placed if at > began and name.startswith("small")}
-    assert len(others) == 4
+    assert pool.longest_pause(began) <= 1.5 * SERVICE_S, "no longer than one replica needs to drain"
 
 
 def test_small_ones_of_a_third_tenant_are_served_while_a_huge_one_waits() -> None:
-    pool = Pool(rules=QueueRules(starvation_limit=16))
+    pool = Pool(rules=QueueRules(max_passed=16))
     pool.run(5.0)
     pool.huge("huge")
     began = pool.now
@@ -127,14 +125,21 @@ def test_what_no_replica_could_ever_hold_is_refused_at_once_when_it_fits_nowhere
     assert pool.state.queues[MODEL].queue.running > 0
 
 
-def test_a_higher_band_does_not_respect_a_lower_ones_reservation() -> None:
-    pool = Pool(replicas=1, rules=QueueRules(starvation_limit=4))
+def held(pool: Pool, **fields) -> Pool:
+    """The pool when the first huge request has been passed often enough: small ones of its band wait for it."""
+    placed = -1
+    while placed != len(pool.placed):
+        placed = len(pool.placed)
+        pool.step(**fields)
+        assert pool.now < 20.0
+    return pool
+
+
+def test_a_higher_band_does_not_wait_for_a_lower_ones_request() -> None:
+    pool = Pool(replicas=1, rules=QueueRules(max_passed=4))
     pool.run(3.0, small=3)
     pool.huge("huge", tier="batch")
-    pool.run(0.5, small=3, tier="batch")
-    before = len(pool.placed)
-    pool.step(small=3, tier="batch")
-    assert len(pool.placed) == before, "it is kept free of its own band"
+    before = len(held(pool, small=3, tier="batch").placed)
     pool.step(small=3, tier="priority")
     assert len(pool.placed) == before + 3
     pool.run(4.0, small=0)
@@ -142,46 +147,48 @@ def test_a_higher_band_does_not_respect_a_lower_ones_reservation() -> None:
 
 
 def test_after_those_of_higher_bands_it_has_its_turn_in_the_same_round() -> None:
-    pool = Pool(replicas=1, rules=QueueRules(starvation_limit=4))
+    pool = Pool(replicas=1, rules=QueueRules(max_passed=4))
     pool.run(3.0, small=3, tier="batch")
     pool.huge("huge", tier="batch")
-    pool.run(0.5, small=3, tier="batch")
-    assert pool.state.queues[MODEL].reservations.held is not None
+    held(pool, small=3, tier="batch")
     pool.ends = [(pool.now, name, where) for _, name, where in pool.ends]
     pool.step(small=2, tier="priority")
     assert pool.when("huge") == pool.now
 
 
-def test_a_reservation_moves_when_its_replica_goes_and_ends_with_its_request() -> None:
-    pool = Pool(replicas=2, rules=QueueRules(starvation_limit=4))
+def test_the_others_go_on_when_the_one_that_they_wait_for_leaves() -> None:
+    pool = Pool(replicas=2, rules=QueueRules(max_passed=4))
     pool.run(3.0)
     pool.huge("huge", need=95_000)
-    pool.run(0.3)
-    held = pool.state.queues[MODEL].reservations.held
-    assert held is not None
-    gone = next(n for n, status in enumerate(pool.statuses) if status.replica_id == held.replica_id)
-    pool.statuses[gone] = msgspec.structs.replace(pool.statuses[gone], state=ReplicaState.DRAINING)
-    pool.step()
-    moved = pool.state.queues[MODEL].reservations.held
-    assert moved is not None
-    assert moved.replica_id != held.replica_id
-    assert moved.since == held.since < pool.now, "moving does not prolong it"
+    before = len(held(pool).placed)
     pool.state.cancel("api", "huge")
-    before = len(pool.placed)
     pool.step()
-    assert pool.state.queues[MODEL].reservations.held is None
     assert len(pool.placed) > before
 
 
-def test_a_retry_that_fits_nowhere_is_reserved_for_where_it_has_not_failed() -> None:
-    pool = Pool(replicas=2, rules=QueueRules(starvation_limit=4))
+def test_a_retry_that_fits_nowhere_goes_where_it_has_not_failed() -> None:
+    pool = Pool(replicas=2, rules=QueueRules(max_passed=4))
     pool.run(3.0)
     pool.huge("retry", exclude=["host/r0"])
     began = pool.now
     pool.run(10.0)
-    assert pool.when("retry") is not None
     assert next(where for _, name, where in pool.placed if name == "retry") == "host/r1"
-    assert pool.longest_pause(began) <= 0.5
+    assert pool.longest_pause(began) <= 1.5 * SERVICE_S
+
+
+def test_many_retries_leave_room_to_the_others() -> None:
+    """Those of a replica that has failed them and came back empty, while the others are full."""
+    pool = Pool(replicas=2)
+    pool.run(3.0)
+    pool.ends = [end for end in pool.ends if end[2] != "host/r0"]
+    for _, name, where in list(pool.placed):
+        if where == "host/r0":
+            pool.state.release("api", Released(name, where, 0, 0, 50), pool.now)
+    for n in range(20):
+        pool.huge(f"huge-{n}", need=60_000, exclude=["host/r0"])
+    before = len(pool.placed)
+    pool.step()
+    assert len(pool.placed) >= before + 14
 
 
 @pytest.mark.parametrize("need", [85_000, 97_000])
@@ -189,7 +196,7 @@ def test_what_never_drains_because_of_higher_bands_does_not_starve_its_own(need:
     """The higher band keeps so much of the only replica that the large one never fits."""
     placed = []
     for with_huge in (False, True):
-        pool = Pool(replicas=1)
+        pool = Pool(replicas=1, rules=QueueRules(hold_s=5.0))
         for step in range(600):
             if with_huge and step == 5:
                 pool.huge("huge", "large", need, deadline_s=50.0, tier="batch")
@@ -202,24 +209,23 @@ def test_what_never_drains_because_of_higher_bands_does_not_starve_its_own(need:
     assert max(after - before for before, after in pairwise(batch)) < 8.0, "it is given back when it is plain"
 
 
-def test_a_reservation_that_comes_to_nothing_ends_and_the_others_have_as_long() -> None:
-    pool = Pool(replicas=1, rules=QueueRules(starvation_limit=4, reservation_s=5.0))
+def test_a_wait_that_comes_to_nothing_ends_and_the_others_have_as_long() -> None:
+    pool = Pool(replicas=1, rules=QueueRules(max_passed=4, hold_s=5.0))
     pool.run(3.0, small=3)
     pool.huge("endless", need=20_000)
     pool.step(small=0)
     pool.ends = [end for end in pool.ends if end[1] != "endless"]
     pool.huge("huge", need=95_000)
-    held: list[bool] = []
-    began = pool.now
+    waited: list[bool] = []
     for _ in range(300):
+        before = len(pool.placed)
         pool.step(small=3)
-        held.append(pool.state.queues[MODEL].reservations.held is not None)
+        waited.append(len(pool.placed) == before)
     assert pool.when("huge") is None
-    assert sum(held) > 50, "it tries again"
-    runs = [len(list(run)) for kept, run in groupby(held) if kept]
+    assert sum(waited) > 50, "it tries again"
+    runs = [len(list(run)) for idle, run in groupby(waited) if idle]
     assert max(runs) <= 51
-    assert 2 * sum(held) <= len(held) + 51
-    assert pool.longest_pause(began) <= 5.2
+    assert 2 * sum(waited) <= len(waited) + 51
 
 
 @pytest.mark.parametrize("replicas", [1, 3])

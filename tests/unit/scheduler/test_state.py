@@ -377,7 +377,7 @@ def test_figures_are_brought_into_range(given: float, kept: float) -> None:
 def test_nobody_starves_while_capacity_frees(seed: int, oldest_every: int, slack: float) -> None:
     """Forty wait, many of them late, some too large to fit beside others, while a rival keeps asking."""
     rng = random.Random(seed)
-    queue = QueueRules(oldest_every=oldest_every, slack=slack, starvation_limit=4)
+    queue = QueueRules(oldest_every=oldest_every, slack=slack, max_passed=4)
     made = new_state(config=SchedulerConfig(queue=queue, admission=AdmissionRules(enabled=False)))
     pool = beat(replica("host/r0", slots=2, kv=20_000))
     wanted = set()
@@ -406,27 +406,28 @@ def test_nobody_starves_while_capacity_frees(seed: int, oldest_every: int, slack
 
 
 def test_one_that_fits_nowhere_is_overtaken_a_bounded_number_of_times() -> None:
-    rules = SchedulerConfig(queue=QueueRules(starvation_limit=3, oldest_every=1))
-    made, rng = new_state(replica(slots=8, kv=10_000), config=rules), random.Random(0)
-    made.submit("api", request("runs", "t1", prompt_tokens=3_000), 0.0)
+    """By three at least, and by as much work as its own: 3,100 weighted tokens, 510 of each small one."""
+    rules = SchedulerConfig(queue=QueueRules(max_passed=3, oldest_every=1))
+    made, rng = new_state(replica(slots=16, kv=10_000), config=rules), random.Random(0)
+    made.submit("api", request("runs", "t1", prompt_tokens=6_500), 0.0)
     made.dispatch(0.0, rng)
-    made.submit("api", request("large", "t1", prompt_tokens=8_000), 0.1)
+    made.submit("api", request("large", "t1", prompt_tokens=3_000), 0.1)
     placed_first = []
-    for n in range(6):
-        made.submit("api", request(f"small-{n}", "t1"), 0.2)
+    for n in range(8):
+        made.submit("api", request(f"small-{n}", "t1", prompt_tokens=10, output_tokens=250), 0.2)
         placed_first += [decision.placement.request_id for decision in made.dispatch(0.2, rng)]
-    assert placed_first == ["small-0", "small-1", "small-2"]
+    assert placed_first == [f"small-{n}" for n in range(7)]
 
 
 def test_one_that_fits_nowhere_is_not_overtaken_more_often_because_all_come_at_once() -> None:
-    rules = SchedulerConfig(queue=QueueRules(starvation_limit=3, oldest_every=1))
+    rules = SchedulerConfig(queue=QueueRules(max_passed=3, oldest_every=1))
     made, rng = new_state(replica(slots=16, kv=10_000), config=rules), random.Random(0)
-    made.submit("api", request("runs", "t1", prompt_tokens=3_000), 0.0)
+    made.submit("api", request("runs", "t1", prompt_tokens=6_500), 0.0)
     made.dispatch(0.0, rng)
-    made.submit("api", request("large", "t1", prompt_tokens=8_000), 0.1)
-    for n in range(6):
-        made.submit("api", request(f"small-{n}", "t1"), 0.2)
-    assert len(made.dispatch(0.2, rng)) == 3
+    made.submit("api", request("large", "t1", prompt_tokens=3_000), 0.1)
+    for n in range(8):
+        made.submit("api", request(f"small-{n}", "t1", prompt_tokens=10, output_tokens=250), 0.2)
+    assert len(made.dispatch(0.2, rng)) == 7
     assert made.dispatch(0.3, rng) == []
 
 
