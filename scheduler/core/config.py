@@ -35,10 +35,6 @@ class PolicyConfig:
 
     eta: float = 0.5
     """Weight of the delay of running requests: each waits `u/R` and `o*beta/accept`."""
-    epsilon: float = 1.0
-    """Weight of hot cached tokens that a placement evicts and that will be prefilled again."""
-    hot_s: float = 60.0
-    """Cached blocks that were used within this time are hot."""
 
     backlog_cold_s: float = 1.0
     """Prefill backlog above which a replica takes no prompt that it does not hold."""

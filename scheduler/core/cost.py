@@ -43,10 +43,6 @@ class ScoreInputs(NamedTuple, Generic[T]):
     """Seconds per output token, with the delay of the running requests weighted by eta."""
     itl_per_kv: T
     """Added seconds per output token and token of KV cache."""
-    kv_excess: T
-    """Cached and expected tokens beyond the KV cache; negative = free room."""
-    eviction_cost_per_token: T
-    """Seconds that the eviction of one cached token costs."""
     hit_precision: T
     """Share of believed cache hits that the engine confirmed."""
 
@@ -72,12 +68,11 @@ def ttft_s(prefill_s: T, backlog_s: T, inputs: ScoreInputs[T]) -> T:
     return prefill_s + backlog_s + inputs.ttft_offset_s
 
 
-def cost_s(prompt: float, output: float, prefill_s: T, backlog_s: T, evicted: T, inputs: ScoreInputs[T]) -> T:
+def cost_s(prompt: float, output: float, prefill_s: T, backlog_s: T, inputs: ScoreInputs[T]) -> T:
     """J in seconds, for n prompt tokens, of which those not cached take `prefill_s`, and o output tokens.
 
-    `J = backlog + prefill + h + r + o*ITL + eta*D*(prefill + o*s/accept) + eps*hot/R`, with ITL from Pool.refresh for
-    D+1 sequences over K+n tokens, and s the seconds by which one more sequence lengthens a step. `evicted` are the
-    cached tokens that u + o new tokens push out of a full cache.
+    `J = backlog + prefill + h + r + o*ITL + eta*D*(prefill + o*s/accept)`, with ITL from Pool.refresh for D+1 sequences
+    over K+n tokens, and s the seconds by which one more sequence lengthens a step.
     """
     return (
         prefill_s * inputs.prefill_weight
@@ -85,7 +80,6 @@ def cost_s(prompt: float, output: float, prefill_s: T, backlog_s: T, evicted: T,
         + inputs.ttft_offset_s
         + output * inputs.itl_cost
         + prompt * output * inputs.itl_per_kv
-        + evicted * inputs.eviction_cost_per_token
     )
 
 

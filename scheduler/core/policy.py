@@ -140,13 +140,12 @@ def score(request: PlaceRequest, pool: Pool, now: float) -> Scores:
     hits = cached_tokens(request, pool)
     uncached = np.full(pool.size, prompt) if hits is None else prompt - hits
     backlog = np.maximum(columns.prefill_done_at - now, columns.min_backlog_s)
-    evicted = np.maximum(columns.kv_excess + (uncached + output), 0.0)
     prefill = own_prefill_s(prompt, uncached, columns)
     return Scores(
         hits,
         backlog,
         ttft_s(prefill, backlog, columns),
-        cost_s(prompt, output, prefill, backlog, evicted, columns),
+        cost_s(prompt, output, prefill, backlog, columns),
     )
 
 

@@ -164,9 +164,7 @@ class Pool:
             planned = kv_tokens + config.kv_reserve * load.outstanding
             kv_room = config.kv_fill * derived.kv_capacity - planned
         self.gates[row] = gates = self._gates(replica, step / accept, until, kv_room, share)
-        cached = replica.prefix.tokens
         believed = 1.0 if load.overdue(now) else config.backlog_floor
-        turnover_s = cached * per_token / max(share, 1e-3)
         self.inputs[row] = ScoreInputs(
             until,
             kv_room,
@@ -179,8 +177,6 @@ class Pool:
             itl,
             itl + config.eta * running * sequence_s(capacity, running) / accept,
             per_kv,
-            cached + load.outstanding - replica.prefix.room_tokens,
-            config.epsilon * per_token * max(0.0, 1.0 - turnover_s / config.hot_s),
             stats.hit_precision,
         )
         self._dirty_rows.add(row)

@@ -52,9 +52,8 @@ def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: floa
         if not (cold or warm) or row in excluded:
             continue
         uncached = prompt - hits
-        evicted = max(inputs.kv_excess + (uncached + output), 0.0)
         prefill = own_prefill_s(float(prompt), uncached, inputs)
-        cost = cost_s(float(prompt), float(output), prefill, backlog_s, evicted, inputs)
+        cost = cost_s(float(prompt), float(output), prefill, backlog_s, inputs)
         able.append(Candidate(row, hits, ttft_s(prefill, backlog_s, inputs), cost))
     return able
 

@@ -305,21 +305,6 @@ def test_a_miss_does_not_go_to_the_smallest_cache() -> None:
     assert min(counts.values()) > 100
 
 
-def test_hot_cached_tokens_are_not_pushed_out_when_there_is_room_elsewhere() -> None:
-    fleet = fleet_of(replica("host/full", kv=20_000), replica("host/room", kv=20_000))
-    for n in range(8):
-        entry = opened(
-            request(blocks=[10 * n + 1, 10 * n + 2], prompt_tokens=2_500, output_tokens=0), "host/full"
-        )
-        fleet.on_open(entry)
-        fleet.on_prefill(entry, 0.0)
-        fleet.on_close(entry, None, 0.0)
-    fleet.heartbeat(beat(replica("host/full", kv=20_000), replica("host/room", kv=20_000)), 1.5)
-    wanted = request(prompt_tokens=5_000, output_tokens=0)
-    homes = {chosen(fleet, wanted, now=1.5, seed=seed).replica.status.replica_id for seed in range(20)}
-    assert homes == {"host/room"}
-
-
 def test_a_cold_prompt_waits_in_our_queue_and_a_warm_one_may_follow_its_prefix() -> None:
     fleet = fleet_of(replica(slots=64, kv=1_000_000))
     warm = request(blocks=[1, 2, 3, 4], prompt_tokens=4_000)

@@ -453,13 +453,13 @@ def test_the_factorial_is_published_by_placement_and_queue(tmp_path: Path) -> No
 
 
 def test_the_ablation_says_what_gains_and_what_ties(tmp_path: Path) -> None:
-    goodput = {OURS: 6.0, "penstock-timely": 5.0, "penstock-hot": 6.0, "penstock-near_tie": 7.0}
+    goodput = {OURS: 6.0, "penstock-sticky": 5.0, "penstock-delay": 6.0, "penstock-warm_slack": 7.0}
     rows = [row(name, seed, value, 1.0) for name, value in goodput.items() for seed in (1, 2)]
     study = Study("w", MODEL, 2, 8, "ablation", points=(("zero", 1.0),))
     publish([Played(study, Knee(8.0, 0.91, 5), SETTING, rows)], CONDITIONS, tmp_path)
     lines = (tmp_path / "results" / "ablation.md").read_text().splitlines()
     verdicts = {line.split("`")[1]: line.split("|")[-2].strip() for line in lines if line.startswith("| `")}
-    assert verdicts == {"timely": "gains", "hot": "ties", "near_tie": "costs"}
+    assert verdicts == {"sticky": "gains", "delay": "ties", "warm_slack": "costs"}
     assert not (tmp_path / "results" / "placement.md").exists()
 
 
