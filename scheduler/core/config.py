@@ -68,9 +68,6 @@ class PolicyConfig:
     typical_gain: float = 0.02
     """Step of the running means of typical requests."""
 
-    hit_gain: float = 0.1
-    """Step of the running mean of confirmed cache hits."""
-
     kv_event_grace_s: float = 0.25
     """Exact prefix knowledge: seconds after its first token for which a prompt counts as cached without an event."""
     miss_age_s: float = 5.0

@@ -43,8 +43,6 @@ class ScoreInputs(NamedTuple, Generic[T]):
     """Seconds per output token, with the delay of the running requests weighted by eta."""
     itl_per_kv: T
     """Added seconds per output token and token of KV cache."""
-    hit_precision: T
-    """Share of believed cache hits that the engine confirmed."""
 
 
 class Gate(NamedTuple, Generic[T]):

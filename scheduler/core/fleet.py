@@ -12,9 +12,9 @@ from scheduler.core.mirror import MirroredPrefixes
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import Blocked, Choice, Chooser, Reason, Rng, place
 from scheduler.core.pool import Pool
-from scheduler.core.predict import PredictionReport
+from scheduler.core.predict import PredictionReport, PrefillShare
 from scheduler.core.prefix import ExactPrefixes, PrefixSource
-from scheduler.core.replica import DerivedCapacity, Load, Replica, ReplicaStats, speeds
+from scheduler.core.replica import DerivedCapacity, Load, Replica, speeds
 from scheduler.core.replica_meter import PARTIAL_S, ReplicaMeter
 from scheduler.core.rules import band_index
 from scheduler.wire import PlaceRequest, Released
@@ -56,7 +56,7 @@ class Fleet:
             changed |= (known.status.state, known.status.boot_id) != (status.state, status.boot_id)
             if known.status.boot_id != status.boot_id:
                 known.prefix.clear()
-                known.stats = ReplicaStats()
+                known.prefill_share = PrefillShare()
                 known.prefill_done_at = float("-inf")
             if (known.status.boot_id, speeds(known.status.capacity)) != (
                 status.boot_id,
@@ -170,7 +170,7 @@ class Fleet:
             seconds = replica.derived.prefill_s(left, entry.prompt_tokens)
             replica.prefill_done_at = max(replica.prefill_done_at, now) + seconds
             pool.model_stats.observe_placement(left, entry.prompt_tokens, entry.output_tokens)
-            replica.stats.prefill_share.add(seconds, now)
+            replica.prefill_share.add(seconds, now)
         if entry.blocks:
             held = replica.prefix.on_route(entry.blocks, _block_tokens(entry), now)
             baseline.prefix_blocks, baseline.prefix_used_at = held
@@ -294,12 +294,11 @@ class Fleet:
         self._pools[entry.model].model_stats.observe_prefill(entry.uncached, entry.prompt_tokens - found_here)
         if not believed:
             return
-        stats, config, prefix = replica.stats, self.config, replica.prefix
-        stats.hit_precision += config.hit_gain * (min(1.0, found_here / believed) - stats.hit_precision)
-        aged = entry.placed_at - entry.baseline.prefix_used_at >= config.miss_age_s
-        if found >= config.miss_share * believed or not aged:
+        prefix = replica.prefix
+        aged = entry.placed_at - entry.baseline.prefix_used_at >= self.config.miss_age_s
+        if found >= self.config.miss_share * believed or not aged:
             return
-        if prefix.tokens > config.full_share * prefix.room_tokens:
+        if prefix.tokens > self.config.full_share * prefix.room_tokens:
             prefix.on_miss(entry.baseline.prefix_used_at)
         else:
             prefix.on_abandon(entry.blocks, int(found / _block_tokens(entry)), math.inf, entry.placed_at)
@@ -325,7 +324,7 @@ class Fleet:
         source, capacity = self._source(status, pool, row), status.capacity
         derived = DerivedCapacity(status, capacity, self.config)
         found = Replica(
-            status, agent_id, now, load, source, ReplicaStats(), _meter(status), capacity, row, derived
+            status, agent_id, now, load, source, PrefillShare(), _meter(status), capacity, row, derived
         )
         self.replicas[status.replica_id] = found
         pool.add(found)

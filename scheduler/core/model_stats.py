@@ -1,7 +1,6 @@
 """Statistics of one model's requests and answers, and how much of a target its batches may use.
 
-They correct beliefs that are off for all replicas of a model alike; what is learnt of one replica is in
-`replica.ReplicaStats`. Measured effect: docs/adr/0016.
+They correct beliefs that are off for all replicas of a model alike. Measured effect: docs/adr/0016.
 """
 
 from scheduler.core.config import PolicyConfig

@@ -150,10 +150,10 @@ class Pool:
     def refresh(self, replica: Replica, now: float) -> None:
         """Derive the row of a replica whose state has changed: the inputs of its score, and its gates."""
         config, row, capacity, derived = self.config, replica.row, replica.capacity, replica.derived
-        load, stats = replica.load, replica.stats
+        load = replica.load
         running, kv_tokens = replica.running, replica.kv_tokens
         accept, per_token, per_kv = derived.accept, derived.prefill_s_per_token, derived.itl_per_kv
-        share, ranks = stats.prefill_share.at(now), capacity.dp_ranks
+        share, ranks = replica.prefill_share.at(now), capacity.dp_ranks
         context = replica.context_tokens
         step = decode_step_s(capacity, running + 1, context)
         itl = step / (accept * (1.0 - share))
@@ -177,7 +177,6 @@ class Pool:
             itl,
             itl + config.eta * running * sequence_s(capacity, running) / accept,
             per_kv,
-            stats.hit_precision,
         )
         self._dirty_rows.add(row)
         if kv_room > 0.0 and any(gate.warm_until > -INFINITE for gate in gates):
@@ -264,7 +263,6 @@ class Pool:
             held = np.unpackbits(raw, bitorder="little").reshape(len(matches), 8 * width)[:, :size]
             tokens_held = np.array([depth for _, depth in matches], np.float64) * tokens_per_block
             hits = np.minimum(tokens_held, limit) @ held
-        hits *= self.columns.hit_precision
         return hits
 
     def has_room(self, now: float) -> bool:

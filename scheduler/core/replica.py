@@ -51,17 +51,6 @@ class Load:
         return bool(self.first_tokens_due) and now - next(iter(self.first_tokens_due.values())) > OVERDUE_S
 
 
-class ReplicaStats:
-    """What is learnt of a replica beside its speed."""
-
-    __slots__ = ("hit_precision", "prefill_share")
-
-    def __init__(self) -> None:
-        self.prefill_share = PrefillShare()
-        self.hit_precision = 1.0
-        """Share of believed cache hits that the engine confirmed."""
-
-
 class DerivedCapacity:
     """Values that follow from a heartbeat, computed once for all decisions until the next."""
 
@@ -121,7 +110,8 @@ class Replica:
     """Monotonic seconds of the last heartbeat."""
     load: Load
     prefix: PrefixSource
-    stats: ReplicaStats
+    prefill_share: PrefillShare
+    """phi, as routed to it."""
     meter: ReplicaMeter
     """Learns its speed."""
     capacity: Capacity

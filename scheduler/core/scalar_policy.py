@@ -39,7 +39,7 @@ def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: floa
     able = []
     for row in rows:
         inputs = pool.inputs[row]
-        hits = held.get(row, 0.0) * inputs.hit_precision
+        hits = held.get(row, 0.0)
         backlog_s = max(inputs.prefill_done_at - now, inputs.min_backlog_s)
         gate = pool.gates[row][band]
         cold = gate.open_until >= now and gate.room >= need and backlog_s <= config.backlog_cold_s

@@ -38,7 +38,6 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "hold": Mechanism("an end to the passing of a request that fits nowhere", queue={"max_passed": _NEVER}),
     "learnt_slack": Mechanism("learnt share of the target per token", policy={"slack_step": 0.0}),
     "warm_slack": Mechanism("larger batches for prompts that are held", policy={"warm_slack": 1.0}),
-    "trust": Mechanism("learnt share of confirmed cache hits", policy={"hit_gain": 0.0}),
     "near_tie": Mechanism("random choice among costs within 3 %", policy={"near_tie": 0.0}),
     "delay": Mechanism("delay of the running requests in the cost", policy={"eta": 0.0}),
     "sticky": Mechanism(

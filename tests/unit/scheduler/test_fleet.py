@@ -188,13 +188,6 @@ def test_what_was_perhaps_still_being_prefilled_is_not_called_a_miss() -> None:
     assert known(fleet) == 1000
 
 
-def test_trust_in_beliefs_follows_what_answers_find() -> None:
-    fleet = fleet_of(replica())
-    for turn in range(40):
-        run(fleet, opened(hit=1000, now=float(turn)), found=250, now=float(turn))
-    assert fleet.replicas[NAMES[0]].stats.hit_precision == pytest.approx(0.25, abs=0.02)
-
-
 def test_a_prompt_that_is_cancelled_before_its_prefill_leaves_nothing() -> None:
     fleet = fleet_of(replica())
     entry = opened()
