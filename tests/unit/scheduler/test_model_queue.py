@@ -4,7 +4,6 @@ import random
 from itertools import groupby, pairwise
 from statistics import median
 
-import msgspec
 import pytest
 
 from scheduler.core.decisions import Placed
@@ -217,6 +216,7 @@ def test_a_wait_that_comes_to_nothing_ends_and_the_others_have_as_long() -> None
     pool.ends = [end for end in pool.ends if end[1] != "endless"]
     pool.huge("huge", need=95_000)
     waited: list[bool] = []
+    began = len(pool.placed)
     for _ in range(300):
         before = len(pool.placed)
         pool.step(small=3)
@@ -225,7 +225,7 @@ def test_a_wait_that_comes_to_nothing_ends_and_the_others_have_as_long() -> None
     assert sum(waited) > 50, "it tries again"
     runs = [len(list(run)) for idle, run in groupby(waited) if idle]
     assert max(runs) <= 51
-    assert 2 * sum(waited) <= len(waited) + 51
+    assert len(pool.placed) - began >= 900 / 2
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
