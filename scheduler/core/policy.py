@@ -221,8 +221,7 @@ def blocked(request: PlaceRequest, pool: Pool, now: float) -> Blocked:
         if (row := pool.row_of(replica_id)) is not None:
             awake[row] = False
     if awake.any():
-        room = pool.gate_columns(band_index(request.tier)).room
-        fits = awake & (room >= request.prompt_tokens + request.output_tokens)
+        fits = awake & (pool.columns.kv_room >= request.prompt_tokens + request.output_tokens)
         return Blocked(Reason.BUSY if fits.any() else Reason.KV_FULL)
     reasons = {replica.status.replica_id: blocked_reason(replica, pool, now) for replica in pool}
     reasons |= {replica_id: Reason.EXCLUDED for replica_id in excluded & reasons.keys()}
