@@ -62,7 +62,7 @@ class ServingPass:
         """
         queue = self._queue
         self._full = self._pool.ready > 0 and not self._fleet.has_room(self._model, self._now)
-        if self._full or not len(queue):
+        if self._full or self._blocker is not None or not len(queue):
             return None
         hits = HitLookup(self._fleet, self._now)
         queued = queue.pick(self.late_before, self._pool.kv_tokens, hits, self._skipped, self._strict)
@@ -92,6 +92,8 @@ class ServingPass:
         if first := next(iter(self._skipped), None):
             first.passed += 1
             first.passed_work += queued.work
+            if self._hold.due(first, self._now):
+                self._blocker = first
 
     def end(self) -> None:
         """Note which request the others have to wait for; a full pool does not tell."""
