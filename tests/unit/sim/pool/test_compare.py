@@ -465,19 +465,19 @@ def test_the_ablation_says_what_gains_and_what_ties(tmp_path: Path) -> None:
 
 def test_the_summary_is_renewed_between_its_marks_and_nothing_else_of_the_page(tmp_path: Path) -> None:
     page = tmp_path / "scheduling.md"
-    page.write_text("# Title\n\n<!-- measured: begin -->\n\nold\n\n<!-- measured: end -->\n\nThe rest.\n")
+    page.write_text("# Title\n\n<!-- measured: begin -->\n\nearlier figures\n\n<!-- measured: end -->\n\nThe rest.\n")
     names = {OURS: 6.0, "dynamo": 5.0, "penstock-sticky": 4.0}
     rows = [row(name, seed, goodput, 1.0) for name, goodput in names.items() for seed in (1, 2)]
     studies = [Study("w", MODEL, 2, 8, group, points=(("zero", 1.0),)) for group in ("present", "ablation")]
     played = [Played(study, Knee(8.0, 0.91, 5), SETTING, rows) for study in studies]
     publish(played[:1], CONDITIONS, tmp_path)
-    assert "old" in page.read_text(), "half of the figures make no summary"
+    assert "earlier figures" in page.read_text(), "half of the figures make no summary"
     paths = publish(played, CONDITIONS, tmp_path)
     text = page.read_text()
     assert page in paths
     assert text.startswith("# Title\n\n<!-- measured: begin -->\n\n2026-11-22, commit abc")
     assert text.endswith("<!-- measured: end -->\n\nThe rest.\n")
-    assert "old" not in text
+    assert "earlier figures" not in text
     assert f"| w, 8x {MODEL} | 1 | zero | dynamo | +20.0 (+20.0 to +20.0) % ▲" in text
     assert "| `sticky`: replicas that hold the prompt first | +50.0 (+50.0 to +50.0) % ▲ | gains |" in text
     for name in ("comparison", "ablation"):
