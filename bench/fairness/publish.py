@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from scheduler.core.rules import QueueRules
-from sim.pool.fairness_runs import BASE, CASES, OURS, Figures, queues, swept
+from sim.pool.fairness_runs import BASE, CASES, OURS, Figures, ablated, queues
 from sim.pool.stats import Interval, interval
 
 Runs = Mapping[tuple[str, str], Sequence[Figures]]
@@ -76,13 +76,13 @@ def page_text(runs: Runs, conditions: Mapping[str, Any]) -> str:
         "- `vtc_spread`: plain Virtual Token Counter (Sheng et al., OSDI'24) over a pool balanced by load alone. VTC "
         "is published for one server; this is what it is with several of them and nothing else.\n"
         "- `vtc`: the same counter with our prefix-aware placement; gains are over this, the stronger one.\n"
-        f"- `penstock`: ours. Q = {rules.slack:,.0f}, the next requests of {rules.compared_flows} tenants are compared "
-        f"by cached prefix, and {rules.reorder_window} of the first tenant's where its next is mostly uncached.",
+        f"- `penstock`: ours. The first {rules.reorder_window} requests of the first tenant are compared by cached "
+        "prefix where its next is mostly uncached.",
         *(f"## {scene.name.capitalize()}\n\n{scene.about.capitalize()}.\n\n"
           f"{table(runs, scene.name, tuple(queues()))}" for scene in CASES),
-        "![Throughput and service gap by queue, and over Q](../images/scheduling-fairness.svg)",
-        f"## How much slack\n\nOurs in the first scene with other values of Q. `no reordering` has the default Q but "
-        f"compares only the next request of each tenant.\n\n{table(runs, CASES[0].name, tuple(swept()))}",
+        "![Throughput and service gap by queue](../images/scheduling-fairness.svg)",
+        f"## Without reordering\n\nOurs in the first scene, and without the comparison by cached prefix.\n\n"
+        f"{table(runs, CASES[0].name, (OURS, *ablated()))}",
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -110,16 +110,15 @@ def _shown(value: Interval, scale: float = 1.0, digits: int = 1) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Plot throughput relative to plain VTC's and the service gap, by case and queue; both over Q."""
+    """Plot throughput relative to plain VTC's and the service gap, by case and queue."""
     with rc_context({"svg.hashsalt": "penstock", "svg.fonttype": "none"}):
-        canvas = Figure(figsize=(9.5, 3.2), layout="constrained")
-        gains, gaps, sweep = canvas.subplots(1, 3)
+        canvas = Figure(figsize=(7.5, 3.2), layout="constrained")
+        gains, gaps = canvas.subplots(1, 2)
         _bars(gains, runs, "gain", 1.0)
         gains.axhline(1.5, color="black", linewidth=0.8, linestyle=":")
         gains.set_title("throughput over plain VTC", fontsize=9)
         _bars(gaps, runs, "max_gap", 1e-3)
         gaps.set_title("largest service gap, ktokens", fontsize=9)
-        _sweep(sweep, runs)
         handles, names = gains.get_legend_handles_labels()
         canvas.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
         canvas.savefig(path, metadata={"Date": None})
@@ -139,15 +138,4 @@ def _bars(axes: Any, runs: Runs, figure: str, scale: float) -> None:
             capsize=2,
         )
     axes.set_xticks([place + 0.3 for place in range(len(CASES))], [scene.name for scene in CASES], fontsize=7)
-    axes.tick_params(axis="y", labelsize=8)
-
-
-def _sweep(axes: Any, runs: Runs) -> None:
-    scene = CASES[0].name
-    names = [name for name in swept() if name.startswith("Q")]
-    rows = [over_seeds(runs, scene, name) for name in names]
-    axes.plot(range(len(names)), [row["gain"].mean for row in rows], marker="o", color=COLOURS[OURS])
-    axes.set_xticks(range(len(names)), [name.removeprefix("Q = ") for name in names], fontsize=7, rotation=30)
-    axes.set_title(f"throughput over plain VTC by Q, {scene}", fontsize=9)
-    axes.set_ylim(bottom=0)
     axes.tick_params(axis="y", labelsize=8)

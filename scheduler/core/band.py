@@ -2,10 +2,9 @@
 
 Sheng et al., Fairness in Serving Large Language Models, OSDI'24: the tenant with the smallest counter of weighted
 tokens is served next. A tenant that begins to wait is lifted to the smallest counter of the waiting tenants, or, when
-none waits, to the counter of the tenant that left last, so that idle time earns no credit. Among tenants within Q of
-the smallest counter the longest cached prefix goes first (DLPM, arXiv 2501.14312). The same holds among the requests
-of the tenant whose turn it is, at no cost to other tenants. Apart from that a tenant's requests leave in order of
-arrival, unless the band's queue keeps growing (`Flow.next_request`).
+none waits, to the counter of the tenant that left last, so that idle time earns no credit. Among the requests of the
+tenant whose turn it is the longest cached prefix goes first, at no cost to other tenants. Apart from that a tenant's
+requests leave in order of arrival, unless the band's queue keeps growing (`Flow.next_request`).
 """
 
 import bisect
@@ -126,43 +125,34 @@ class Band:
         """The next request in fair order that is not in `skipped`; None when there is none.
 
         `kv_tokens` is the KV cache of the pool in tokens, for the cap on one tenant's share while others wait; 0 = no
-        cap. With `strict`, only tenants within Q of the smallest counter are considered. When the next request of the
-        first tenant is mostly uncached, further requests of that tenant are compared by cached prefix, except in the
-        turn of the oldest request of a growing queue.
+        cap. With `strict`, only tenants within Q of the smallest counter are considered.
         """
-        if not self.order:
-            return None
-        rules, growing = self.rules, self.growth.sustained
-        limit = self.order[0][0] + rules.slack if strict else None
-        best: QueuedRequest | None = None
-        capped: QueuedRequest | None = None
-        best_hit, looked = -1, 0
+        limit = self.order[0][0] + self.rules.slack if strict and self.order else None
+        capped: tuple[Flow, QueuedRequest] | None = None
         for counter, name in self.order:
-            if limit is not None and (counter > limit or looked >= rules.compared_flows):
+            if limit is not None and counter > limit:
                 break
             flow = self.flows[name]
-            queued = _next(flow, late_before, rules.oldest_every, growing, skipped)
+            queued = _next(flow, late_before, self.rules.oldest_every, self.growth.sustained, skipped)
             if queued is None:
                 continue
-            if self._over_cap(flow, kv_tokens):
-                capped = capped or queued
-                continue
-            if rules.reorder_window <= 1 and (rules.slack <= 0 or len(self.order) == 1):
-                return queued
-            if limit is None:
-                limit = counter + rules.slack
-            looked += 1
-            hit = hits(queued)
-            if hit > best_hit:
-                best, best_hit = queued, hit
-            if looked > 1 or 2 * hit >= queued.request.prompt_tokens:
-                continue
-            if growing and flow.is_turn_of_oldest(rules.oldest_every):
-                continue
-            for other in flow.reorder_candidates(queued, rules.reorder_window, rules.max_overtaken):
-                if other not in skipped and (hit := hits(other)) > best_hit:
-                    best, best_hit = other, hit
-        return best or capped
+            if not self._over_cap(flow, kv_tokens):
+                return self._by_prefix(flow, queued, hits, skipped)
+            capped = capped or (flow, queued)
+        return self._by_prefix(*capped, hits, skipped) if capped is not None else None
+
+    def _by_prefix(
+        self, flow: Flow, first: QueuedRequest, hits: HitTokens, skipped: Container[QueuedRequest]
+    ) -> QueuedRequest:
+        """The request with the longest cached prefix among `first`, if that is mostly uncached, and those that may
+        overtake it. None overtakes in the turn of the oldest request of a growing queue."""
+        rules = self.rules
+        if rules.reorder_window <= 1 or 2 * hits(first) >= first.request.prompt_tokens:
+            return first
+        if self.growth.sustained and flow.is_turn_of_oldest(rules.oldest_every):
+            return first
+        behind = flow.reorder_candidates(first, rules.reorder_window, rules.max_overtaken)
+        return max((other for other in behind if other not in skipped), key=hits, default=first)
 
     def record_pick(self, queued: QueuedRequest, late_before: float) -> None:
         """Count the turn of a request that is placed. Call it before `remove`."""

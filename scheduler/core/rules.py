@@ -31,10 +31,7 @@ class QueueRules:
     output_weight: float = 2.0
     """w_q: the charge of an output token."""
     slack: float = 20_000.0
-    """Q, in weighted tokens: among tenants this close to the smallest counter the longest cached prefix goes first
-    (DLPM, arXiv 2501.14312). 0 = plain VTC."""
-    compared_flows: int = 4
-    """Tenants whose next requests are compared by cached prefix in one pick."""
+    """Q, in weighted tokens: only tenants this close to the smallest counter may pass a request that fits nowhere."""
     reorder_window: int = 32
     """Requests of the first tenant that are compared by cached prefix when its next one is mostly uncached. The
     longest cached prefix goes first. 1 = no comparison."""
@@ -51,7 +48,7 @@ class QueueRules:
     tenant, because some are late in any order; every `oldest_every`-th pick goes to the oldest, so that none starves.
     1 = first come first served."""
     max_skips: int = 3
-    """Requests within Q that may go before one that fits nowhere, in one pass."""
+    """Requests that fit nowhere and may be passed in one pass over the queue."""
     max_passed: int = 64
     """Requests that may be placed before one that fits nowhere, and as much work as its own; then the others wait for
     it (see `hold.Hold`)."""
@@ -108,7 +105,7 @@ class SchedulerConfig:
 def fifo() -> SchedulerConfig:
     """First come first served, without refusals by prediction."""
     return SchedulerConfig(
-        queue=QueueRules(fair=False, slack=0.0, kv_share=1.0, oldest_every=1, max_skips=0, reorder_window=1),
+        queue=QueueRules(fair=False, kv_share=1.0, oldest_every=1, max_skips=0, reorder_window=1),
         admission=AdmissionRules(enabled=False),
     )
 
@@ -117,6 +114,6 @@ def plain_vtc() -> SchedulerConfig:
     """The Virtual Token Counter as published: no reordering by prefix, no cap on KV cache, first come first served
     per tenant."""
     return SchedulerConfig(
-        queue=QueueRules(slack=0.0, kv_share=1.0, oldest_every=1, max_skips=0, reorder_window=1),
+        queue=QueueRules(kv_share=1.0, oldest_every=1, max_skips=0, reorder_window=1),
         admission=AdmissionRules(enabled=False),
     )

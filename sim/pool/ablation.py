@@ -33,7 +33,6 @@ class Mechanism:
 MECHANISMS: Mapping[str, Mechanism] = {
     "timely": Mechanism("timely requests before late ones while the queue grows", queue={"oldest_every": 1}),
     "reorder": Mechanism("longest cached prefix first inside a tenant", queue={"reorder_window": 1}),
-    "dlpm": Mechanism("longest cached prefix first among tenants within Q", queue={"slack": 0.0}),
     "kv_share": Mechanism("cap on a tenant's share of the KV cache", queue={"kv_share": 1.0}),
     "hold": Mechanism("an end to the passing of a request that fits nowhere", queue={"max_passed": _NEVER}),
     "learnt_slack": Mechanism("learnt share of the target per token", policy={"slack_step": 0.0}),

@@ -75,8 +75,6 @@ CASES = (
         "weights 1 and 2", "the same, half of the tenants with twice the share", 4, _backlog((1.0, 2.0) * 4, 48)
     ),
 )  # fmt: skip
-SLACKS = (0.0, 5_000.0, 20_000.0, 100_000.0, 1_000_000.0)
-"""Values of Q, in weighted tokens."""
 
 
 def queues() -> Mapping[str, PenstockOptions]:
@@ -89,14 +87,10 @@ def queues() -> Mapping[str, PenstockOptions]:
     }
 
 
-def swept() -> Mapping[str, PenstockOptions]:
-    """Return Penstock's queue with other values of Q, and with the default Q but only each tenant's next
-    request eligible.
-    """
-    rules = QueueRules()
-    names = {f"Q = {slack:,.0f}": replace(rules, slack=slack) for slack in SLACKS}
-    names["no reordering"] = replace(rules, reorder_window=1)
-    return {name: _options(name, SchedulerConfig(queue=each)) for name, each in names.items()}
+def ablated() -> Mapping[str, PenstockOptions]:
+    """Return Penstock's queue with only each tenant's next request eligible."""
+    name = "no reordering"
+    return {name: _options(name, SchedulerConfig(queue=QueueRules(reorder_window=1)))}
 
 
 def _options(name: str, state: SchedulerConfig) -> PenstockOptions:
@@ -132,7 +126,7 @@ def play(
 
 
 def gap_bound(records: Sequence[Record], slack: float, least_weight: float) -> float:
-    """Return the largest possible gap of two backlogged tenants (Sheng et al., theorem 4.4, plus DLPM's slack)."""
+    """Return the largest possible gap of two backlogged tenants (Sheng et al., theorem 4.4, plus Q)."""
     longest = max(record.request.prompt_tokens for record in records)
     worst = 2.0 * max(INPUT_WEIGHT * longest, OUTPUT_WEIGHT * most_in_flight(records))
     return worst / least_weight + slack

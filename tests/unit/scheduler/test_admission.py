@@ -115,7 +115,7 @@ def test_of_a_burst_most_that_can_be_served_in_time_are(oldest_every: int) -> No
 
 
 def test_predictions_are_judged_and_are_near_what_happens() -> None:
-    queue = QueueRules(oldest_every=1, slack=0.0)
+    queue = QueueRules(oldest_every=1)
     till = Till(config=SchedulerConfig(queue=queue, admission=AdmissionRules(enabled=False)))
     till.run(150.0, per_s=9.0, deadline_s=600.0)
     accuracy = till.state.accuracy()["penstock/tiny", "wait"]
@@ -276,7 +276,7 @@ def test_a_steady_error_is_corrected_and_never_beyond_fourfold() -> None:
 
 
 def test_queue_rules_may_switch_fairness_off() -> None:
-    config = SchedulerConfig(queue=QueueRules(fair=False, oldest_every=1, slack=0.0))
+    config = SchedulerConfig(queue=QueueRules(fair=False, oldest_every=1))
     till = Till(config=config)
     till.run(30.0, per_s=12.0, deadline_s=3.0)
     assert {refusal.status for refusal in till.refusals} == {503}
