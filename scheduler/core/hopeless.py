@@ -85,9 +85,7 @@ class HopelessReview:
         if 0 < pool.largest_kv_tokens < queued.need:
             largest = pool.largest_kv_tokens
             standing = Standing(0, pool.ready, None)
-            return self._refuse(
-                queued, refusals.too_large(queued.request, standing, queued.need, largest)
-            )
+            return self._refuse(queued, refusals.too_large(queued.request, standing, queued.need, largest))
         return None
 
     def _retries_without_replica(self, now: float, rng: Rng) -> list[Rejection]:

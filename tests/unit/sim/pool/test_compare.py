@@ -465,7 +465,9 @@ def test_the_ablation_says_what_gains_and_what_ties(tmp_path: Path) -> None:
 
 def test_the_summary_is_renewed_between_its_marks_and_nothing_else_of_the_page(tmp_path: Path) -> None:
     page = tmp_path / "scheduling.md"
-    page.write_text("# Title\n\n<!-- measured: begin -->\n\nearlier figures\n\n<!-- measured: end -->\n\nThe rest.\n")
+    page.write_text(
+        "# Title\n\n<!-- measured: begin -->\n\nearlier figures\n\n<!-- measured: end -->\n\nThe rest.\n"
+    )
     names = {OURS: 6.0, "dynamo": 5.0, "penstock-sticky": 4.0}
     rows = [row(name, seed, goodput, 1.0) for name, goodput in names.items() for seed in (1, 2)]
     studies = [Study("w", MODEL, 2, 8, group, points=(("zero", 1.0),)) for group in ("present", "ablation")]
