@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from scheduler.core.capacity_estimate import Factors
 from scheduler.core.placement import ActivePlacement
+from scheduler.core.replica import Replica
 from scheduler.core.rules import NEW_TENANT
 from scheduler.core.state import SchedulerState
 from scheduler.listeners import Listener
@@ -68,6 +70,16 @@ TENANT_SERVICE = Gauge(
     "penstock_scheduler_tenant_service",
     "Counters of the fair queue in weighted tokens: the tenants served most, the rest as other",
     ["model", "tenant"],
+)
+LEARNT = Gauge(
+    "penstock_scheduler_learnt_ratio",
+    "Learnt over stated: seconds of prefill, base (alpha), sequences (beta), overhead (h); accepted tokens per step",
+    ["replica", "figure"],
+)
+LEARNT_SPREAD = Gauge(
+    "penstock_scheduler_learnt_spread",
+    "Standard deviation of the logarithm of a learnt ratio; 1.1 = nothing is known beyond what is stated",
+    ["replica", "figure"],
 )
 PREFIX_ENTRIES = Gauge(
     "penstock_scheduler_prefix_entries", "Prefix blocks remembered of a model's replicas", ["model"]
@@ -141,6 +153,8 @@ _OF_SERVING = (
     PREDICTION_BIAS,
     PREDICTION_COVERAGE,
     TENANT_SERVICE,
+    LEARNT,
+    LEARNT_SPREAD,
     PREFIX_ENTRIES,
     REPLICAS_DESIRED,
     PLANNED_RPS,
@@ -253,7 +267,7 @@ def show_queues(queues: Sequence[QueueView]) -> None:
 
 
 def show_state(state: SchedulerState) -> None:
-    """Set the gauges of accuracy, tenants' service and prefix entries."""
+    """Set the gauges of accuracy, tenants' service, learnt speeds and prefix entries."""
     for (model, kind), accuracy in state.accuracy().items():
         if accuracy.count:
             PREDICTION_MAPE.labels(model, kind).set(accuracy.mape)
@@ -264,11 +278,23 @@ def show_state(state: SchedulerState) -> None:
         for tenant_id, service in tenants.items():
             TENANT_SERVICE.labels(model, tenant_id).set(service)
     entries: dict[str, int] = {}
-    for replica in state.fleet.replicas.values():
+    LEARNT.clear()
+    LEARNT_SPREAD.clear()
+    for name, replica in state.fleet.replicas.items():
+        _show_learnt(name, replica)
         entries[replica.status.model] = entries.get(replica.status.model, 0) + len(replica.prefix)
     PREFIX_ENTRIES.clear()
     for model, count in entries.items():
         PREFIX_ENTRIES.labels(model).set(count)
+
+
+def _show_learnt(name: str, replica: Replica) -> None:
+    estimate = replica.meter.estimate
+    for figure, ratio, spread in zip(Factors._fields, estimate.factors, estimate.spreads, strict=True):
+        LEARNT.labels(name, figure).set(ratio)
+        LEARNT_SPREAD.labels(name, figure).set(spread)
+    accepted = replica.stated.accept_per_step / max(1.0, replica.status.capacity.accept_per_step)
+    LEARNT.labels(name, "accepted").set(accepted)
 
 
 def service_by_tenant(

@@ -78,6 +78,8 @@ def parse_metrics(text: str) -> EngineMetrics:
             generation_tokens=int(sums.get("vllm:generation_tokens_total", 0)),
             cached_prompt_tokens=int(sums.get("vllm:prompt_tokens_cached_total", 0)),
             preemptions=int(sums.get("vllm:num_preemptions_total", 0)),
+            drafts=int(sums.get("vllm:spec_decode_num_drafts_total", 0)),
+            accepted_tokens=int(sums.get("vllm:spec_decode_num_accepted_tokens_total", 0)),
         ),
         block_size=block_size,
         kv_blocks=kv_blocks,

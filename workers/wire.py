@@ -110,6 +110,10 @@ class EngineCounters(msgspec.Struct, frozen=True):
     generation_tokens: int = 0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    """Steps of sequences for which tokens were drafted."""
+    accepted_tokens: int = 0
+    """Drafted tokens that were accepted."""
 
 
 class ReplicaStatus(msgspec.Struct):

@@ -5,6 +5,7 @@ The scheduler state calls it for every event, and the policy reads it. Pure: tim
 
 import math
 
+from scheduler.core.acceptance import Acceptance
 from scheduler.core.capacity_estimate import CapacityEstimate
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import tokens_per_block
@@ -63,14 +64,18 @@ class Fleet:
                 speeds(status.capacity),
             ):
                 known.meter = _meter(status)
+            if known.status.boot_id != status.boot_id:
+                known.acceptance = Acceptance()
+            known.acceptance.observe(status.counters)
+            known.stated = known.acceptance.apply(status.capacity)
             pool = self._pools[status.model]
-            pool.learn_speed(known, status.capacity)
             known.status, known.agent_id, known.last_seen_at, known.expected_state = (
                 status,
                 heartbeat.agent_id,
                 now,
                 None,
             )
+            pool.learn_speed(known)
             known.derived = DerivedCapacity(status, known.capacity, self.config)
             known.heartbeats += 1
             known.prefix.room_tokens = known.derived.kv_capacity
@@ -199,7 +204,7 @@ class Fleet:
             entry.uncached * pool.model_stats.uncached_ratio,
             entry.prompt_tokens,
             load,
-            replica.status.capacity,
+            replica.stated,
             placed_at=entry.placed_at if observed else None,
         )
         pool.observed = speeds(replica.status.capacity), replica.meter.estimate
@@ -227,7 +232,7 @@ class Fleet:
         reading = entry.baseline.reading
         if reading.tokens and now - reading.at >= PARTIAL_S and (replica := self._current(entry)) is not None:
             replica.meter.advance(now, load)
-            entry.baseline.reading = replica.meter.on_tokens(reading, produced, replica.status.capacity)
+            entry.baseline.reading = replica.meter.on_tokens(reading, produced, replica.stated)
 
     def on_close(self, entry: ActivePlacement, released: Released | None, now: float) -> None:
         """Remove a placement from the load. `released` is None when the client is lost or no longer announces it."""
@@ -271,7 +276,7 @@ class Fleet:
             self._learn_hits(replica, entry, released)
         if entry.first_token_at > 0.0 and answer > 1:
             observed_s = (now - entry.first_token_at) / (answer - 1)
-            replica.meter.on_tokens(entry.baseline.reading, answer, replica.status.capacity)
+            replica.meter.on_tokens(entry.baseline.reading, answer, replica.stated)
             if entry.predicted_itl_s <= 0.0:
                 return
             self._report(entry.model).itl.learn(entry.predicted_itl_s, observed_s)
@@ -324,7 +329,17 @@ class Fleet:
         source, capacity = self._source(status, pool, row), status.capacity
         derived = DerivedCapacity(status, capacity, self.config)
         found = Replica(
-            status, agent_id, now, load, source, PrefillShare(), _meter(status), capacity, row, derived
+            status,
+            agent_id,
+            now,
+            load,
+            source,
+            PrefillShare(),
+            _meter(status),
+            capacity,
+            capacity,
+            row,
+            derived,
         )
         self.replicas[status.replica_id] = found
         pool.add(found)

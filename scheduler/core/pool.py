@@ -17,7 +17,7 @@ from scheduler.core.prefix_tree import PrefixTree
 from scheduler.core.replica import Replica, speeds
 from scheduler.core.rules import BANDS
 from workers.step_time import decode_step_s, sequence_s
-from workers.wire import Capacity, ReplicaState
+from workers.wire import ReplicaState
 
 INITIAL_ROWS = 8
 """Rows of the table at first; it doubles when it is full."""
@@ -136,13 +136,13 @@ class Pool:
         self._dirty_rows.add(replica.row)
         self._open_rows.discard(replica.row)
 
-    def learn_speed(self, replica: Replica, stated: Capacity) -> None:
+    def learn_speed(self, replica: Replica) -> None:
         """Believe what a replica's answers show of its speed, in place of what it states.
 
         A replica without answers is believed to err as the model's last one that states the same; otherwise it would be
         preferred or avoided for what is merely not known of it.
         """
-        estimate = replica.meter.estimate
+        estimate, stated = replica.meter.estimate, replica.stated
         if not estimate.count and self.observed is not None and self.observed[0] == speeds(stated):
             estimate.inherit(self.observed[1])
         replica.capacity = estimate.apply(stated)

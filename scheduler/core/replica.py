@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from scheduler.core.acceptance import Acceptance
 from scheduler.core.config import PolicyConfig
 from scheduler.core.predict import PrefillShare
 from scheduler.core.prefix import PrefixSource
@@ -114,8 +115,10 @@ class Replica:
     """phi, as routed to it."""
     meter: ReplicaMeter
     """Learns its speed."""
+    stated: Capacity
+    """What its heartbeats state, with the tokens of a step that its engine's counters show."""
     capacity: Capacity
-    """Its capacity as believed: what its heartbeats state, with the speeds that are learnt."""
+    """Its capacity as believed: `stated`, with the speeds that are learnt."""
     row: int
     """Row in the model's pool, and bit in the prefix index."""
     derived: DerivedCapacity
@@ -123,6 +126,8 @@ class Replica:
     """Heartbeats since this scheduler discovered the replica."""
     expected_state: ReplicaState | None = field(default=None)
     """The state that a command should bring about, assumed until the next heartbeat."""
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    """Learns the tokens of a step."""
     prefill_done_at: float = float("-inf")
     """When the prefill work routed so far should be done, in monotonic seconds."""
 

@@ -101,6 +101,10 @@ vllm:prompt_tokens_created{engine="0",model_name="penstock/tiny"} 1.795216224445
 vllm:generation_tokens_total{engine="0",model_name="penstock/tiny"} 12.0
 vllm:prompt_tokens_cached_total{engine="0",model_name="penstock/tiny"} 8.0
 vllm:num_preemptions_total{engine="0",model_name="penstock/tiny"} 3.0
+vllm:spec_decode_num_drafts_total{engine="0",model_name="penstock/tiny"} 20.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="penstock/tiny"} 40.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="penstock/tiny"} 26.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="penstock/tiny",position="0"} 18.0
 vllm:engine_sleep_state{engine="0",model_name="penstock/tiny",sleep_state="awake"} 0.0
 vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",num_gpu_blocks="800"} 1.0
 vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="1",num_gpu_blocks="790"} 1.0
@@ -111,7 +115,7 @@ vllm:broken{ 7
 def test_metrics_of_the_engine() -> None:
     metrics = parse_metrics(METRICS)
     assert (metrics.running, metrics.waiting, metrics.kv_usage) == (3, 4, 0.5)
-    assert metrics.counters == EngineCounters(17, 12, 8, 3)
+    assert metrics.counters == EngineCounters(17, 12, 8, 3, drafts=20, accepted_tokens=26)
     assert (metrics.block_size, metrics.kv_blocks) == (32, 1590)
     assert (metrics.asleep, metrics.simulated) == (True, False)
     assert parse_metrics("").counters == EngineCounters()
