@@ -360,6 +360,7 @@ def _engine_body(context: AnyContext, placement: Placement, batch: PromptBatch |
         else 0,
         to_context_end=to_context_end,
         prompts=prompts_of(prepared, batch) if batch is not None else None,
+        priority=placement.priority,
     )
 
 

@@ -51,6 +51,7 @@ def choose(
         chosen.boot_id,
         chosen.simulated,
         stream_interval=chosen.stream_interval,
+        priority=TIERS.get(request.tier, TIERS["standard"]) if chosen.capacity.by_priority else None,
     )
 
 

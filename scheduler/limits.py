@@ -77,6 +77,7 @@ def _is_valid(status: ReplicaStatus) -> bool:
         capacity.step_experts_s,
         capacity.prefill_pair_s,
         capacity.request_s,
+        capacity.kv_load_s,
     )
     return (
         all(0.0 <= part <= MAX_STEP_S for part in steps)
@@ -87,7 +88,9 @@ def _is_valid(status: ReplicaStatus) -> bool:
         and 0.0 <= capacity.expert_share <= 1.0
         and 1 <= capacity.dp_ranks <= MAX_RANKS
         and 0 <= capacity.max_num_seqs <= MAX_TOKENS
+        and 1 <= capacity.max_batched_tokens <= MAX_TOKENS
         and 0 <= capacity.kv_cache_tokens <= MAX_TOKENS
+        and 0 <= capacity.host_kv_tokens <= MAX_TOKENS
         and all(map(_is_valid_target, (targets, targets.priority, targets.batch)))
     )
 

@@ -55,6 +55,9 @@ class Placement(msgspec.Struct, array_like=True):
     """The tenant's counter in the fair queue after this placement, for announcements to the next scheduler."""
     stream_interval: bool = False
     """Whether the replica's engine takes `stream_interval` with a request."""
+    priority: int | None = None
+    """The priority that the engine gets with the request: the number of its band, 0 = served first. None = the engine
+    does not schedule by it."""
 
 
 class Released(msgspec.Struct, array_like=True):

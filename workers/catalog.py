@@ -18,8 +18,9 @@ import msgspec
 from core.errors import InvalidRequest
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
 from workers.kv_endpoints import KvEndpoints
+from workers.kv_links import PCIE, token_s
 from workers.service_level import TargetFigures, Tier, service_level, target_problem
-from workers.wire import Capacity, Targets
+from workers.wire import USUAL_BATCHED_TOKENS, Capacity, Targets
 
 MAX_RANKS = 4096
 """Most ranks of attention data parallelism."""
@@ -31,7 +32,7 @@ ArgValue = bool | int | float | str | dict[str, bool | int | float | str]
 Capability = Literal["chat", "completions", "embeddings", "reasoning", "tools", "json", "logprobs"]
 """What requests may ask of a model; gateway/abilities.py refuses the others."""
 
-_INTEGER_FIGURES = frozenset({"max_num_seqs", "kv_cache_tokens"})
+_INTEGER_FIGURES = frozenset({"max_num_seqs", "kv_cache_tokens", "max_batched_tokens"})
 _NEEDED_FIGURES = frozenset(
     {"prefill_tokens_per_s", "step_base_s", "step_per_seq_s", "max_num_seqs", "kv_cache_tokens"}
 )
@@ -43,9 +44,13 @@ _OPTIONAL_FIGURES = frozenset(
         "prefill_pair_s",
         "request_s",
         "accept_per_step",
+        "max_batched_tokens",
+        "kv_token_bytes",
     }
 )
-_POSITIVE_FIGURES = _NEEDED_FIGURES | {"accept_per_step"}
+_POSITIVE_FIGURES = _NEEDED_FIGURES | {"accept_per_step", "max_batched_tokens", "kv_token_bytes"}
+BATCHED_TOKENS_FLAG = "max-num-batched-tokens"
+"""The engine's flag that follows from the figure `max_batched_tokens`."""
 
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,6 +106,15 @@ class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
+class KvOffload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """KV cache that the engine keeps in host memory behind its own. docs/results/kv-tiers.md says where it pays."""
+
+    size_gib: float
+    """Host memory for it, of all GPUs of the engine together. It is not there for the weights of sleeping replicas."""
+    backend: Literal["native", "lmcache"] = "native"
+    """vLLM's own offloading, or an LMCache server on the host, which the operator runs with as much memory."""
+
+
 class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one engine instance is started, and its capacity."""
 
@@ -116,6 +130,8 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_gb: float = 0.0
     """Size of the weights in GB; 0 = the model's."""
     env: dict[str, str] = {}
+    kv_offload: KvOffload | None = None
+    """None = the engine keeps its KV cache on the GPUs only. Needs the figure `kv_token_bytes`."""
     sweep: str = ""
     """Name of the sweep that the figures of its plain steps (without speculation) are fitted to and checked against by
     `penstock sim validate`; empty = they are not validated, and are shown so."""
@@ -145,7 +161,11 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             accept_per_step=values.get("accept_per_step", 1.0),
             draft_tokens=self._draft_tokens,
             max_num_seqs=int(values["max_num_seqs"]),
+            max_batched_tokens=int(values.get("max_batched_tokens", USUAL_BATCHED_TOKENS)),
+            by_priority=self.args.get("scheduling-policy") == "priority",
             kv_cache_tokens=int(values["kv_cache_tokens"]),
+            host_kv_tokens=self._host_kv_tokens,
+            kv_load_s=token_s(values["kv_token_bytes"], self.gpus, PCIE) if self.kv_offload else 0.0,
             max_model_len=self.max_model_len,
             gpus=self.gpus,
             sweep=self.sweep,
@@ -166,6 +186,13 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Ranks of attention data parallelism, by the engine's flag."""
         ranks = self.args.get("data-parallel-size", 1)
         return ranks if isinstance(ranks, int) else 0
+
+    @property
+    def _host_kv_tokens(self) -> int:
+        """Tokens whose KV fits into the host memory that the profile gives to it."""
+        if self.kv_offload is None:
+            return 0
+        return int(self.kv_offload.size_gib * 2**30 / self.figures["kv_token_bytes"].value)
 
     @property
     def _draft_tokens(self) -> int:
@@ -192,6 +219,11 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         line = ["vllm", "serve", weights or self.hub_id or model.hub_id, "--served-model-name", model.name]
         for flag, value in self.args.items():
             line += _flag(flag, value, names)
+        if (batched := self.figures.get("max_batched_tokens")) is not None:
+            line += _flag(BATCHED_TOKENS_FLAG, int(batched.value), names)
+        if (offload := self.kv_offload) is not None:
+            line += _flag("kv-offloading-size", offload.size_gib, names)
+            line += _flag("kv-offloading-backend", offload.backend, names)
         if kv is not None:
             line += _flag("kv-events-config", _kv_config(model, kv), names)
         return [*line, "--host", host, "--port", str(port)]
@@ -366,6 +398,13 @@ def _finish_profile(
             raise refuse(f".figures.{key} is {figure.value}, must be a whole number")
         if not figure.source.strip():
             raise refuse(f".figures.{key} has no source")
+    offload = profile.kv_offload
+    if offload is not None and not (offload.size_gib > 0 and "kv_token_bytes" in profile.figures):
+        raise refuse(".kv_offload needs a size_gib above zero, and .figures.kv_token_bytes")
+    if BATCHED_TOKENS_FLAG in profile.args:
+        raise refuse(
+            f".args.{BATCHED_TOKENS_FLAG}: state .figures.max_batched_tokens instead, with its source"
+        )
     experts = model.experts
     if "step_experts_s" in profile.figures and experts is None:
         raise refuse(".figures.step_experts_s needs the model's experts")
@@ -375,6 +414,11 @@ def _finish_profile(
     if profile.gpus and not (isinstance(tensor_parallel, int) and tensor_parallel * ranks == profile.gpus):
         times = f", data-parallel-size is {ranks}" if ranks > 1 else ""
         raise refuse(f": tensor-parallel-size is {tensor_parallel}{times}, but gpus is {profile.gpus}")
+    batched, seats = profile.figures.get("max_batched_tokens"), profile.figures["max_num_seqs"].value / ranks
+    if batched is not None and batched.value < seats:
+        raise refuse(
+            f".figures.max_batched_tokens is {batched.value:g}, which has no room for the {seats:g} sequences of a rank"
+        )
     for flag, value in profile.args.items():
         for text in value.values() if isinstance(value, dict) else [value]:
             _check_placeholders(refuse, flag, text)

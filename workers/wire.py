@@ -10,6 +10,8 @@ import msgspec
 
 Term = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """A term of the scheduler's lease."""
+USUAL_BATCHED_TOKENS = 8192
+"""Tokens of a step where none are stated: vLLM's own choice on an H100, and that of the published sweeps."""
 
 
 class ReplicaState(StrEnum):
@@ -60,8 +62,17 @@ class Capacity(msgspec.Struct, frozen=True):
     """Draft tokens per sequence and step; 0 = the fewest that `accept_per_step` needs."""
     max_num_seqs: int = 256
     """Most sequences in a batch, of all ranks together."""
+    max_batched_tokens: int = USUAL_BATCHED_TOKENS
+    """Most tokens of one step of a rank (vLLM's `--max-num-batched-tokens`): a prompt is computed in chunks of at most
+    as many, and running answers pause for as long as one takes."""
+    by_priority: bool = False
+    """Whether the engine orders requests by their `priority`, the lowest first; otherwise all are equal to it."""
     kv_cache_tokens: int = 100_000
     """Size of the KV cache in tokens, of all ranks together."""
+    host_kv_tokens: int = 0
+    """Tokens whose KV the engine keeps in host memory behind its cache; 0 = it keeps none there."""
+    kv_load_s: float = 0.0
+    """Seconds to bring the KV of one token back from there, with the links of all ranks busy."""
     max_model_len: int = 4096
     """Most tokens of prompt and output together."""
     gpus: int = 0

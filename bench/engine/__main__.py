@@ -29,8 +29,6 @@ from workers.engine_command import CHECKOUT, cpu_environment, tiny_directory
 
 MODEL = "penstock/tiny"
 VOCABULARY = 4096
-MAX_BATCHED_TOKENS = 2048
-"""Token budget of a step, set on the command line so that the step model can use the same value."""
 LOADS = (
     Shape("light", 2.0, 40.0, (64, 600), (32, 160)),
     Shape("half", 7.0, 40.0, (64, 600), (32, 160)),
@@ -84,7 +82,7 @@ async def measure(url: str, engine: subprocess.Popen[bytes], seed: int) -> Measu
         machine=f"{psutil.cpu_count()} x {platform.machine()}",
         date=datetime.now(UTC).date().isoformat(),
         max_num_seqs=profile.capacity.max_num_seqs,
-        max_batched_tokens=MAX_BATCHED_TOKENS,
+        max_batched_tokens=profile.capacity.max_batched_tokens,
         block_size=profile.block_size,
         kv_blocks=profile.capacity.kv_cache_tokens // profile.block_size,
         max_model_len=profile.capacity.max_model_len,
@@ -103,7 +101,6 @@ def start(engine_env: Path, port: int, scratch: Path) -> subprocess.Popen[bytes]
         raise RuntimeError("the tiny model could not be made; is the engine installed (`make engine`)?")
     line = model.profile("").command_line(model, port, weights=str(directory))
     argv = [str(python), "-m", "vllm.entrypoints.cli.main", *line[1:]]
-    argv += ["--max-num-batched-tokens", str(MAX_BATCHED_TOKENS)]
     environment = {**os.environ, **cpu_environment(model.profile("").env)}
     log = (scratch / "engine.log").open("wb")
     return subprocess.Popen(argv, env=environment, stdout=log, stderr=log)

@@ -160,6 +160,7 @@ class PreparedRequest(msgspec.Struct):
         whole: bool = False,
         to_context_end: bool = False,
         prompts: msgspec.Raw | None = None,
+        priority: int | None = None,
     ) -> bytes:
         """Return the body for the engine: a stream with running counts (gateway/relay.py explains why), or `whole`.
 
@@ -167,6 +168,7 @@ class PreparedRequest(msgspec.Struct):
         `reasoning`: whether the model's chat template has a switch for thinking. `interval`: tokens per event; 0 = the
         engine's own. `max_tokens`: the limit when the request names none; 0 = none. `to_context_end`: the engine gets
         no limit, and the gateway ends the answer at the request's own. `prompts`: those of one batch; None = all.
+        `priority`: the request's in the engine's own queue; None = the engine does not schedule by it.
         """
         body = dict(self.fields)
         body["model"] = model
@@ -178,6 +180,8 @@ class PreparedRequest(msgspec.Struct):
             body["stream_options"] = _STREAM_OPTIONS
         if interval:
             body["stream_interval"] = interval
+        if priority is not None:
+            body["priority"] = priority
         if to_context_end:
             body.pop("max_tokens", None)
         elif max_tokens:

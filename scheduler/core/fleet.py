@@ -78,7 +78,7 @@ class Fleet:
             pool.learn_speed(known)
             known.derived = DerivedCapacity(status, known.capacity, self.config)
             known.heartbeats += 1
-            known.prefix.room_tokens = known.derived.kv_capacity
+            known.prefix.room_tokens = known.derived.cache_tokens
             known.prefix.trim(now)
             pool.prefill_rate = known.derived.prefill_rate
             pool.refresh(known, now)

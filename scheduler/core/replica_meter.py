@@ -30,8 +30,6 @@ class Load(Protocol):
 
 SAME_STEP_S = 0.005
 """First tokens this close to each other came from one step; the shortest step of a large model takes longer."""
-CHUNK_TOKENS = 8192.0
-"""Prompt tokens of one step (`--max-num-batched-tokens`)."""
 PARTIAL_S = 5.0
 """Seconds of a running answer that are an observation of their own: long answers would tell too late."""
 BOUNDARY_STEPS = 0.5
@@ -119,7 +117,7 @@ class ReplicaMeter:
             )
             return
         if group is not None:
-            steps = max(1.0, group.tokens / CHUNK_TOKENS) + BOUNDARY_STEPS * group.fresh
+            steps = max(1.0, group.tokens / stated.max_batched_tokens) + BOUNDARY_STEPS * group.fresh
             overhead_s = overhead_of(stated) if group.fresh else 0.0
             parts = _parts(stated, group.prefill_s, steps, group.batch, group.context, overhead_s)
             self.estimate.observe(parts, group.seconds)

@@ -339,6 +339,7 @@ class SchedulerState:
             block_tokens=request.block_tokens,
         )
         service = self._activate(entry, request.request_id, now, retried=bool(request.exclude))
+        band = band_index(request.tier)
         placement = Placement(
             request.request_id,
             self.epoch,
@@ -353,8 +354,9 @@ class SchedulerState:
             choice.itl_s,
             service,
             status.stream_interval,
+            band if status.capacity.by_priority else None,
         )
-        return Placed(queued.client, placement, BANDS[band_index(request.tier)])
+        return Placed(queued.client, placement, BANDS[band])
 
     def _activate(
         self,

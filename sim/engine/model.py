@@ -23,6 +23,8 @@ class Sequence:
     """Number of tokens after which the answer ends by itself; None = never."""
     sampler: HashSampler
     salt: str = ""
+    priority: int = 0
+    """As in `Job.priority`."""
     counts_prompt: bool = True
     """Whether usage counts the prompt for this choice; False for all but the first choice of a request."""
     generated: int = 0
@@ -159,6 +161,7 @@ class EngineModel:
             sequence.length,
             blocks=sequence.hashes,
             block_tokens=self.config.block_size,
+            priority=sequence.priority,
         )
         self._engine.add(job, self._engine.clock)
         sequence.job = job
@@ -194,7 +197,7 @@ class EngineModel:
 
     def forget_cache(self) -> None:
         """Clear the prefix cache (sleep, or an operator's reset)."""
-        self.pool.reset_prefix_cache()
+        self._engine.forget_cache()
 
     def _generate(self, sequence: Sequence, tokens: int) -> bool:
         """Choose words up to `tokens` tokens of the answer; return whether they filled a block of the cache."""
@@ -241,6 +244,7 @@ def new_sequence(
     choice: int = 0,
     stops_by_itself: bool = True,
     salt: str = "",
+    priority: int = 0,
 ) -> Sequence:
     """Return a sequence for a prompt of whole tokens."""
     speaker = HashSampler(content, seed, choice)
@@ -251,5 +255,6 @@ def new_sequence(
         natural_length=speaker.length() if stops_by_itself else None,
         sampler=speaker,
         salt=salt,
+        priority=priority,
         counts_prompt=choice == 0,
     )

@@ -46,6 +46,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     stream_interval: int | None = None
     ignore_eos: bool = False
+    priority: int = 0
     return_token_ids: bool | None = False
 
     def stops(self) -> list[str]:

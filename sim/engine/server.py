@@ -285,6 +285,7 @@ class SimServer:
                     choice=choice,
                     stops_by_itself=wanted is None and not body.ignore_eos,
                     salt=salt,
+                    priority=body.priority,
                 )
                 for choice in range(choices)
             ]

@@ -14,9 +14,6 @@ from sim.pool.autoscaling_load import Arrival
 from workers.step_time import decode_step_s, prefill_s
 from workers.wire import Capacity
 
-CHUNK_TOKENS = 8192
-"""Largest number of prompt tokens in one step."""
-
 
 class RunningRequest:
     """A request on a replica."""
@@ -134,8 +131,8 @@ class FluidReplica:
         if fits:
             head = self.prefills[0]
             prefill_s_per_token = prefill_s(capacity, head.uncached, head.arrival.prompt) / head.uncached
-            step_s = decode_s + CHUNK_TOKENS * prefill_s_per_token
-            self._prefill_rate = CHUNK_TOKENS / step_s
+            step_s = decode_s + capacity.max_batched_tokens * prefill_s_per_token
+            self._prefill_rate = capacity.max_batched_tokens / step_s
         else:
             step_s = decode_s
             self._prefill_rate = 0.0

@@ -30,6 +30,8 @@ class Call:
     phase: Phase = Phase.WAITING
     job: Job | None = None
     """Job of the present attempt, once it has reached the engine; None before that."""
+    priority: int = 0
+    """Priority of the present attempt at the engine."""
 
     @property
     def key(self) -> int:

@@ -192,6 +192,7 @@ class Cluster:
         record.predicted_hit_tokens = decision.predicted_hit_tokens
         record.predicted_ttft_s = decision.predicted_ttft_s
         record.attempts += 1
+        call.priority = decision.priority
         before_s = self.replicas[decision.replica_id].spec.capacity.request_s
         self.timeline.after(back_s + call.delays.to_engine_s + before_s, self._start, call)
 
@@ -210,6 +211,7 @@ class Cluster:
             request.blocks,
             request.block_tokens,
             request.output_blocks,
+            call.priority,
         )
         if replica.wake_at <= self.timeline.now:
             self._advance(replica)

@@ -79,6 +79,8 @@ class Dispatch:
     """Number of prompt tokens expected in the replica's cache; -1 = the system does not predict it."""
     predicted_ttft_s: float = -1.0
     """Predicted seconds from now to the first token; -1 = the system does not predict it."""
+    priority: int = 0
+    """The priority that it sends to the engine, the lowest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ PRECISION = 0.03
 SEEDS = (9001, 9002)
 """Seeds of the search; they differ from those of the comparison."""
 _SAMPLE_S = 200.0
-_DOUBLINGS = 14
+_STEPS = 14
+"""Most rates that are tried to find one that is served beside one that is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def find(
             on_rate_tried(rate, shares[rate])
         return shares[rate] >= SERVED
 
-    low, high = _bracket(first_guess(setting), served)
+    low, high = bracket(first_guess(setting), served)
     while high / low > 1.0 + PRECISION:
         middle = (low * high) ** 0.5
         if served(middle):
@@ -94,11 +95,11 @@ def _share(setting: Setting, rate: float, players: Players) -> tuple[float, floa
     return share, lifetime_s
 
 
-def _bracket(guess: float, served: Callable[[float], bool]) -> tuple[float, float]:
-    """Return a rate that is served and a rate at most twice as high that is not."""
+def bracket(guess: float, served: Callable[[float], bool], *, factor: float = 2.0) -> tuple[float, float]:
+    """Return a rate that is served and a rate `factor` times as high that is not."""
     rate, ever = guess, served(guess)
-    for _ in range(_DOUBLINGS):
-        further = rate * 2.0 if ever else rate / 2.0
+    for _ in range(_STEPS):
+        further = rate * factor if ever else rate / factor
         if served(further) != ever:
             return (rate, further) if ever else (further, rate)
         rate = further

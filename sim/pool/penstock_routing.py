@@ -252,7 +252,13 @@ class PenstockRouting:
             asked = held.request
             counter = TenantCounter(asked.tenant_id, asked.model, placement.service, asked.tier)
             self._counters[counter.model, counter.tenant_id, counter.tier] = counter
-        return Dispatch(key, placement.replica_id, placement.hit_tokens, placement.predicted_ttft_s)
+        return Dispatch(
+            key,
+            placement.replica_id,
+            placement.hit_tokens,
+            placement.predicted_ttft_s,
+            placement.priority or 0,
+        )
 
     def _status(self, view: ReplicaView) -> ReplicaStatus:
         return ReplicaStatus(

@@ -205,6 +205,7 @@ class FakeScheduler:
         self.predicted_itl_s = 0.0
         self.predicted_ttft_s = 0.0
         self.stream_interval = False
+        self.priority: int | None = None
         self.pauses = 0
         self.block: asyncio.Event | None = None
         self.requests: list[PlaceRequest] = []
@@ -235,6 +236,7 @@ class FakeScheduler:
             predicted_itl_s=self.predicted_itl_s,
             predicted_ttft_s=self.predicted_ttft_s,
             stream_interval=self.stream_interval,
+            priority=self.priority,
         )
 
     def prefill_done(self, placement: Placement) -> None:

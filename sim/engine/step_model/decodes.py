@@ -19,6 +19,8 @@ class Slot:
     job: Job
     order: int
     """Admission number; breaks ties in the calendars, so that slots are never compared."""
+    arrived: int
+    """Number of the request in order of arrival."""
     rank: int = 0
     """Number of the attention-data-parallel rank that computes it."""
     computed: int = 0

@@ -2,7 +2,9 @@
 
 A step gives every running decode its tokens first (1 + k positions with k drafts), then spends the rest of the token
 budget on prefill, first come first served, in chunks. Out of blocks, the newest running request is preempted and
-recomputed later. Rules and formula: `pool.py`, `workers/step_time.py` and the model of vLLM's scheduler that they cite.
+recomputed later. With `Capacity.by_priority` requests are admitted in order of priority, then arrival, and the last in
+this order is preempted; a request that runs is never interrupted for one that waits. Rules and formula: `pool.py`,
+`host_tier.py`, `workers/step_time.py` and the model of vLLM's scheduler that they cite.
 
 **Ranks.** With attention data parallelism (`Capacity.dp_ranks`) a request belongs to the rank that had most of its
 token budget left when the request was admitted, and a step lasts as long as the rank with most prefill needs. Decoding
@@ -20,11 +22,13 @@ Pure: time comes in as `now` and `until`, randomness as `rng`.
 """
 
 import random
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from sim.engine.step_model.cost import Speculation, StepCost, noise
 from sim.engine.step_model.decodes import Decodes, Slot
+from sim.engine.step_model.host_tier import HostTier
 from sim.engine.step_model.interface import Counters, Event, EventKind, StepConfig
 from sim.engine.step_model.job import Job
 from sim.engine.step_model.plan import Plan
@@ -38,12 +42,18 @@ class StepEngine:
     """One replica. The times passed to its methods must not decrease."""
 
     def __init__(
-        self, config: StepConfig, rng: random.Random, *, on_ending: Callable[[Job], None] | None = None
+        self,
+        config: StepConfig,
+        rng: random.Random,
+        *,
+        on_ending: Callable[[Job], None] | None = None,
+        on_steps: Callable[[float, float], None] | None = None,
     ) -> None:
         """`on_ending` is called with a job that ends, before its blocks are released.
 
         It is the last moment at which the job's `blocks` and `output_blocks` can grow, for a caller that
-        generates the answer during the run.
+        generates the answer during the run. `on_steps` is called after steps with decodes: with their end and the
+        seconds of the longest of them.
         """
         capacity = config.capacity
         self.config = config
@@ -53,6 +63,7 @@ class StepEngine:
         """End of the last completed step, in seconds."""
         self._rng = rng
         self._on_ending = on_ending
+        self._on_steps = on_steps
         self._removed: list[int] | None = [] if config.kv_events else None
         self.pool = CountedPool(config.blocks, self._removed)
         self._drafts = drafts_of(capacity)
@@ -65,9 +76,12 @@ class StepEngine:
         self._head_blocked = False
         """Whether the head of the queue lacks free blocks; only a release changes this."""
         self._decodes = Decodes(self._drafts)
+        self._host = HostTier(capacity)
+        """Empty for good where the profile keeps no KV in host memory."""
         self._events: list[Event] = []
         self._plan = Plan()
         """The steps planned from `clock` on."""
+        self._by_priority = capacity.by_priority
         self._ranks = capacity.dp_ranks
         self._budgets = [0] * self._ranks
         """Tokens that each rank may still prefill in the planned step."""
@@ -85,13 +99,18 @@ class StepEngine:
 
     @property
     def waiting(self) -> int:
-        """Number of requests queued in the engine."""
-        return len(self._waiting)
+        """Number of requests queued in the engine, those that wait for KV included."""
+        return len(self._waiting) + len(self._host.loading)
 
     @property
     def busy(self) -> bool:
         """Whether a step would do any work."""
-        return bool(self._running or self._waiting)
+        return bool(self._running or self._waiting or self._host.loading)
+
+    @property
+    def next_step_at(self) -> float:
+        """Time at which the next step can begin; the engine must be `busy`."""
+        return self.clock if self._plan.left or self._take_loaded() else self._host.loading[0][0]
 
     @property
     def kv_usage(self) -> float:
@@ -123,11 +142,14 @@ class StepEngine:
         if job.key in self._slots:
             raise ValueError(f"job {job.key} is already here")
         self._run(now)
-        if not self._plan.left and not self.busy and self.clock < now:
+        if not (self._plan.left or self._running or self._waiting) and self.clock < now:
             self.clock = now
         self._orders += 1
-        slot = self._slots[job.key] = Slot(job, self._orders)
-        self._waiting.append(slot)
+        slot = self._slots[job.key] = Slot(job, self._orders, self._orders)
+        if self._begin_load(slot, now):
+            self._plan.truncate()
+            return
+        self._enqueue(slot)
         if len(self._running) < config.capacity.max_num_seqs and not self._head_blocked:
             self._plan.truncate()
 
@@ -139,7 +161,7 @@ class StepEngine:
             return
         if slot in self._running:
             self._leave(slot)
-        else:
+        elif not self._host.drop(slot):
             self._waiting.remove(slot)
             self._head_blocked = False
         self._plan.truncate()
@@ -161,6 +183,8 @@ class StepEngine:
         if not self._plan.left:
             if not self.busy:
                 return None
+            if not self._take_loaded():
+                return self._host.loading[0][0]
             self._plan_steps()
         return self.clock + self._plan.seconds(self._plan.left)
 
@@ -169,6 +193,8 @@ class StepEngine:
         `busy`.
         """
         if not self._plan.left:
+            self.clock = self.next_step_at
+            self._take_loaded()
             self._plan_steps()
         self._plan.truncate()
         self._complete(1)
@@ -186,13 +212,20 @@ class StepEngine:
         slot = self._slots.get(job.key)
         return self._decodes.produced(slot) if slot is not None and slot.decoding else job.produced
 
+    def forget_cache(self) -> None:
+        """Clear the prefix cache, in host memory too."""
+        self.pool.reset_prefix_cache()
+        self._host.clear()
+
     # ---------------------------------------------------------------- time
 
     def _run(self, until: float) -> None:
         while True:
             if not self._plan.left:
-                if self.clock >= until or not self.busy:
+                if self.clock >= until or not self.busy or self.next_step_at > until:
                     return
+                self.clock = self.next_step_at
+                self._take_loaded()
                 self._plan_steps()
             steps = self._plan.within(self.clock, until)
             if not steps:
@@ -203,7 +236,7 @@ class StepEngine:
         """Plan the next steps: one step with prefill, or several pure decode steps."""
         decodes, plan = self._decodes, self._plan
         preempted = self._grow_decodes(decodes.step + 1)
-        budget = self.config.max_batched_tokens - decodes.count * (1 + self._drafts) // self._ranks
+        budget = self.config.capacity.max_batched_tokens - decodes.count * (1 + self._drafts) // self._ranks
         self._budgets = [budget] * self._ranks
         self._prefill_s = [0.0] * self._ranks
         if self._prefilling:
@@ -215,8 +248,11 @@ class StepEngine:
         prefilled = budget * self._ranks - sum(self._budgets)
         plan.left = 1 if prefilled or self._prefilling or preempted else self._pure_decode_steps()
         factor = noise(self.config.noise_cv, plan.left, self._rng)
-        plan.first = factor * self.cost.seconds(decodes.count, decodes.kv, max(self._prefill_s))
+        prefill_s = max(self._prefill_s) + (self.config.chunk_s if prefilled else 0.0)
+        plan.first = factor * self.cost.seconds(decodes.count, decodes.kv, prefill_s)
         plan.slope = factor * self.cost.per_kv_token * decodes.rate
+        if self._host.loading:  # what arrives meanwhile joins at the next boundary
+            plan.left = min(plan.left, 1 + plan.within(self.clock, self._host.loading[0][0]))
         self.counters.prefilled_tokens += prefilled
 
     def _pure_decode_steps(self) -> int:
@@ -234,6 +270,8 @@ class StepEngine:
         if steps > 1 or goes_on:  # the blocks of the plan's first step were given when it began
             self._grow_decodes(decodes.step + steps + goes_on)
         self.clock += plan.seconds(steps)
+        if self._on_steps is not None and decodes.count:
+            self._on_steps(self.clock, plan.first + plan.slope * (steps - 1))
         plan.advance(steps)
         decodes.advance(steps)
         counters.steps += steps
@@ -271,9 +309,10 @@ class StepEngine:
             slot.target = job.prompt_tokens + job.produced
             width = job.block_tokens
             hit, idle = pool.match(job.blocks, (slot.target - 1) // width)
-            cached = len(hit) * width
+            held = len(hit) * width
+            cached = max(held, min(job.loaded_tokens, slot.target - 1))
             chunk = min(budget, slot.target - cached)
-            needed = -(-(cached + chunk) // size) - cached // size
+            needed = -(-(cached + chunk) // size) - held // size
             if needed > pool.free - idle:
                 self._head_blocked = True
                 break
@@ -289,7 +328,7 @@ class StepEngine:
             slot.published = len(hit)
             slot.computed = cached
             slot.anonymous = needed
-            slot.held_tokens = cached + needed * size
+            slot.held_tokens = held + needed * size
             running[slot] = None
             self._prefilling.append(slot)
             if not job.produced and not job.preemptions:
@@ -318,6 +357,8 @@ class StepEngine:
         stored = self.pool.publish(hashes[slot.published - offset : whole - offset], blocks, slot.entries)
         slot.anonymous -= blocks * len(stored)
         slot.published = whole
+        if stored and self.config.capacity.host_kv_tokens:
+            self._host.store(stored, width)
         if stored and self._removed is not None:
             self._events.append(Event(self.clock, EventKind.STORED, slot.job, tuple(stored)))
 
@@ -347,7 +388,7 @@ class StepEngine:
             step = slot.grows_step
             while not self.pool.allocate(1):
                 preempted = True
-                self._preempt(next(reversed(self._running)))
+                self._preempt(self._last())
                 if not slot.decoding:
                     break
             else:
@@ -360,16 +401,14 @@ class StepEngine:
         return preempted
 
     def _allocate_or_preempt(self, slot: Slot, tokens: int) -> bool:
-        """Allocate blocks for `tokens` tokens, preempting the newest request; False when the slot itself was
-        preempted.
-        """
+        """Allocate blocks for `tokens` tokens, preempting the last request; False when that was the slot itself."""
         size = self.config.block_size
         missing = -(-(tokens - slot.held_tokens) // size)
         if missing > 0:
             while not self.pool.allocate(missing):
-                newest = next(reversed(self._running))
-                self._preempt(newest)
-                if newest is slot:
+                last = self._last()
+                self._preempt(last)
+                if last is slot:
                     return False
             slot.anonymous += missing
             slot.held_tokens += missing * size
@@ -377,12 +416,51 @@ class StepEngine:
                 self._emit_removed(self.clock)
         return True
 
+    # ---------------------------------------------------------------- KV from elsewhere
+
+    def _begin_load(self, slot: Slot, now: float) -> bool:
+        """Ask host memory for blocks of a prompt that the engine lacks; False when there are none."""
+        job, width = slot.job, slot.job.block_tokens
+        if not self.config.capacity.host_kv_tokens:
+            return False
+        limit = (job.prompt_tokens - 1) // width
+        held = len(self.pool.match(job.blocks, limit)[0])
+        found = self._host.found(job.blocks, held, limit)
+        if found * width <= max(held * width, job.loaded_tokens):
+            return False
+        job.loaded_tokens = found * width
+        self._host.load(slot, (found - held) * width, max(now, self.clock))
+        return True
+
+    def _take_loaded(self) -> bool:
+        """Queue the requests whose blocks have arrived; return whether any request runs or waits for its turn."""
+        for slot in self._host.arrived(self.clock):
+            self._enqueue(slot)
+        return bool(self._running or self._waiting)
+
+    # ---------------------------------------------------------------- order
+
+    def _enqueue(self, slot: Slot, *, again: bool = False) -> None:
+        """Queue a request: last, or after a preemption (`again`) first; by priority and arrival where they decide."""
+        waiting = self._waiting
+        if not self._by_priority:
+            (waiting.appendleft if again else waiting.append)(slot)
+            return
+        waiting.insert(bisect(waiting, _turn(slot), key=_turn), slot)
+        if waiting[0] is slot:
+            self._head_blocked = False
+
+    def _last(self) -> Slot:
+        """Return the running request that is preempted next."""
+        return max(self._running, key=_turn) if self._by_priority else next(reversed(self._running))
+
     # ---------------------------------------------------------------- leaving
 
     def _preempt(self, slot: Slot) -> None:
-        """Release a request's blocks and move it to the head of the queue, where it is recomputed."""
+        """Release a request's blocks and queue it again, to be recomputed."""
         self._leave(slot)
-        self._waiting.appendleft(slot)
+        slot.job.loaded_tokens = 0
+        self._enqueue(slot, again=True)
         slot.job.preemptions += 1
         self.counters.preemptions += 1
         self._events.append(Event(self.clock, EventKind.PREEMPTED, slot.job))
@@ -419,3 +497,8 @@ class StepEngine:
         if removed:
             self._events.append(Event(at, EventKind.REMOVED, None, tuple(removed)))
             removed.clear()
+
+
+def _turn(slot: Slot) -> tuple[int, int]:
+    """Return the place of a request in the order of an engine that schedules by priority."""
+    return slot.job.priority, slot.arrived

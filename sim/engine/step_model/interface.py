@@ -14,8 +14,8 @@ class StepConfig:
     capacity: Capacity
     block_size: int = 64
     """Number of tokens per KV block; a job's `block_tokens` is a multiple of it."""
-    max_batched_tokens: int = 8192
-    """T_max: token budget of one step."""
+    chunk_s: float = 0.0
+    """Seconds by which any prefill lengthens a step, beside those of its tokens."""
     noise_cv: float = 0.05
     """Coefficient of variation of one step's time (lognormal); 0 = no noise."""
     kv_events: bool = False

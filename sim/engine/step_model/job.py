@@ -17,6 +17,10 @@ class Job:
     block_tokens: int = 64
     output_blocks: Sequence[int] = ()
     """Hashes that continue `blocks`, under which prompt and answer together are cached afterwards."""
+    priority: int = 0
+    """The lowest goes first; only engines that order by it (`Capacity.by_priority`) read it."""
+    loaded_tokens: int = 0
+    """Number of prompt tokens whose KV comes from elsewhere: it needs blocks here, but no computation."""
 
     cached_tokens: int = 0
     """Number of prompt tokens found in the prefix cache when the request was first scheduled."""

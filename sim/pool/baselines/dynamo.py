@@ -15,8 +15,6 @@ OVERLAP_SCORE_CREDIT = 1.0
 
 QUEUE_THRESHOLD = 4.0
 """Prefill on every worker beyond which requests wait, in batches of tokens."""
-MAX_BATCHED_TOKENS = 8192
-"""Tokens of one step of the simulated engines."""
 
 
 class Dynamo(EventIndexed):
@@ -84,7 +82,10 @@ class QueuedDynamo(Dynamo):
     def holds(self, request: SimRequest, candidates: Sequence[Endpoint], now: float) -> bool:
         """Return whether every worker's prefill exceeds the threshold."""
         del request, now
-        return all(each.prefill_tokens > QUEUE_THRESHOLD * MAX_BATCHED_TOKENS for each in candidates)
+        return all(
+            each.prefill_tokens > QUEUE_THRESHOLD * each.view.capacity.max_batched_tokens
+            for each in candidates
+        )
 
 
 class LMetric(EventIndexed):

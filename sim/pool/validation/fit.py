@@ -31,6 +31,7 @@ class Fitted(msgspec.Struct, frozen=True):
             step_per_seq_s=self.step_per_seq_s,
             step_per_kv_token_s=self.step_per_kv_token_s,
             max_num_seqs=measurement.max_num_seqs,
+            max_batched_tokens=measurement.max_batched_tokens,
             kv_cache_tokens=measurement.block_size * measurement.kv_blocks,
             max_model_len=measurement.max_model_len,
         )
@@ -45,7 +46,6 @@ def predict(measurement: Measurement, load: MeasuredLoad, fitted: Fitted) -> tup
     config = StepConfig(
         capacity=fitted.capacity(measurement),
         block_size=measurement.block_size,
-        max_batched_tokens=measurement.max_batched_tokens,
         noise_cv=0.0,
     )
     engine = StepEngine(config, random.Random(0))  # noqa: S311 - a simulation, not a secret

@@ -13,7 +13,7 @@ import msgspec
 from sim.engine.step_model.engine import StepConfig, StepEngine
 from sim.engine.step_model.job import Job
 from workers.catalog import Catalog, EngineProfile
-from workers.wire import Capacity
+from workers.wire import USUAL_BATCHED_TOKENS, Capacity
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ def saturated(capacity: Capacity, prompt: int, output: int, at_once: int) -> flo
 
 
 def _engine(capacity: Capacity) -> StepEngine:
-    return StepEngine(StepConfig(capacity=capacity, noise_cv=0.0), random.Random(0))  # noqa: S311 - a simulation
+    """An engine with steps of the usual size, whatever the profile's: these figures are not of our engines."""
+    usual = msgspec.structs.replace(capacity, max_batched_tokens=USUAL_BATCHED_TOKENS)
+    return StepEngine(StepConfig(usual, noise_cv=0.0), random.Random(0))  # noqa: S311 - a simulation
 
 
 def _decode_speed(capacity: Capacity, prompt: int = 100) -> float:

@@ -84,10 +84,12 @@ def _halves(points: list[Point]) -> tuple[list[Point], list[Point]]:
     return (points, []) if len(points) < SMALLEST_SPLIT else (points[::2], points[1::2])
 
 
-def roomy(capacity: Capacity, points: Sequence[Point]) -> Capacity:
-    """Return `capacity` with the seats and the context that the benchmark needs: its engine was not this profile's."""
+def roomy(capacity: Capacity, sweep: Sweep) -> Capacity:
+    """Return `capacity` with the steps, seats and context of the benchmark: its engine was not this profile's."""
+    points = sweep.points
     return msgspec.structs.replace(
         capacity,
+        max_batched_tokens=sweep.max_batched_tokens,
         max_num_seqs=max(capacity.max_num_seqs, *(point.concurrency for point in points)),
         max_model_len=max(
             capacity.max_model_len,
@@ -110,7 +112,7 @@ def fit_sweep(
     deterministic by `seed`, which draws the requests' lengths. `tick` is called with the loss of each trial.
     """
     points = split(sweep, held_out_shape).fitted
-    room = roomy(fixed, points)
+    room = roomy(fixed, sweep)
 
     def loss(point: Floats) -> float:
         capacity = SweepFigures(*np.exp(point).tolist()).apply(room)

@@ -91,7 +91,7 @@ def check_sweep(
     seed: int = 0,
 ) -> SweepError:
     """Replay every point of `sweep` on an engine of `capacity`, without speculation, and compare."""
-    parts, room = split(sweep, held_out_shape), roomy(capacity, sweep.points)
+    parts, room = split(sweep, held_out_shape), roomy(capacity, sweep)
     points = []
     for point in sweep.points:
         said = replay(room, point, shortest=sweep.shortest, seed=seed, block_size=block_size)

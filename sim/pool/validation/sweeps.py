@@ -2,9 +2,10 @@
 
 Columns (further ones are ignored). Needed: `input_tokens`, `output_tokens` (nominal lengths), `concurrency`,
 `ttft_mean_s` and `tpot_mean_s` in seconds. Optional: `output_tok_s` (measured throughput of the whole engine), `sweep`
-(name of the sweep that the row belongs to), `model`, `checkpoint_precision`, `engine`, `engine_version`, `gpus`,
-`gpu_type`, `parallelism`, `speculation`, `dataset`, `date`, `source`. Where `dataset` says "80-100 %", lengths
-were drawn evenly from 80 to 100 % of the nominal ones; otherwise every request had the nominal lengths.
+(name of the sweep that the row belongs to), `max_batched_tokens` (of one step; else 8,192), `model`,
+`checkpoint_precision`, `engine`, `engine_version`, `gpus`, `gpu_type`, `parallelism`, `speculation`, `dataset`, `date`,
+`source`. Where `dataset` says "80-100 %", lengths were drawn evenly from 80 to 100 % of the nominal ones; otherwise
+every request had the nominal lengths.
 """
 
 import csv
@@ -16,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from core.errors import InvalidRequest
+from workers.wire import USUAL_BATCHED_TOKENS
 
 SHIPPED = Path(__file__).with_name("data") / "sweeps.csv.gz"
 """The sweeps behind the catalog's figures; data/README.md has their source and licence."""
@@ -77,6 +79,8 @@ class Sweep:
     points: tuple[Point, ...]
     speculates: bool = False
     """Whether its rows say that the engine drafted tokens."""
+    max_batched_tokens: int = USUAL_BATCHED_TOKENS
+    """Most tokens of one step of the measured engine."""
 
     @property
     def shapes(self) -> list[Shape]:
@@ -127,6 +131,8 @@ def _point(path: Path, line: int, row: Mapping[str, str]) -> Point:
             )
         return value
 
+    if row.get("max_batched_tokens"):
+        number("max_batched_tokens")
     concurrency = int(number("concurrency"))
     if concurrency > MAX_CONCURRENCY:
         raise InvalidRequest(
@@ -169,5 +175,6 @@ def _sweep(name: str, rows: list[dict[str, str]], points: list[Point]) -> Sweep:
         gpus=int(gpus) if gpus.isdigit() else 1,
         shortest=0.8 if "80-100 %" in first.get("dataset", "") else 1.0,
         points=tuple(merged),
+        max_batched_tokens=int(float(first.get("max_batched_tokens") or USUAL_BATCHED_TOKENS)),
         speculates=bool(first.get("speculation")) and not first["speculation"].startswith(_PLAIN),
     )

@@ -63,6 +63,17 @@ async def test_the_gateway_alone_sets_the_interval(
     assert msgspec.json.decode(engines.bodies[0]).get("stream_interval") == interval
 
 
+@pytest.mark.parametrize("priority", [None, 0, 2])
+async def test_an_engine_gets_the_priority_of_the_placement(priority: int | None) -> None:
+    engines = FakeEngines(answer(["a"]))
+    gateway = Gateway(engines)
+    gateway.scheduler.priority = priority
+    await gateway.director.handle(uuid7(), principal(), parse_chat(body()), FakeReply())
+    sent = msgspec.json.decode(engines.bodies[0])
+    assert sent.get("priority") == priority
+    assert ("priority" in sent) == (priority is not None)
+
+
 @pytest.mark.parametrize(("context_len", "limit"), [(8192, 4096), (4150, None)])
 async def test_the_models_own_limit_travels_where_it_fits(context_len: int, limit: int | None) -> None:
     engines = FakeEngines(answer(["a"]))

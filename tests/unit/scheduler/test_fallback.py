@@ -3,6 +3,9 @@
 import random
 from collections import Counter
 
+import msgspec
+import pytest
+
 from scheduler.fallback import choose, local_cap, place_in_turn
 from scheduler.wire import PlaceRequest, PoolSnapshot
 from tests.support.scheduling import replica, request
@@ -95,3 +98,15 @@ def test_tiers_are_strict_and_a_full_model_stops_no_other() -> None:
 def test_a_request_that_excludes_replicas_stops_nobody() -> None:
     picky = request(tenant="a", exclude=["h/r0"])
     assert served([picky, request(tenant="a"), request(tenant="b")], 5) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("tier", "priority"), [("priority", 0), ("standard", 1), ("batch", 2), ("other", 1)])
+def test_engines_that_order_by_priority_get_the_band(tier: str, priority: int) -> None:
+    plain = replica("h/a")
+    ordered = msgspec.structs.replace(
+        plain, capacity=msgspec.structs.replace(plain.capacity, by_priority=True)
+    )
+    for status, expected in ((plain, None), (ordered, priority)):
+        placement = choose(request(tier=tier), PoolSnapshot(replicas=[status]), {}, random.Random(0))
+        assert placement is not None
+        assert placement.priority == expected

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -289,3 +290,12 @@ def test_a_replica_that_stands_still_keeps_its_whole_backlog() -> None:
     fleet.on_close(entries[1], None, 4.0)
     assert isinstance(fleet.place(request(exclude=[NAMES[1]]), 4.0, random.Random(0)), Choice)
     assert not fleet.replicas[NAMES[0]].load.first_tokens_due
+
+
+def test_a_mirror_holds_what_the_engine_keeps_in_host_memory() -> None:
+    """Exact knowledge does not: the events tell of the engine's own cache."""
+    for kind, room in (("text", 150_000), ("tokens", 100_000)):
+        status = replica(NAMES[0], prefix_kind=kind)
+        tiered = msgspec.structs.replace(status.capacity, host_kv_tokens=50_000)
+        fleet = fleet_of(msgspec.structs.replace(status, capacity=tiered))
+        assert fleet.replicas[NAMES[0]].prefix.room_tokens == room

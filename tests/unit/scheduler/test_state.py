@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -207,6 +208,19 @@ def story(seed: int) -> list[str]:
             done = held.pop(order.randrange(len(held)))
             made.release("api", Released(done.request_id, done.replica_id), n * 0.01)
     return decisions
+
+
+def test_a_placement_has_its_band_as_priority_where_the_engine_orders_by_it() -> None:
+    bands = {"priority": 0, "standard": 1, "unknown": 1, "batch": 2}
+    for by_priority in (False, True):
+        status = replica(slots=8)
+        own = msgspec.structs.replace(status.capacity, by_priority=by_priority)
+        made = new_state(msgspec.structs.replace(status, capacity=own))
+        for tier in bands:
+            made.submit("api", request(tier, tier=tier), 0.0)
+        placed = [each for each in made.dispatch(0.0, random.Random(1)) if isinstance(each, Placed)]
+        got = {each.placement.request_id: each.placement.priority for each in placed}
+        assert got == (bands if by_priority else dict.fromkeys(bands))
 
 
 def test_the_same_events_and_random_numbers_give_the_same_decisions() -> None:

@@ -18,24 +18,25 @@ PRODUCTION_LINES = {
         --reasoning-parser deepseek_v3 --enable-auto-tool-choice --tool-call-parser deepseek_v32
         --enable-prefix-caching --prefix-caching-hash-algo sha256_cbor --enable-prompt-tokens-details
         --max-model-len 163840 --max-num-seqs 256 --gpu-memory-utilization 0.92 --scheduling-policy priority
-        --enable-sleep-mode --shutdown-timeout 120""",
+        --enable-sleep-mode --shutdown-timeout 120 --max-num-batched-tokens 4096""",
     ("minimax-m2.5", "tp4"): """
         vllm serve MiniMaxAI/MiniMax-M2.5 --served-model-name minimax-m2.5 --tensor-parallel-size 4
         --kv-cache-dtype fp8 --speculative-config '{"method":"eagle3","model":"thoughtworks/MiniMax-M2.5-Eagle3",
         "num_speculative_tokens":3,"draft_tensor_parallel_size":1}' --reasoning-parser minimax_m2
         --enable-auto-tool-choice --tool-call-parser minimax_m2 --enable-prefix-caching
-        --enable-prompt-tokens-details --shutdown-timeout 120""",
+        --enable-prompt-tokens-details --shutdown-timeout 120 --max-num-batched-tokens 8192""",
     ("qwen3.5-397b", "tp8"): """
         vllm serve Qwen/Qwen3.5-397B-A17B-FP8 --served-model-name qwen3.5-397b --tensor-parallel-size 8
         --enable-expert-parallel --speculative-config '{"method":"mtp","num_speculative_tokens":2}'
         --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser qwen3_coder --language-model-only
         --max-model-len 262144 --enable-prefix-caching --mamba-cache-mode align --enable-prompt-tokens-details
-        --shutdown-timeout 120""",
+        --shutdown-timeout 120 --max-num-batched-tokens 8192""",
     ("llama-3.3-70b", "tp2"): """
         vllm serve nvidia/Llama-3.3-70B-Instruct-FP8 --served-model-name llama-3.3-70b --tensor-parallel-size 2
         --kv-cache-dtype fp8 --max-model-len 32768 --gpu-memory-utilization 0.92 --enable-auto-tool-choice
         --tool-call-parser llama3_json --enable-prefix-caching --enable-prompt-tokens-details
-        --scheduling-policy priority --max-num-queued-reqs 512 --shutdown-timeout 120""",
+        --scheduling-policy priority --max-num-queued-reqs 512 --shutdown-timeout 120
+        --max-num-batched-tokens 2048""",
 }
 """Lines that vLLM 0.32.0's own parser accepts and resolves to a full configuration (on a faked CUDA platform)."""
 
@@ -168,6 +169,21 @@ WRONG = [
         "standard = { ttft_s = 2.0, tpot_s = 0 }",
         r"models\.deepseek-v3\.2\.targets\.standard: tpot_s is 0, must be between 0.0001 and 3600 seconds",
     ),
+    (
+        "args.max-model-len = 163840",
+        "args.max-num-batched-tokens = 2048\nargs.max-model-len = 163840",
+        r"args\.max-num-batched-tokens: state \.figures\.max_batched_tokens instead",
+    ),
+    (
+        "max_batched_tokens = { value = 4096",
+        "max_batched_tokens = { value = 255",
+        "max_batched_tokens is 255, which has no room for the 256 sequences of a rank",
+    ),
+    (
+        'engine = "vllm"\nhost_kind = "local-cpu"',
+        'kv_offload = { size_gib = 1.0 }\nengine = "vllm"\nhost_kind = "local-cpu"',
+        r"kv_offload needs a size_gib above zero, and \.figures\.kv_token_bytes",
+    ),
     ("standard = { ttft_s", "normal = { ttft_s", "Invalid enum value 'normal'"),
     ("[hosts.", "[hosts", "is not TOML"),
 ]
@@ -200,6 +216,23 @@ def test_a_profile_with_data_parallel_attention_has_its_ranks() -> None:
     profile = load_catalog().model("deepseek-v3.2").profile("dp8")
     assert (profile.capacity.dp_ranks, profile.capacity.gpus) == (8, 8)
     assert load_catalog().model("deepseek-v3.2").profile("tp8").capacity.dp_ranks == 1
+
+
+def test_kv_offloading_is_an_option_with_flags_and_figures(tmp_path: Path) -> None:
+    text = DEFAULT_CATALOG.read_text()
+    gpus = "gpus = 2 # four instances a host"
+    assert gpus in text
+    path = tmp_path / "catalog.toml"
+    path.write_text(text.replace(gpus, gpus + '\nkv_offload = { size_gib = 100, backend = "lmcache" }', 1))
+    entry = load_catalog(path).model("llama-3.3-70b")
+    line = entry.profile().command_line(entry, 9000)
+    found = line.index("--kv-offloading-size")
+    assert line[found : found + 4] == ["--kv-offloading-size", "100.0", "--kv-offloading-backend", "lmcache"]
+    capacity = entry.profile().capacity
+    assert capacity.host_kv_tokens == int(100 * 2**30 / 164_000)
+    assert 0 < capacity.kv_load_s < 1 / capacity.prefill_tokens_per_s
+    bare = load_catalog().model("llama-3.3-70b").profile()
+    assert (bare.capacity.host_kv_tokens, bare.capacity.kv_load_s) == (0, 0.0)
 
 
 def test_missing_file_and_names(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -340,3 +341,71 @@ async def test_an_interval_joins_tokens_but_not_the_first_and_the_last(start: St
     assert texts[0] == texts[1]
     assert events[-1]["usage"] == plain[-1]["usage"]
     assert await EngineApi(engine.client, engine.url, "secret").takes_stream_interval()
+
+
+ONE_SEAT = """
+[hosts."local"]
+gpus = 0
+gpu = ""
+gpu_memory_gb = 0
+
+[models."penstock/tiny"]
+title = "One at a time"
+hub_id = "none/none"
+license = "none"
+context_len = 4096
+capabilities = ["completions"]
+weights_gb = 0
+
+[models."penstock/tiny".list_price]
+input = "1"
+cached_input = "1"
+output = "1"
+reasoning = "1"
+date = 2026-01-01
+source = "none"
+
+[models."penstock/tiny".profiles.one]
+engine = "vllm"
+host_kind = "local"
+gpus = 0
+args.scheduling-policy = "{policy}"
+
+[models."penstock/tiny".profiles.one.figures]
+prefill_tokens_per_s = {{ value = 100000, basis = "assumed", date = 2026-01-01, source = "none" }}
+step_base_s = {{ value = 0.01, basis = "assumed", date = 2026-01-01, source = "none" }}
+step_per_seq_s = {{ value = 0.0001, basis = "assumed", date = 2026-01-01, source = "none" }}
+max_num_seqs = {{ value = 1, basis = "assumed", date = 2026-01-01, source = "none" }}
+kv_cache_tokens = {{ value = 8192, basis = "assumed", date = 2026-01-01, source = "none" }}
+"""
+
+
+@pytest.mark.parametrize(("policy", "order"), [("priority", [0, 1, 2]), ("fcfs", [2, 1, 0])])
+async def test_requests_with_a_priority_overtake_where_the_profile_says_so(
+    start: Start, tmp_path: Path, policy: str, order: list[int]
+) -> None:
+    catalog = tmp_path / "catalog.toml"
+    catalog.write_text(ONE_SEAT.format(policy=policy))
+    engine = await start("--catalog", str(catalog))
+    ended: list[int] = []
+
+    async def ask(priority: int, tokens: int) -> None:
+        await engine.complete(prompt="x", max_tokens=tokens, ignore_eos=True, priority=priority)
+        ended.append(priority)
+
+    async def waiting(count: int) -> None:
+        async def queued() -> bool:
+            return await engine.metric("vllm:num_requests_waiting") == count
+
+        await until(queued)
+
+    async def running() -> bool:
+        return await engine.metric("vllm:num_requests_running") == 1
+
+    tasks = [asyncio.create_task(ask(9, 300))]
+    await until(running)
+    for place, priority in enumerate((2, 1, 0)):
+        tasks.append(asyncio.create_task(ask(priority, 5)))
+        await waiting(place + 1)
+    await asyncio.gather(*tasks)
+    assert ended == [9, *order]

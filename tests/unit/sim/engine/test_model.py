@@ -24,7 +24,7 @@ def capacity(**changes: float) -> Capacity:
 
 def engine(block_size: int = 16, **changes: float) -> EngineModel:
     return EngineModel(
-        StepConfig(capacity(**changes), block_size=block_size, max_batched_tokens=64, noise_cv=0)
+        StepConfig(capacity(max_batched_tokens=64, **changes), block_size=block_size, noise_cv=0)
     )
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -33,7 +33,7 @@ def capacity(**changes: float) -> Capacity:
 
 def config(*, noise_cv: float = 0, tokens: int = 64, **changes: float) -> StepConfig:
     return StepConfig(
-        capacity(**changes), block_size=BLOCK, max_batched_tokens=tokens, noise_cv=noise_cv, kv_events=True
+        capacity(max_batched_tokens=tokens, **changes), block_size=BLOCK, noise_cv=noise_cv, kv_events=True
     )
 
 
@@ -100,6 +100,11 @@ class PlainEngine:
         if self.ends is None and not self.running and not self.waiting:
             self.clock = max(self.clock, now)
         self.waiting.append(Plain(job))
+        self.order()
+
+    def order(self) -> None:
+        if self.config.capacity.by_priority:
+            self.waiting.sort(key=turn)
 
     def abort(self, job: Job, now: float) -> None:
         self.advance(now)
@@ -131,7 +136,7 @@ class PlainEngine:
             need = min(total + self.drafts, job.prompt_tokens + job.output_tokens)
             preempted |= self.room(item, need)
         self.decoding = [item for item in self.decoding if item.running]
-        budget = start = self.config.max_batched_tokens - len(self.decoding) * (1 + self.drafts)
+        budget = start = self.config.capacity.max_batched_tokens - len(self.decoding) * (1 + self.drafts)
         self.completing, self.pairs = [], 0.0
         for item in [item for item in self.running if item.began < 0]:
             if budget > 0 and item.running:
@@ -196,11 +201,12 @@ class PlainEngine:
                 item.anonymous += missing
                 self.tell_removed()
                 break
-            newest = self.running[-1]
-            self.leave(newest)
-            self.waiting.insert(0, newest)
-            newest.job.preemptions += 1
-            self.tell(EventKind.PREEMPTED, newest.job)
+            last = max(self.running, key=turn) if self.config.capacity.by_priority else self.running[-1]
+            self.leave(last)
+            self.waiting.insert(0, last)
+            self.order()
+            last.job.preemptions += 1
+            self.tell(EventKind.PREEMPTED, last.job)
             preempted = True
         return preempted
 
@@ -249,6 +255,11 @@ class PlainEngine:
             self.removed.clear()
 
 
+def turn(item: Plain) -> tuple[int, int]:
+    """The order of an engine that schedules by priority; keys ascend by arrival."""
+    return item.job.priority, item.job.key
+
+
 # ---------------------------------------------------------------- scripts of requests
 
 
@@ -268,6 +279,7 @@ class Act:
     """-1, or which earlier request is dropped instead."""
     look: bool
     """Whether somebody asks for the next event."""
+    priority: int
 
 
 WIDTH = 2 * BLOCK
@@ -281,6 +293,7 @@ acts = st.builds(
     continues=st.booleans(),
     aborts=st.sampled_from([-1, -1, -1, -1, 0, 3, 5]),
     look=st.booleans(),
+    priority=st.integers(0, 2),
 )
 
 
@@ -289,7 +302,15 @@ def job_of(key: int, act: Act) -> Job:
     whole = (act.prompt + act.answer) // WIDTH
     chain = [10_000 * act.group + index for index in range(shared)]
     after = [1_000_000 + 1000 * key + index for index in range(whole - shared)] if act.continues else []
-    return Job(key, act.prompt, act.answer, blocks=chain, block_tokens=WIDTH, output_blocks=after)
+    return Job(
+        key,
+        act.prompt,
+        act.answer,
+        blocks=chain,
+        block_tokens=WIDTH,
+        output_blocks=after,
+        priority=act.priority,
+    )
 
 
 def play(
@@ -341,9 +362,10 @@ def plainly(event: Event) -> tuple[float, EventKind, int, tuple[int, ...]]:
     st.integers(60, 140),
     st.sampled_from([1.0, 2.0]),
     st.integers(2, 8),
+    st.booleans(),
 )
 def test_skipping_steps_is_the_same_as_taking_them(
-    script: list[Act], blocks: int, accept: float, seats: int
+    script: list[Act], blocks: int, accept: float, seats: int, by_priority: bool
 ) -> None:
     settings_ = config(
         kv_cache_tokens=blocks * BLOCK,
@@ -352,6 +374,7 @@ def test_skipping_steps_is_the_same_as_taking_them(
         step_experts_s=0.02,
         expert_share=0.1,
         prefill_pair_s=1e-5,
+        by_priority=by_priority,
     )
     seen, jobs = play(script, StepEngine(settings_, random.Random(1)))
     expected, plain_jobs = play(script, PlainEngine(settings_))
@@ -424,3 +447,35 @@ def test_a_request_must_fit_into_one_ranks_cache() -> None:
     with pytest.raises(ValueError, match="larger than the KV cache"):
         engine(dp_ranks=4, kv_cache_tokens=400).add(Job(0, 100, 10), 0.0)
     engine(dp_ranks=4, kv_cache_tokens=400).add(Job(0, 90, 10), 0.0)
+
+
+@pytest.mark.parametrize(("by_priority", "order"), [(True, [0, 3, 2, 1]), (False, [0, 1, 2, 3])])
+def test_the_priority_of_a_request_decides_only_where_the_profile_says_so(
+    by_priority: bool, order: list[int]
+) -> None:
+    model = engine(max_num_seqs=1, by_priority=by_priority)
+    for key, priority in enumerate((1, 2, 1, 0)):
+        model.add(Job(key, 10, 5, priority=priority), 0.0 if key == 0 else 0.001)
+    ends = [event.job.key for event in drain(model) if event.kind is EventKind.FINISHED and event.job]
+    assert ends == order
+
+
+@pytest.mark.parametrize(("by_priority", "preempted"), [(True, 0), (False, 1)])
+def test_the_least_urgent_request_gives_up_its_blocks(by_priority: bool, preempted: int) -> None:
+    model = engine(kv_cache_tokens=12 * BLOCK, by_priority=by_priority)
+    model.add(Job(0, 5 * BLOCK, 3 * BLOCK, priority=2), 0.0)
+    model.add(Job(1, 5 * BLOCK, 3 * BLOCK, priority=0), 0.0)
+    lost = [event.job.key for event in drain(model) if event.kind is EventKind.PREEMPTED and event.job]
+    assert lost == [preempted]
+
+
+def test_a_chunk_may_cost_more_than_its_tokens() -> None:
+    plain, dear = (replace(config(tokens=64), chunk_s=extra) for extra in (0.0, 0.5))
+    ends = []
+    for settings_ in (plain, dear):
+        model, job = StepEngine(settings_, random.Random(1)), Job(0, 128, 10)
+        model.add(job, 0.0)
+        drain(model)
+        ends.append((job.first_token_at, job.finished_at))
+    assert ends[1][0] == pytest.approx(ends[0][0] + 2 * 0.5)
+    assert ends[1][1] == pytest.approx(ends[0][1] + 2 * 0.5)
