@@ -9,7 +9,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_PARTS = ("run", "compare", "validate", "fit", "replay", "autoscale", "scenario")
+_PARTS = ("run", "compare", "validate", "fit", "replay", "autoscale", "scenario", "tune")
 
 for _part in _PARTS:
     import_module(f"cli.commands.sim.{_part}").register(app)

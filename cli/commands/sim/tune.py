@@ -1,0 +1,206 @@
+"""`penstock sim tune`: studies that choose how the engines of a profile are started."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import Progress, TimeElapsedColumn
+from rich.table import Table
+
+from cli.blocking import check_output, run_blocking
+from cli.context import AsJson
+from sim.pool.tuning import chunk_page, split, split_page, tier_page, tiers
+from sim.pool.tuning.chunks import CHUNK_S, SizeFigures, chosen, study
+from sim.pool.tuning.plots import plot_shares
+from workers.catalog import Catalog, CatalogModel, EngineProfile, load_catalog
+
+app = typer.Typer(help="Choose engine options by simulation.", no_args_is_help=True)
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="MODEL or MODEL:PROFILE; several times. Default: all profiles with GPUs."),
+]
+Page = Annotated[Path | None, typer.Option("--markdown", help="Write the page here.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the knees here, as .svg or .png.")]
+TIERS_STUDIED = (
+    "deepseek-v3.2:tp8", "deepseek-v3.2:tp8-h200", "minimax-m2.5:tp4", "minimax-m2.5:tp4-h100", "llama-3.3-70b:tp2",
+)  # fmt: skip
+"""Profiles of the study of tiers by default: caches of all sizes, and every model whose cache is plain."""
+SPLIT_STUDIED = ("deepseek-v3.2:tp8", "minimax-m2.5:tp4", "llama-3.3-70b:tp2")
+"""Profiles of the study of the split by default: one of each of these models."""
+
+
+def register(group: typer.Typer) -> None:
+    """Add the commands to `penstock sim`."""
+    group.add_typer(app, name="tune")
+
+
+@app.command(epilog="Example: penstock sim tune chunks --model llama-3.3-70b:tp2")
+def chunks(
+    models: Models = None,
+    chunk_ms: Annotated[
+        float, typer.Option(min=0.0, help="Milliseconds of a chunk beside alpha and its tokens.")
+    ] = 1e3 * CHUNK_S,
+    page: Page = None,
+    as_json: AsJson = False,
+) -> None:
+    """Choose the tokens of a step (--max-num-batched-tokens): throughput against pauses of running answers."""
+
+    def act() -> list[SizeFigures]:
+        check_output(page)
+        picked = profiles(load_catalog(), models)
+        with progress() as tick:
+            return [row for pair in picked for row in study(*pair, chunk_s=chunk_ms / 1e3, tick=tick)]
+
+    rows = run_blocking(act)
+    if page is not None:
+        page.write_text(chunk_page.markdown(rows, played=played()), encoding="utf-8")
+        typer.echo(str(page))
+    elif as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(_as_json(rows))).decode())
+    else:
+        Console().print(_table(rows))
+
+
+@app.command("tiers", epilog="Example: penstock sim tune tiers --model llama-3.3-70b:tp2")
+def tier_command(
+    models: Models = None, page: Page = None, plot: Plot = None, as_json: AsJson = False
+) -> None:
+    """Say where a KV cache in host memory pays: one engine with and without it."""
+
+    def act() -> list[tiers.TierFigures]:
+        check_output(page)
+        check_output(plot)
+        catalog = load_catalog()
+        rows = []
+        with progress() as tick:
+            for model, profile in profiles(catalog, models or TIERS_STUDIED):
+                rows += tiers.study(model, profile, catalog.hosts[profile.host_kind], tick=tick)
+        if plot is not None:
+            bars = [
+                (_label(bare.profile, bare.workload), [("with host memory", tier.knee_rps / bare.knee_rps)])
+                for bare, tier in tier_page.pairs(rows)
+            ]
+            plot_shares(bars, plot, "knee over that without")
+        return rows
+
+    rows = run_blocking(act)
+    _write(rows, lambda drawn: tier_page.markdown(rows, played=played(), plot=drawn), page, plot, as_json)
+
+
+@app.command("split", epilog="Example: penstock sim tune split --model llama-3.3-70b:tp2")
+def split_command(
+    models: Models = None, page: Page = None, plot: Plot = None, as_json: AsJson = False
+) -> None:
+    """Say where prefill apart from decode pays: engines divided in two, and undivided."""
+
+    def act() -> list[split.SplitFigures]:
+        check_output(page)
+        check_output(plot)
+        catalog = load_catalog()
+        rows = []
+        with progress() as tick:
+            for model, profile in profiles(catalog, models or SPLIT_STUDIED):
+                rows += split.study(model, profile, catalog.hosts[profile.host_kind], tick=tick)
+        if plot is not None:
+            bars = [
+                (
+                    _label(profile, workload),
+                    [
+                        (f"{row.prefill} prefill + {row.decode}", row.knee_rps / found[0].knee_rps)
+                        for row in found[1:]
+                    ],
+                )
+                for profile, workload, found in split_page.groups(rows)
+            ]
+            plot_shares(bars, plot, "knee over that of undivided engines")
+        return rows
+
+    rows = run_blocking(act)
+    _write(rows, lambda drawn: split_page.markdown(rows, played=played(), plot=drawn), page, plot, as_json)
+
+
+def _write(
+    rows: Sequence[msgspec.Struct],
+    render: Callable[[str | None], str],
+    page: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Write the page, or print it or the figures."""
+    drawn = None if plot is None or page is None else os.path.relpath(plot, page.parent)
+    if page is not None:
+        page.write_text(render(drawn), encoding="utf-8")
+        typer.echo(str(page))
+    elif as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
+    else:
+        Console().print(Markdown(render(None)))
+
+
+def _label(profile: str, workload: str) -> str:
+    return "\n".join([*profile.split(":"), workload.split("-")[0]])
+
+
+def profiles(catalog: Catalog, names: Sequence[str] | None) -> list[tuple[CatalogModel, EngineProfile]]:
+    """Return the named profiles (MODEL = all of its own), or all that have GPUs. Raises InvalidRequest."""
+    if not names:
+        everything = [(model, each) for model in catalog.models.values() for each in model.profiles.values()]
+        return [(model, profile) for model, profile in everything if profile.gpus]
+    found = []
+    for name in names:
+        head, _, tail = name.partition(":")
+        model = catalog.model(head)
+        found += [(model, each) for each in ([model.profile(tail)] if tail else model.profiles.values())]
+    return found
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Show what is played next; yields the function that changes it."""
+    with Progress(
+        *Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda what: bar.update(task, description=what)
+
+
+def played() -> str:
+    """Return when a page was made, and with which version."""
+    return f"Played {datetime.now(UTC):%Y-%m-%d} with version {version('penstock')}."
+
+
+def _as_json(rows: Sequence[SizeFigures]) -> dict[str, Any]:
+    names = dict.fromkeys(row.profile for row in rows)
+    return {
+        "chosen": {name: chosen([row for row in rows if row.profile == name]) for name in names},
+        "figures": [msgspec.to_builtins(row) for row in rows],
+    }
+
+
+def _table(rows: Sequence[SizeFigures]) -> Table:
+    table = Table(title="Tokens of a step", title_justify="left")
+    for name in ("profile", "workload", "tokens", "knee", "pause p90", "TTFT p90", "TPOT p50", ""):
+        table.add_column(name, justify="left" if name in ("profile", "workload", "") else "right")
+    for name in dict.fromkeys(row.profile for row in rows):
+        own = [row for row in rows if row.profile == name]
+        best = chosen(own)
+        for row in own:
+            table.add_row(
+                row.profile,
+                row.workload,
+                f"{row.size:,}",
+                f"{row.knee_rps:.3g}/s",
+                f"{1e3 * row.pause_p90_s:.0f} ms",
+                f"{row.ttft_p90_s:.2f} s",
+                f"{1e3 * row.tpot_p50_s:.1f} ms",
+                "chosen" if row.size == best else "",
+            )
+    return table

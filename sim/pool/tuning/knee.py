@@ -1,0 +1,75 @@
+"""The highest rate at which an arrangement of engines serves nine of ten requests in time."""
+
+from collections.abc import Callable, Sequence
+
+from sim.pool.contract import SimRequest, Workload
+from sim.pool.knee import PRECISION, SERVED, bracket
+from sim.pool.tuning.play import Arrangement, Played, play
+from workers.step_time import decode_step_s, prefill_s
+from workers.wire import Capacity, Targets
+
+REQUESTS = 500
+"""Least requests of a run."""
+MIN_SECONDS = 90.0
+"""Shortest run: several lifetimes of an answer."""
+NEAR = 1.25
+"""Factor between rates that are tried first where the knee of a similar arrangement is known."""
+SEED = 9001
+
+
+class Trial:
+    """One workload at any rate on arrangements that are made anew for every run."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        targets: Targets,
+        promised: Capacity,
+        *,
+        requests: int = REQUESTS,
+        seconds: float = MIN_SECONDS,
+    ) -> None:
+        """`requests` and `seconds`: least size of a run."""
+        self._requests = requests
+        self._seconds = seconds
+        self._workload = workload
+        self._targets = targets
+        self._promised = promised
+
+    def run(self, make: Callable[[], Arrangement], rate: float) -> Played:
+        """Play the workload at `rate` requests/s."""
+        return play(make(), self.requests(rate), self._targets, self._promised)
+
+    def requests(self, rate: float) -> Sequence[SimRequest]:
+        """Return the requests of a run at `rate` requests/s."""
+        seconds = max(self._seconds, self._requests / rate)
+        return list(self._workload.requests(rate=rate, seconds=seconds, seed=SEED))
+
+    def knee(self, make: Callable[[], Arrangement], guess: float = 0.0) -> float:
+        """Return the highest rate (requests/s) with a share SERVED in time, to PRECISION.
+
+        `guess` is the knee of a similar arrangement; 0 = none is known.
+        """
+        low, high = bracket(
+            guess or self.first_guess(make),
+            lambda rate: self.run(make, rate).in_time >= SERVED,
+            factor=NEAR if guess else 2.0,
+        )
+        while high / low > 1.0 + PRECISION:
+            middle = (low * high) ** 0.5
+            if self.run(make, middle).in_time >= SERVED:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def first_guess(self, make: Callable[[], Arrangement]) -> float:
+        """Return the requests per second of engines with empty caches and half-full batches."""
+        capacity, sample = self._promised, self.requests(5.0)
+        batch = max(1, capacity.max_num_seqs // 2)
+        token_s = decode_step_s(capacity, batch, 0) / batch / max(1.0, capacity.accept_per_step)
+        seconds = sum(
+            prefill_s(capacity, each.prompt_tokens, each.prompt_tokens) + each.output_tokens * token_s
+            for each in sample
+        )
+        return len(make().engines) * len(sample) / seconds

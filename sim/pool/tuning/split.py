@@ -1,0 +1,127 @@
+"""Where prefill apart from decode pays: ENGINES engines that do both, and the same engines divided in two.
+
+A prefill engine computes a prompt and its first token, which is thrown away, as vLLM's proxy does. The KV cache then
+moves over the links of the engine's GPUs to a decode engine, which computes the last prompt token again, and answers.
+What the decode engine holds of the prompt does not move.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from sim.engine.step_model.interface import StepConfig
+from sim.engine.step_model.job import Job
+from sim.pool.contract import SimRequest
+from sim.pool.tuning.chunks import CHUNK_S, SIZES, WORKLOADS
+from sim.pool.tuning.knee import Trial
+from sim.pool.tuning.play import Arrangement, Sent, Together, Watched, job_of, pick
+from sim.pool.workloads.registry import workload
+from workers.catalog import CatalogModel, EngineProfile, HostKind
+from workers.kv_links import NETWORK, NVLINK, token_s
+
+ENGINES = 4
+LOAD = 0.8
+"""Rate of the figures beside the knee, as a share of the knee of the undivided engines."""
+REQUESTS = 500
+SECONDS = 45.0
+"""Least size of a run: several engines see more requests in less time."""
+
+
+class SplitFigures(msgspec.Struct, frozen=True):
+    """One division on one workload. Times in seconds."""
+
+    profile: str
+    """MODEL:PROFILE."""
+    workload: str
+    prefill: int
+    """Number of prefill engines; 0 = all engines do both."""
+    decode: int
+    link: str
+    """What the KV cache moves over."""
+    move_us: float
+    """Microseconds to move the KV cache of one token."""
+    knee_rps: float
+    """Highest rate in requests/s, of all engines together, with nine of ten requests in time."""
+    rate_rps: float
+    """Rate of the further figures."""
+    ttft_p50_s: float
+    ttft_p90_s: float
+    tpot_p50_s: float
+    tpot_p90_s: float
+    pause_p90_s: float
+
+
+class Apart:
+    """Engines that compute prompts, and engines that compute answers."""
+
+    def __init__(
+        self, prefill: StepConfig, decode: StepConfig, counts: tuple[int, int], move_s: float
+    ) -> None:
+        """`counts`: numbers of prefill and decode engines. `move_s`: seconds to move the KV cache of one token."""
+        self._prefill = [Watched(prefill, number) for number in range(counts[0])]
+        self._decode = [Watched(decode, counts[0] + number) for number in range(counts[1])]
+        self._move_s = move_s
+        self._link_free_at = dict.fromkeys(self._prefill, 0.0)
+        self.engines: Sequence[Watched] = [*self._prefill, *self._decode]
+
+    def arrive(self, request: SimRequest) -> Sent:
+        """Send a new request to a prefill engine, for one token."""
+        prompt = Job(request.key, request.prompt_tokens, 1, request.blocks, request.block_tokens)
+        return Sent(request.at, pick(self._prefill, request), prompt)
+
+    def follow(self, request: SimRequest, job: Job, engine: Watched) -> Sent | None:
+        """Move a computed prompt to a decode engine."""
+        if engine not in self._link_free_at:
+            return None
+        chosen = pick(self._decode, request)
+        moved = request.prompt_tokens - chosen.cached(request)
+        begins = max(job.finished_at, self._link_free_at[engine])
+        self._link_free_at[engine] = at = begins + moved * self._move_s
+        answer = job_of(request)
+        answer.loaded_tokens = request.prompt_tokens
+        return Sent(at, chosen, answer)
+
+
+def study(
+    model: CatalogModel,
+    profile: EngineProfile,
+    host: HostKind,
+    *,
+    workloads: Sequence[str] = WORKLOADS,
+    requests: int = REQUESTS,
+    tick: Callable[[str], None] = lambda what: None,
+) -> list[SplitFigures]:
+    """Return the figures of every division on every workload; none where the bytes of a token are not known."""
+    if "kv_token_bytes" not in profile.figures:
+        return []
+    together = profile.instances >= ENGINES and host.gpu in NVLINK
+    link, speed = ("NVLink", NVLINK[host.gpu]) if together else ("network", NETWORK)
+    move_s = token_s(profile.figures["kv_token_bytes"].value, profile.gpus, speed)
+    usual = StepConfig(profile.capacity, profile.block_size, CHUNK_S)
+    # No answer runs on a prefill engine that a chunk could interrupt; a decode engine computes no chunks.
+    largest = msgspec.structs.replace(profile.capacity, max_batched_tokens=SIZES[-1])
+    prefill = StepConfig(largest, profile.block_size, CHUNK_S)
+    decode = StepConfig(profile.capacity, profile.block_size)
+    rows = []
+    for name in workloads:
+        source = workload(name, models=[model.name], context=profile.max_model_len)
+        trial = Trial(source, model.service_level, profile.capacity, requests=requests, seconds=SECONDS)
+        near = rate = 0.0
+        for count in range(ENGINES):
+            tick(f"{model.name}:{profile.name} on {name}, {count} of {ENGINES} apart")
+
+            def make(count: int = count) -> Arrangement:
+                if not count:
+                    return Together(usual, ENGINES)
+                return Apart(prefill, decode, (count, ENGINES - count), move_s)
+
+            knee = trial.knee(make, near)
+            near, rate = near or knee, rate or LOAD * knee
+            said = trial.run(make, rate)
+            rows.append(
+                SplitFigures(
+                    f"{model.name}:{profile.name}", name, count, ENGINES - count, link, 1e6 * move_s, knee, rate,
+                    said.ttft_p50_s, said.ttft_p90_s, said.tpot_p50_s, said.tpot_p90_s, said.pause_p90_s,
+                )
+            )  # fmt: skip
+    return rows

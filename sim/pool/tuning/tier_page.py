@@ -1,0 +1,69 @@
+"""Renders docs/results/kv-tiers.md: KV caches in host memory, and where they pay."""
+
+from collections.abc import Sequence
+
+from sim.pool.tuning.chunks import TIE
+from sim.pool.tuning.tiers import HOST_SHARE, LOAD, TierFigures
+from workers.kv_links import PCIE, REACHED
+
+_HEAD = """# KV cache in host memory: where it pays
+
+Written by `penstock sim tune tiers --markdown docs/results/kv-tiers.md --plot docs/images/kv-tiers.svg`; do not edit.
+{played}
+
+One engine of the profile, with the catalog's figures, with and without a second tier of its KV cache in host memory
+(`kv_offload` of a profile: vLLM's native offloading or LMCache). The tier keeps what the engine's own cache evicts. It
+gets {share:.0%} of the host's memory, divided among the engines of the host, over PCI Express 5.0 x16 of each GPU
+({pcie:.0f} GB/s, of which {reached:.0%} arrives).
+
+- **back** and **anew**: microseconds to bring one token's KV back, and to compute it.
+- **knee**: the highest rate at which nine of ten requests are in time.
+- The other figures are at one rate, {load} of the knee without the tier: share of prompt tokens from a cache, and the
+  time to the first token.
+
+**Verdict.** {verdict}
+"""
+
+
+def pairs(rows: Sequence[TierFigures]) -> list[tuple[TierFigures, TierFigures]]:
+    """Return the rows in pairs: without and with the tier."""
+    return list(zip(rows[::2], rows[1::2], strict=True))
+
+
+def markdown(rows: Sequence[TierFigures], *, played: str, plot: str | None) -> str:
+    """Return the page. `played` says when and with what; `plot` is the plot's path from the page, None = no plot."""
+    head = _HEAD.format(
+        played=played, share=HOST_SHARE, pcie=PCIE / 1e9, reached=REACHED, load=LOAD, verdict=verdict(rows)
+    )
+    lines = [head]
+    if plot is not None:
+        lines.append(f"![Knee with the tier over the knee without]({plot})\n")
+    lines += [
+        "| profile | workload | tokens on the GPUs, on the host | back, anew | knee | cached | TTFT p50 | TTFT p90 |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for bare, tier in pairs(rows):
+        lines.append(
+            f"| `{bare.profile}` | `{bare.workload}` | {bare.cache_tokens:,}, {tier.host_tokens:,} "
+            f"({tier.host_gb:.0f} GB) | {tier.load_us:.2f}, {bare.prefill_us:.1f} us "
+            f"| {bare.knee_rps:.2f} -> {tier.knee_rps:.2f}/s ({tier.knee_rps / bare.knee_rps - 1:+.0%}) "
+            f"| {bare.hit_rate:.0%} -> {tier.hit_rate:.0%} "
+            f"| {bare.ttft_p50_s:.2f} -> {tier.ttft_p50_s:.2f} s | {bare.ttft_p90_s:.2f} -> {tier.ttft_p90_s:.2f} s |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def verdict(rows: Sequence[TierFigures]) -> str:
+    """Return where the tier raises the knee by more than TIE, and where it does not, in words."""
+    gains: dict[str, list[str]] = {}
+    for bare, tier in pairs(rows):
+        gain = tier.knee_rps / bare.knee_rps - 1.0
+        if gain > TIE:
+            gains.setdefault(bare.profile, []).append(f"{gain:+.0%} on `{bare.workload}`")
+    idle = [name for name in dict.fromkeys(row.profile for row in rows) if name not in gains]
+    words = [f"`{name}` ({', '.join(found)})" for name, found in gains.items()]
+    pays = f"It pays for {'; '.join(words)}." if words else "It pays for no profile."
+    rest = (
+        f" It does not raise the knee by more than {TIE:.0%} for {', '.join(f'`{name}`' for name in idle)}."
+    )
+    return pays + (rest if idle else "")
