@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -22,15 +23,19 @@ runner = CliRunner()
 
 
 def leaves() -> list[list[str]]:
-    """Every command's path."""
+    """Every command's path, also below groups of groups."""
     root = typer.main.get_group(app)
-    found = []
     context = typer.Context(root)  # type: ignore[arg-type]
-    for name in root.list_commands(context):
-        command = root.get_command(context, name)
+
+    def below(command: Any, path: list[str]) -> list[list[str]]:
         subs = getattr(command, "commands", None)
-        found += [[name, sub] for sub in subs] if subs else [[name]]
-    return found
+        return [leaf for name in subs for leaf in below(subs[name], [*path, name])] if subs else [path]
+
+    return [
+        leaf
+        for name in root.list_commands(context)
+        for leaf in below(root.get_command(context, name), [name])
+    ]
 
 
 @pytest.mark.parametrize("path", leaves(), ids=" ".join)
