@@ -202,8 +202,8 @@ class Output:
             yield from item.close(ended)
 
     def documents(self) -> list[dict[str, Any]]:
-        """Return all items that have ended."""
-        return self._done
+        """Return all items that have ended so far; later ones do not join them."""
+        return list(self._done)
 
     def _add_text(
         self, kind: str, part: str, text: str, logprobs: list[msgspec.Raw] | None

@@ -77,7 +77,7 @@ async def begun(client: Any, response_id: str) -> None:
 async def test_a_response_runs_without_its_client(api: Api, other: Any) -> None:
     client: Any = api.openai()
     queued = await client.responses.create(model=MODEL, input=WATER, max_output_tokens=12, background=True)
-    assert (queued.status, queued.background, queued.usage) == ("queued", True, None)
+    assert (queued.status, queued.background, queued.output, queued.usage) == ("queued", True, [], None)
     assert queued.store is True
     answer = await ended(other, queued.id)
     assert answer.status in ("completed", "incomplete")

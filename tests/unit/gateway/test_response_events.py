@@ -66,6 +66,14 @@ def test_the_response_is_told_to_be_queued_then_in_progress_once() -> None:
     assert events[0]["response"]["background"] is True
 
 
+def test_the_object_of_a_queued_response_stays_as_it_was_when_its_answer_ends() -> None:
+    translation = begin()
+    document = translation.document("queued")
+    translation.feed(chunk("Hi"))
+    translation.cancel()
+    assert (document["status"], document["output"]) == ("queued", [])
+
+
 def test_a_cancelled_response_keeps_its_output() -> None:
     translation = begin()
     translation.queue()
