@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 
 from scheduler.core.policy import Rng
+from scheduler.core.rules import band_index
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot
 from workers.wire import ReplicaState, ReplicaStatus
 
@@ -12,8 +13,6 @@ LOCAL_CAP = 8
 """Most requests that one process places on a replica without the scheduler, beyond those that it had there."""
 LOCAL_CAP_SHARE = 0.25
 """The same as a share of the replica's slots, because other processes place requests independently."""
-TIERS = {"priority": 0, "standard": 1, "batch": 2}
-"""Order of the tiers: all requests of one go before those of the next."""
 
 
 def local_cap(replica: ReplicaStatus) -> int:
@@ -51,7 +50,7 @@ def choose(
         chosen.boot_id,
         chosen.simulated,
         stream_interval=chosen.stream_interval,
-        priority=TIERS.get(request.tier, TIERS["standard"]) if chosen.capacity.by_priority else None,
+        priority=band_index(request.tier) if chosen.capacity.by_priority else None,
     )
 
 
@@ -72,7 +71,7 @@ def place_in_turn(
     queues: dict[str, dict[tuple[int, str], dict[str, deque[PlaceRequest]]]] = {}
     for request in waiting:
         tiers = queues.setdefault(request.model, {})
-        tenants = tiers.setdefault((TIERS.get(request.tier, 1), request.tier), {})
+        tenants = tiers.setdefault((band_index(request.tier), request.tier), {})
         tenants.setdefault(request.tenant_id, deque()).append(request)
     for model, tiers in queues.items():
         for (_, tier), tenants in sorted(tiers.items()):

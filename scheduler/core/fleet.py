@@ -58,14 +58,13 @@ class Fleet:
             if known.status.boot_id != status.boot_id:
                 known.prefix.clear()
                 known.prefill_share = PrefillShare()
+                known.acceptance = Acceptance()
                 known.prefill_done_at = float("-inf")
             if (known.status.boot_id, speeds(known.status.capacity)) != (
                 status.boot_id,
                 speeds(status.capacity),
             ):
                 known.meter = _meter(status)
-            if known.status.boot_id != status.boot_id:
-                known.acceptance = Acceptance()
             known.acceptance.observe(status.counters)
             known.stated = known.acceptance.apply(status.capacity)
             pool = self._pools[status.model]
