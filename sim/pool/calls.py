@@ -1,10 +1,10 @@
-"""A request in progress: its record and its phase."""
+"""A request in progress: its record, its phase, and how an engine sees it."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from sim.engine.step_model.job import Job
-from sim.pool.contract import Record
+from sim.pool.contract import Record, SimRequest
 from sim.pool.network import CallDelays
 
 
@@ -37,3 +37,16 @@ class Call:
     def key(self) -> int:
         """The request's key."""
         return self.record.request.key
+
+
+def job_of(request: SimRequest, priority: int = 0) -> Job:
+    """Return a request as an engine sees it, with its priority there."""
+    return Job(
+        request.key,
+        request.prompt_tokens,
+        request.output_tokens,
+        request.blocks,
+        request.block_tokens,
+        request.output_blocks,
+        priority,
+    )

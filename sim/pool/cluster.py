@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from sim.engine.step_model.engine import EventKind
 from sim.engine.step_model.job import Job
-from sim.pool.calls import Call, Phase
+from sim.pool.calls import Call, Phase, job_of
 from sim.pool.contract import (
     Decision,
     Dispatch,
@@ -199,20 +199,11 @@ class Cluster:
     def _start(self, call: Call) -> None:
         if call.phase is Phase.OVER:
             return
-        request = call.record.request
         replica = self.replicas[call.record.replica_id]
         if not replica.takes_work:
             self.timeline.after(call.delays.from_engine_s, self._on_attempt_failed, call, 0)
             return
-        call.job = Job(
-            request.key,
-            request.prompt_tokens,
-            request.output_tokens,
-            request.blocks,
-            request.block_tokens,
-            request.output_blocks,
-            call.priority,
-        )
+        call.job = job_of(call.record.request, call.priority)
         if replica.wake_at <= self.timeline.now:
             self._advance(replica)
         replica.add(call.job, self.timeline.now)

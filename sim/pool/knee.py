@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 
 from core.errors import InvalidRequest
 from sim.pool.compare import Cell, Players, Row, Setting
+from sim.pool.contract import SimRequest
 from sim.pool.registry import STRONGEST
 from sim.pool.workloads.registry import workload
 from workers.catalog import load_catalog
 from workers.step_time import decode_step_s, prefill_s
+from workers.wire import Capacity
 
 SERVED = 0.9
 """Share of requests (0 to 1) within both targets at the knee."""
@@ -57,14 +59,8 @@ def find(
             on_rate_tried(rate, shares[rate])
         return shares[rate] >= SERVED
 
-    low, high = bracket(first_guess(setting), served)
-    while high / low > 1.0 + PRECISION:
-        middle = (low * high) ** 0.5
-        if served(middle):
-            low = middle
-        else:
-            high = middle
-    return Knee(low, shares[low], len(shares), lifetimes[low])
+    knee = highest_rate(first_guess(setting), served)
+    return Knee(knee, shares[knee], len(shares), lifetimes[knee])
 
 
 def first_guess(setting: Setting) -> float:
@@ -76,13 +72,16 @@ def first_guess(setting: Setting) -> float:
     if not sample:
         raise InvalidRequest(f"{source.name} has no requests")
     capacity = pool[0].capacity
-    full = decode_step_s(capacity, capacity.max_num_seqs, 0) / capacity.max_num_seqs
-    per_token = full / max(1.0, capacity.accept_per_step)
-    seconds = sum(
-        prefill_s(capacity, request.prompt_tokens, request.prompt_tokens) + request.output_tokens * per_token
+    return len(pool) * len(sample) / alone_s(capacity, sample, capacity.max_num_seqs)
+
+
+def alone_s(capacity: Capacity, sample: Sequence[SimRequest], batch: int) -> float:
+    """Return the seconds that one engine with an empty cache and `batch` sequences at once needs for `sample`."""
+    token_s = decode_step_s(capacity, batch, 0) / batch / max(1.0, capacity.accept_per_step)
+    return sum(
+        prefill_s(capacity, request.prompt_tokens, request.prompt_tokens) + request.output_tokens * token_s
         for request in sample
     )
-    return len(pool) * len(sample) / seconds
 
 
 def _share(setting: Setting, rate: float, players: Players) -> tuple[float, float]:
@@ -95,7 +94,22 @@ def _share(setting: Setting, rate: float, players: Players) -> tuple[float, floa
     return share, lifetime_s
 
 
-def bracket(guess: float, served: Callable[[float], bool], *, factor: float = 2.0) -> tuple[float, float]:
+def highest_rate(guess: float, served: Callable[[float], bool], *, factor: float = 2.0) -> float:
+    """Return the highest rate that is served, to PRECISION; from `guess` on, rates are tried by `factor`.
+
+    Raises InvalidRequest where every rate is served, or none.
+    """
+    low, high = _bracket(guess, served, factor)
+    while high / low > 1.0 + PRECISION:
+        middle = (low * high) ** 0.5
+        if served(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _bracket(guess: float, served: Callable[[float], bool], factor: float) -> tuple[float, float]:
     """Return a rate that is served and a rate `factor` times as high that is not."""
     rate, ever = guess, served(guess)
     for _ in range(_STEPS):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import typer
@@ -20,7 +20,9 @@ from cli.context import AsJson
 from sim.pool.tuning import chunk_page, split, split_page, tier_page, tiers
 from sim.pool.tuning.chunks import CHUNK_S, SizeFigures, chosen, study
 from sim.pool.tuning.plots import plot_shares
-from workers.catalog import Catalog, CatalogModel, EngineProfile, load_catalog
+from workers.catalog import Catalog, CatalogModel, EngineProfile, HostKind, load_catalog
+
+RowT_co = TypeVar("RowT_co", covariant=True)
 
 app = typer.Typer(help="Choose engine options by simulation.", no_args_is_help=True)
 Models = Annotated[
@@ -76,13 +78,7 @@ def tier_command(
     """Say where a KV cache in host memory pays: one engine with and without it."""
 
     def act() -> list[tiers.TierFigures]:
-        check_output(page)
-        check_output(plot)
-        catalog = load_catalog()
-        rows = []
-        with progress() as tick:
-            for model, profile in profiles(catalog, models or TIERS_STUDIED):
-                rows += tiers.study(model, profile, catalog.hosts[profile.host_kind], tick=tick)
+        rows = _studied(tiers.study, models or TIERS_STUDIED, page, plot)
         if plot is not None:
             bars = [
                 (_label(bare.profile, bare.workload), [("with host memory", tier.knee_rps / bare.knee_rps)])
@@ -102,13 +98,7 @@ def split_command(
     """Say where prefill apart from decode pays: engines divided in two, and undivided."""
 
     def act() -> list[split.SplitFigures]:
-        check_output(page)
-        check_output(plot)
-        catalog = load_catalog()
-        rows = []
-        with progress() as tick:
-            for model, profile in profiles(catalog, models or SPLIT_STUDIED):
-                rows += split.study(model, profile, catalog.hosts[profile.host_kind], tick=tick)
+        rows = _studied(split.study, models or SPLIT_STUDIED, page, plot)
         if plot is not None:
             bars = [
                 (
@@ -125,6 +115,28 @@ def split_command(
 
     rows = run_blocking(act)
     _write(rows, lambda drawn: split_page.markdown(rows, played=played(), plot=drawn), page, plot, as_json)
+
+
+class _Study(Protocol[RowT_co]):
+    def __call__(
+        self, model: CatalogModel, profile: EngineProfile, host: HostKind, /, *, tick: Callable[[str], None]
+    ) -> Sequence[RowT_co]:
+        """Return the figures of one profile."""
+
+
+def _studied(
+    study: _Study[RowT_co], names: Sequence[str], page: Path | None, plot: Path | None
+) -> list[RowT_co]:
+    """Return the figures of the named profiles, after a check that page and plot can be written."""
+    check_output(page)
+    check_output(plot)
+    catalog = load_catalog()
+    with progress() as tick:
+        return [
+            row
+            for model, profile in profiles(catalog, names)
+            for row in study(model, profile, catalog.hosts[profile.host_kind], tick=tick)
+        ]
 
 
 def _write(

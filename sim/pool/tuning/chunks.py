@@ -12,14 +12,14 @@ fits of whole sweeps cannot see this figure, because their prompts fit into one 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
 from core.errors import InvalidRequest
 from sim.engine.step_model.interface import StepConfig
-from sim.pool.tuning.knee import Trial
+from sim.pool.tuning.knee import LOAD, trial_of
 from sim.pool.tuning.play import Together
-from sim.pool.workloads.registry import workload
 from workers.catalog import CatalogModel, EngineProfile
 from workers.step_time import drafts_of
 from workers.wire import USUAL_BATCHED_TOKENS, Capacity
@@ -32,8 +32,6 @@ CHUNK_S = 0.030
 1k tokens take 52 ms and 8k 115 ms, so 43 ms are fixed, of which alpha and the experts are 12."""
 TIE = 0.05
 """Share of the best size's knee that is no difference: the search ends at 3 %."""
-LOAD = 0.8
-"""Rate at which pauses are compared, as a share of the knee with steps of USUAL_BATCHED_TOKENS."""
 
 
 class SizeFigures(msgspec.Struct, frozen=True):
@@ -77,19 +75,18 @@ def study(
     """Return the figures of every size on every workload. `tick` is called with what is played next."""
     rows: list[SizeFigures] = []
     for name in workloads:
-        source = workload(name, models=[model.name], context=profile.max_model_len)
-        trial = Trial(source, model.service_level, profile.capacity)
+        trial = trial_of(name, model, profile)
 
         def arrangement(size: int) -> Together:
             capacity = msgspec.structs.replace(profile.capacity, max_batched_tokens=size)
             return Together(StepConfig(capacity, profile.block_size, chunk_s))
 
         tick(f"{model.name}:{profile.name} on {name}")
-        usual = near = trial.knee(lambda: arrangement(USUAL_BATCHED_TOKENS))
+        usual = near = trial.knee(partial(arrangement, USUAL_BATCHED_TOKENS))
         for size in reversed(sizes_of(profile.capacity)):
             if size != USUAL_BATCHED_TOKENS:
-                near = trial.knee(lambda size=size: arrangement(size), near)  # type: ignore[misc]
-            said = trial.run(lambda size=size: arrangement(size), LOAD * usual)  # type: ignore[misc]
+                near = trial.knee(partial(arrangement, size), near)
+            said = trial.run(partial(arrangement, size), LOAD * usual)
             rows.append(
                 SizeFigures(
                     f"{model.name}:{profile.name}", name, size,

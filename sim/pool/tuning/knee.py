@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from sim.pool.contract import SimRequest, Workload
-from sim.pool.knee import PRECISION, SERVED, bracket
+from sim.pool.knee import SERVED, alone_s, highest_rate
 from sim.pool.tuning.play import Arrangement, Played, play
-from workers.step_time import decode_step_s, prefill_s
+from sim.pool.workloads.registry import workload
+from workers.catalog import CatalogModel, EngineProfile
 from workers.wire import Capacity, Targets
 
 REQUESTS = 500
@@ -15,6 +16,8 @@ MIN_SECONDS = 90.0
 NEAR = 1.25
 """Factor between rates that are tried first where the knee of a similar arrangement is known."""
 SEED = 9001
+LOAD = 0.8
+"""Rate of the figures beside the knee, as a share of the knee of the arrangement that others are compared with."""
 
 
 class Trial:
@@ -50,26 +53,28 @@ class Trial:
 
         `guess` is the knee of a similar arrangement; 0 = none is known.
         """
-        low, high = bracket(
+        return highest_rate(
             guess or self.first_guess(make),
             lambda rate: self.run(make, rate).in_time >= SERVED,
             factor=NEAR if guess else 2.0,
         )
-        while high / low > 1.0 + PRECISION:
-            middle = (low * high) ** 0.5
-            if self.run(make, middle).in_time >= SERVED:
-                low = middle
-            else:
-                high = middle
-        return low
 
     def first_guess(self, make: Callable[[], Arrangement]) -> float:
         """Return the requests per second of engines with empty caches and half-full batches."""
         capacity, sample = self._promised, self.requests(5.0)
-        batch = max(1, capacity.max_num_seqs // 2)
-        token_s = decode_step_s(capacity, batch, 0) / batch / max(1.0, capacity.accept_per_step)
-        seconds = sum(
-            prefill_s(capacity, each.prompt_tokens, each.prompt_tokens) + each.output_tokens * token_s
-            for each in sample
+        return (
+            len(make().engines) * len(sample) / alone_s(capacity, sample, max(1, capacity.max_num_seqs // 2))
         )
-        return len(make().engines) * len(sample) / seconds
+
+
+def trial_of(
+    name: str,
+    model: CatalogModel,
+    profile: EngineProfile,
+    *,
+    requests: int = REQUESTS,
+    seconds: float = MIN_SECONDS,
+) -> Trial:
+    """Return the trial of the workload `name` with a profile's context, and its model's targets."""
+    source = workload(name, models=[model.name], context=profile.max_model_len)
+    return Trial(source, model.service_level, profile.capacity, requests=requests, seconds=seconds)

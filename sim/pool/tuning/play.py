@@ -17,6 +17,7 @@ import numpy as np
 
 from sim.engine.step_model.engine import Event, EventKind, StepConfig, StepEngine
 from sim.engine.step_model.job import Job
+from sim.pool.calls import job_of
 from sim.pool.contract import SimRequest
 from workers.step_time import own_prefill_s
 from workers.wire import Capacity, Targets
@@ -103,18 +104,6 @@ class Arrangement(Protocol):
 
     def follow(self, request: SimRequest, job: Job, engine: Watched) -> Sent | None:
         """Send on what a finished job of a request leads to; None = the request has its answer."""
-
-
-def job_of(request: SimRequest) -> Job:
-    """Return a request as an engine sees it."""
-    return Job(
-        request.key,
-        request.prompt_tokens,
-        request.output_tokens,
-        request.blocks,
-        request.block_tokens,
-        request.output_blocks,
-    )
 
 
 def pick(engines: Sequence[Watched], request: SimRequest) -> Watched:

@@ -11,17 +11,15 @@ import msgspec
 
 from sim.engine.step_model.interface import StepConfig
 from sim.engine.step_model.job import Job
+from sim.pool.calls import job_of
 from sim.pool.contract import SimRequest
 from sim.pool.tuning.chunks import CHUNK_S, SIZES, WORKLOADS
-from sim.pool.tuning.knee import Trial
-from sim.pool.tuning.play import Arrangement, Sent, Together, Watched, job_of, pick
-from sim.pool.workloads.registry import workload
+from sim.pool.tuning.knee import LOAD, trial_of
+from sim.pool.tuning.play import Arrangement, Sent, Together, Watched, pick
 from workers.catalog import CatalogModel, EngineProfile, HostKind
 from workers.kv_links import NETWORK, NVLINK, token_s
 
 ENGINES = 4
-LOAD = 0.8
-"""Rate of the figures beside the knee, as a share of the knee of the undivided engines."""
 REQUESTS = 500
 SECONDS = 45.0
 """Least size of a run: several engines see more requests in less time."""
@@ -104,8 +102,7 @@ def study(
     decode = StepConfig(profile.capacity, profile.block_size)
     rows = []
     for name in workloads:
-        source = workload(name, models=[model.name], context=profile.max_model_len)
-        trial = Trial(source, model.service_level, profile.capacity, requests=requests, seconds=SECONDS)
+        trial = trial_of(name, model, profile, requests=requests, seconds=SECONDS)
         near = rate = 0.0
         for count in range(ENGINES):
             tick(f"{model.name}:{profile.name} on {name}, {count} of {ENGINES} apart")

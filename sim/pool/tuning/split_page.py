@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from sim.pool.tuning.chunks import TIE
+from sim.pool.tuning.knee import LOAD
 from sim.pool.tuning.play import PAUSE_S
-from sim.pool.tuning.split import ENGINES, LOAD, SplitFigures
+from sim.pool.tuning.split import ENGINES, SplitFigures
 
 _HEAD = """# Prefill apart from decode: where it pays
 

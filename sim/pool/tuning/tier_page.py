@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from sim.pool.tuning.chunks import TIE
-from sim.pool.tuning.tiers import HOST_SHARE, LOAD, TierFigures
+from sim.pool.tuning.knee import LOAD
+from sim.pool.tuning.tiers import HOST_SHARE, TierFigures
 from workers.kv_links import PCIE, REACHED
 
 _HEAD = """# KV cache in host memory: where it pays

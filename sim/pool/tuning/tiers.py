@@ -11,19 +11,15 @@ import msgspec
 
 from sim.engine.step_model.interface import StepConfig
 from sim.pool.tuning.chunks import CHUNK_S, WORKLOADS
-from sim.pool.tuning.knee import Trial
+from sim.pool.tuning.knee import LOAD, trial_of
 from sim.pool.tuning.play import Together
-from sim.pool.workloads.registry import workload
-from workers.catalog import CatalogModel, EngineProfile, HostKind
-from workers.kv_links import PCIE, token_s
+from workers.catalog import CatalogModel, EngineProfile, HostKind, KvOffload
 from workers.wire import Capacity
 
 HOST_SHARE = 0.25
 """Share of a host's memory for KV caches: the weights of sleeping models need most of the rest."""
 REQUESTS = 1200
 """Requests of a run: enough for conversations to come back."""
-LOAD = 0.8
-"""Rate of the figures beside the knee, as a share of the knee without the tier."""
 
 
 class TierFigures(msgspec.Struct, frozen=True):
@@ -56,12 +52,7 @@ def with_tier(profile: EngineProfile, host_gb: float) -> Capacity:
 
     The profile must have the figure `kv_token_bytes`.
     """
-    token_bytes = profile.figures["kv_token_bytes"].value
-    return msgspec.structs.replace(
-        profile.capacity,
-        host_kv_tokens=int(1e9 * host_gb / token_bytes),
-        kv_load_s=token_s(token_bytes, profile.gpus, PCIE),
-    )
+    return msgspec.structs.replace(profile, kv_offload=KvOffload(1e9 * host_gb / 2**30)).capacity
 
 
 def study(
@@ -79,8 +70,7 @@ def study(
     host_gb = HOST_SHARE * host.ram_gb.value / profile.instances
     rows = []
     for name in workloads:
-        source = workload(name, models=[model.name], context=profile.max_model_len)
-        trial = Trial(source, model.service_level, profile.capacity, requests=requests)
+        trial = trial_of(name, model, profile, requests=requests)
         near = rate = 0.0
         for size in (0.0, host_gb):
             tick(f"{model.name}:{profile.name} on {name}, {size:.0f} GB")
