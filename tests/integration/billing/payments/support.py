@@ -24,8 +24,8 @@ RETURN_URL = "http://127.0.0.1:8001/billing"
 
 @asynccontextmanager
 async def gateway_to(fake: FakeStripe, **options: float) -> AsyncIterator[StripeGateway]:
-    """A gateway to the local Stripe with short timeouts."""
-    given = {"timeout_s": 2.0, "max_retries": 0, "max_wait_s": 2.0} | options
+    """A gateway to the local Stripe, without retries. A test whose subject is a timeout gives a short `timeout_s`."""
+    given = {"timeout_s": 60.0, "max_retries": 0, "max_wait_s": 2.0} | options
     gateway = StripeGateway(fake.api_key, fake.url, **given)  # type: ignore[arg-type]
     try:
         yield gateway

@@ -74,7 +74,7 @@ async def test_credit_is_bought_when_it_runs_low_up_to_the_cap(
 
 
 async def test_two_runs_at_once_buy_once(database: Database, fake_stripe: FakeStripe) -> None:
-    async with gateway_to(fake_stripe, timeout_s=10.0, max_retries=2) as gateway:
+    async with gateway_to(fake_stripe, max_retries=2) as gateway:
         await ready(database, gateway, fake_stripe)
         await asyncio.gather(*(auto_topup.run(database, gateway) for _ in range(3)), return_exceptions=True)
         await auto_topup.run(database, gateway)

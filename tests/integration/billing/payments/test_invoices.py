@@ -48,7 +48,7 @@ async def test_more_lines_than_stripe_takes_share_the_last_item(
     database: Database, fake_stripe: FakeStripe
 ) -> None:
     tenant_id = await postpaid(database)
-    async with gateway_to(fake_stripe, timeout_s=10.0) as gateway:
+    async with gateway_to(fake_stripe) as gateway:
         await invoiced(database, tenant_id, [*range(1, 270)])
         fake_stripe.fail("reset_after", path="/v1/invoices/.*/add_lines", times=1)
         await send(database, gateway)
