@@ -57,12 +57,13 @@ unit: env ## the quick tests: unit and architecture, on two cores
 	$(PYTEST) --dist worksteal tests/unit tests/architecture
 
 # The quick ones first. Each call of pytest ends with its counts, above them the times of all calls so far.
+# Integration tests wait for servers half of their time: three workers keep two cores busy.
 # Whole platforms and consoles are started by files: a file stays on one worker.
 test: check docs ## test everything: checks, unit, integration, the real engine, killed processes, the browser
 	@rm -f $(TIMES)
 	$(PYTEST) --dist worksteal --times $(TIMES) tests/unit tests/architecture
 	@$(MAKE) --no-print-directory engine browser
-	$(PYTEST) --dist worksteal --times $(TIMES) tests/integration tests/security
+	$(PYTEST) -n 3 --dist worksteal --times $(TIMES) tests/integration tests/security
 	$(PYTEST) --dist loadfile --times $(TIMES) tests/browser tests/faults tests/e2e
 
 simulate-money: env ## 10,000 seeded schedules of the money path on virtual time, with faults: ARGS="--schedules 500", --help
