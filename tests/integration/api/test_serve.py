@@ -99,7 +99,7 @@ async def test_sigterm_finishes_open_streams(pg_url: str, redis_url: str, tmp_pa
                 process.send_signal(signal.SIGTERM)
                 rest = await answer.content.read()
             assert (first + rest).endswith(b"data: [DONE]\n\n")
-            assert await asyncio.wait_for(process.wait(), 30) == 0
+            assert await asyncio.wait_for(process.wait(), 60) == 0
         [row] = await api.usage_rows(1)
         assert row.outcome in ("completed", "length")
         assert row.output_tokens == (first + rest).count(b'"content":') - 1

@@ -53,7 +53,7 @@ class Played:
 async def played(pg_url: str, database: Database, tmp_path: Path) -> Played:
     await price(database)
     customer = await make_customer(database, "10")
-    manager = HoldManager(pg_url, "api", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
+    manager = HoldManager(pg_url, "api", ttl_s=60, clock=SystemClock(), timeout_s=30.0)
     await manager.start()
     granted = [await manager.place(customer.hold(input_tokens=PROMPT)) for _ in MADE]
     await manager.close()

@@ -58,7 +58,7 @@ async def _books_with_work(platform: Platform, pg_url: str) -> None:
             reason="r", created_by="t", expires_at=await platform.clock.now() + timedelta(days=1),
         )  # fmt: skip
     await platform.end_month()
-    manager = HoldManager(pg_url, "api", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
+    manager = HoldManager(pg_url, "api", ttl_s=60, clock=SystemClock(), timeout_s=30.0)
     await manager.start()
     await manager.place(prepaid.hold())
     await manager.close()

@@ -60,7 +60,7 @@ async def test_killed_under_load_it_loses_no_request_and_sigterm_ends_it(pg_url:
                 assert "penstock_scheduler_decision_seconds" in metrics
                 assert (await http.get("/healthz")).status_code == 200
             child.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(child.wait(), 30) == 0
+            assert await asyncio.wait_for(child.wait(), 60) == 0
 
 
 async def test_a_taken_port_is_said_in_one_line(pg_url: str) -> None:

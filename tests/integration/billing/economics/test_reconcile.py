@@ -104,7 +104,7 @@ def _ignore(request_id: UUID) -> None:
 async def engine(database: Database, pg_url: str) -> AsyncIterator[Engine]:
     await price(database)
     customer = await make_customer(database, "1000")
-    manager = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
+    manager = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=30.0)
     settlement = Settlement(pg_url)
     await manager.start()
     await settlement.start()

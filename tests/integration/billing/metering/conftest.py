@@ -12,7 +12,7 @@ from core.db import connect_system
 
 @pytest.fixture
 async def manager(pg_url: str) -> AsyncIterator[HoldManager]:
-    manager = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
+    manager = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=30.0)
     await manager.start()
     yield manager
     await manager.close()

@@ -39,7 +39,7 @@ async def make_manager(pg_url: str) -> AsyncIterator[Callable[[], "asyncio.Task[
             f"api-{len(managers)}",
             ttl_s=60,
             clock=SystemClock(),
-            timeout_s=5.0,
+            timeout_s=30.0,
             top_up_url="https://pay",
         )
         await manager.start()
