@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser test simulate-money model-sql fuzz bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine chaos cancels load lock lock-engine compat clean
+.PHONY: help env up check unit docs engine browser edge test simulate-money model-sql fuzz bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine chaos cancels load lock lock-engine compat clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -50,6 +50,11 @@ browser: ## find Chromium; as root on Debian, install it
 	  echo "the browser tests need Chromium: install the package 'chromium' and run again" >&2; exit 1; \
 	fi
 
+edge: ## find Caddy, the edge of the compose file; on Debian, fetch it below .tools without installing it
+	@command -v caddy >/dev/null || [ -x .tools/usr/bin/caddy ] || { mkdir -p .tools && cd .tools && \
+	{ apt-get -qq download caddy || { apt-get -qq update && apt-get -qq download caddy; }; } >/dev/null 2>&1 && \
+	dpkg -x caddy_*.deb . && rm caddy_*.deb; } || echo "no Caddy: the tests of the edge are skipped" >&2
+
 PYTEST := $(BIN)/pytest -q -n 2
 TIMES := .pytest_cache/times.json
 
@@ -62,7 +67,7 @@ unit: env ## the quick tests: unit and architecture, on two cores
 test: check docs ## test everything: checks, unit, integration, the real engine, killed processes, the browser
 	@rm -f $(TIMES)
 	$(PYTEST) --dist worksteal --times $(TIMES) tests/unit tests/architecture
-	@$(MAKE) --no-print-directory engine browser
+	@$(MAKE) --no-print-directory engine browser edge
 	$(PYTEST) -n 3 --dist worksteal --times $(TIMES) tests/integration tests/security
 	$(PYTEST) --dist loadfile --times $(TIMES) tests/browser tests/faults tests/e2e
 

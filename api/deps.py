@@ -106,6 +106,7 @@ class Deps:
         self.events = ResponseEvents(self.redis)
         self.streams = ResponseStreams(self.responses, self.events)
         self.background = self._background(settings)
+        self._leaving = False
         self.keys.on_revoked(self._revoked)
         self._services = (
             self.keys,
@@ -197,9 +198,14 @@ class Deps:
         await self.redis.aclose()
         await self.pools.close()
 
+    def leave(self) -> None:
+        """Fail the readiness check from now on: the process will accept no more connections."""
+        self._leaving = True
+
     def checks(self) -> dict[str, bool]:
         """Whether each service that admission needs is available, by name; `task NAME` is one that keeps failing."""
         return {
+            "accepting": not self._leaving,
             "billing": self.holds.connected,
             "usage_spool": self.meter.ready,
             "scheduler": self.scheduler.can_place,

@@ -73,7 +73,11 @@ async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None
         settings.metrics_port, host=settings.metrics_host, healthy=lambda: deps.meter.ready
     )
     server = DrainingServer(
-        config, settings.drain_s, partial(deps.open_requests.abort_all, AbortReason.SHUTDOWN)
+        config,
+        settings.drain_s,
+        cut=partial(deps.open_requests.abort_all, AbortReason.SHUTDOWN),
+        leave=deps.leave,
+        leave_s=settings.shutdown_delay_s,
     )
     await metrics.start()
     log.info("api serves", extra={"host": settings.host, "port": listener.getsockname()[1]})
@@ -88,29 +92,52 @@ async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that lets open requests end: it accepts no more, then cuts those that are left after `drain_s`.
 
+    Before that it reports not to be ready for `leave_s` while it still serves: a load balancer that learns of it in
+    time sends new requests elsewhere, and none arrives on a connection that is being closed.
+
     A second signal cuts them at once, a third SIGINT ends the process. The signal is not raised again after the drain,
     so that the process exits with 0.
     """
 
-    def __init__(self, config: uvicorn.Config, drain_s: float, cut: Callable[[], None]) -> None:
-        """`cut` ends every open request with an error that its client can read."""
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        drain_s: float,
+        *,
+        cut: Callable[[], None],
+        leave: Callable[[], None],
+        leave_s: float,
+    ) -> None:
+        """`leave` makes the readiness check fail; `cut` ends every open request with an error for its client."""
         super().__init__(config)
         self._drain_s = drain_s
         self._cut = cut
+        self._leave = leave
+        self._leave_s = leave_s
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining = False
         self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain at the first signal, cut at the second."""
+        """Leave and then drain at the first signal, cut at the second."""
         self._signals += 1
-        if self._signals == 2 and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cut)
-        elif self._signals != 2:
+        if self._signals == 1 and self._loop is not None and self._leave_s:
+            self._leave()
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._leave_s, self._drain, sig, frame)
+        elif self._signals == 2 and self.should_exit:
+            if self._draining and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._cut)
+        else:
+            super().handle_exit(sig, frame)
+
+    def _drain(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:  # a second signal has begun it
             super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, cut, and stop the services."""
         self._loop = asyncio.get_running_loop()
+        self._draining = True
         if self._signals > 1:
             self._cut()
         timer = self._loop.call_later(self._drain_s, self._cut)
@@ -122,6 +149,7 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the services and accept connections, then freeze the heap."""
         await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
         freeze_heap()
 
     @contextmanager

@@ -53,6 +53,9 @@ class Settings(BaseSettings):
     """Responses of a project that may run in the background at a time; 0 = none, whatever requests say."""
     drain_s: int = Field(default=600, ge=0)
     """Seconds that an API process that is stopped leaves to open answers; what is left then is cut with an error."""
+    shutdown_delay_s: float = Field(default=0, ge=0, le=60)
+    """Seconds that an API process that is stopped still serves while its readiness check fails, so that load balancers
+    send new requests elsewhere before connections are closed; `drain_s` begins afterwards."""
     api_workers: int = 1
     """Number of API processes that share `port`."""
     metrics_port: int = 0

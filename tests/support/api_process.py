@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import io
+import os
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,9 +32,13 @@ from gateway.tokenization.model_tokenizer import PromptTokenizer
 from sim.engine.__main__ import build, parse_arguments
 from sim.engine.failpoints import Failpoints
 from tests.support import scheduling
+from tests.support.ports import free_port
 from tests.support.tenancy import ADMIN, PEPPER, Organisation, make_organisation
 from tests.support.waiting import until
 
+MAIN = (
+    "import sys; from api.serve import main; from core.settings import Settings; sys.exit(main(Settings()))"
+)
 MODEL = "penstock/tiny"
 ENGINE_KEY = "engine-key"
 
@@ -185,3 +191,41 @@ async def api_process(
         finally:
             for client in api.clients:
                 await client.close()
+
+
+@asynccontextmanager
+async def another_process(
+    api: Api, data_dir: Path, **settings: object
+) -> AsyncIterator[tuple[str, asyncio.subprocess.Process]]:
+    """A second API process beside `api`, with its URL. `settings`: names of Settings with their values."""
+    port, common = free_port(), api.deps.settings
+    env = {
+        **os.environ,
+        "DATABASE_URL": common.database_url,
+        "REDIS_URL": common.redis_url,
+        "PENSTOCK_DATA_DIR": str(data_dir),
+        "PENSTOCK_PORT": str(port),
+        "PENSTOCK_INTERNAL_TOKEN": scheduling.TOKEN,
+        "PENSTOCK_KEY_PEPPER": PEPPER.decode(),
+        "PENSTOCK_ENGINE_KEY": common.engine_key.get_secret_value(),
+        "PENSTOCK_SCHEDULER_PORT": str(common.scheduler_port),
+        **{f"PENSTOCK_{name.upper()}": str(value) for name, value in settings.items()},
+    }
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", MAIN, env=env)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        await until(lambda: answers(api.session, f"{url}/readyz"), timeout_s=120)
+        yield url, process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def answers(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether a GET is answered with 200."""
+    try:
+        async with session.get(url) as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
