@@ -1,14 +1,13 @@
 """The data directory of `penstock up`: its lock, its secrets, and runtime.json for other commands."""
 
-import fcntl
 import json
-import os
 import secrets
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from core.directory_lock import DirectoryLock
 from core.embedded import write_private
 from core.errors import Conflict, InvalidRequest
 
@@ -35,7 +34,7 @@ class RunDir:
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir.resolve()
         self.logs = self.path / "logs"
-        self._lock_fd = -1
+        self._lock = DirectoryLock(self.path / "lock")
 
     def acquire(self) -> None:
         """Create the directory and take its lock.
@@ -43,28 +42,19 @@ class RunDir:
         Raises Conflict when another supervisor holds the lock, InvalidRequest when the directory is not writable.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.logs.mkdir(exist_ok=True)
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self.logs.mkdir(parents=True, exist_ok=True)
+            taken = self._lock.acquire()
         except OSError as error:
             raise InvalidRequest(f"the data directory {self.path} cannot be used: {error.strerror}") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(lock, 32).decode().strip()
-            os.close(lock)
+        if not taken:
+            holder, _ = self._lock.holder()
             raise Conflict(
                 f"another `penstock up` (process {holder}) runs on {self.path}; stop it or give another --data-dir"
-            ) from None
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
-        self._lock_fd = lock
+            )
 
     def release(self) -> None:
         """Release the lock."""
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        self._lock.release()
 
     def load_secrets(self) -> Secrets:
         """Read the secrets, which the first start creates. Raises InvalidRequest when the file is damaged."""

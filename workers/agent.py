@@ -26,6 +26,7 @@ from workers.engine_api import EngineApi
 from workers.engine_command import engine_command
 from workers.engine_process import EngineProcess
 from workers.external import ExternalEngine, ExternalSettings, ReplicaNames
+from workers.host_lock import HostLock
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvOutbox
@@ -36,6 +37,7 @@ from workers.replica import EngineAccess, ReplicaRunner, SavedEngine
 from workers.replica_view import Replica
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
+from workers.stray_engines import end_strays
 from workers.wire import CommandResult, Heartbeat, ReplicaCommand, ReplicaState
 
 log = logging.getLogger(__name__)
@@ -60,8 +62,10 @@ def main(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     stop, force = asyncio.Event(), asyncio.Event()
+    lock = HostLock(settings.data_dir)
 
     def on_signal() -> None:
+        lock.on_ending()
         (force if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
@@ -69,13 +73,20 @@ async def _serve(settings: Settings) -> int:
         loop.add_signal_handler(number, on_signal)
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     await metrics.start()
-    agent = Agent(settings, load_catalog(), SystemClock())
+    try:
+        if await lock.acquire(stop):
+            await _hold(Agent(settings, load_catalog(), SystemClock()), stop, force)
+    finally:
+        lock.release()
+        await metrics.close()
+    return 0
+
+
+async def _hold(agent: "Agent", stop: asyncio.Event, force: asyncio.Event) -> None:
     try:
         await agent.run(stop)
     finally:
         await agent.close(force)
-        await metrics.close()
-    return 0
 
 
 class Agent:
@@ -196,12 +207,16 @@ class Agent:
         ]
 
     def _end_unplanned(self, state: AgentState, wanted: set[str]) -> None:
-        """Kill engines of an earlier run that are not in this plan."""
+        """Kill engines of an earlier run that are not in this plan, or of which nothing is known."""
+        kept = set()
         for replica_id, saved in state.engines.items():
-            process = EngineProcess.adopt(saved.process) if replica_id not in wanted else None
-            if process is not None:
+            process = EngineProcess.adopt(saved.process)
+            if process is not None and replica_id in wanted:
+                kept.add(process.pid)
+            elif process is not None:
                 log.info("ending the engine of %s, which is no longer wanted", replica_id)
                 process.kill()
+        end_strays(self._settings.data_dir, kept)
 
     def _make_runner(self, plan: ReplicaPlan, host: HostPlan, saved: SavedEngine | None) -> ReplicaRunner:
         settings, session = self._settings, self._session

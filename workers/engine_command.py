@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from workers import stray_engines
 from workers.kv_endpoints import KvEndpoints
 from workers.plan import ReplicaPlan
 
@@ -54,6 +55,7 @@ def engine_command(
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     env["VLLM_API_KEY"] = engine_key
+    env |= stray_engines.mark(data_dir)
     if plan.engine == "sim":
         points = os.environ.get("PENSTOCK_SIM_FAILPOINTS")
         if points:

@@ -11,20 +11,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-import psutil
-
+from core.process_identity import ProcessIdentity, identify, remains, runs
 from workers.engine_command import CHECKOUT, EngineCommand
 
 _POLL_S = 0.05
-
-
-class ProcessIdentity(msgspec.Struct, frozen=True):
-    """Identifies a process even after its pid was reused."""
-
-    pid: int
-    created: float
-    """Its create_time of psutil: seconds since the epoch."""
 
 
 class EngineProcess:
@@ -48,11 +38,7 @@ class EngineProcess:
                 cwd=CHECKOUT,
                 start_new_session=True,
             )
-        try:
-            created = psutil.Process(child.pid).create_time()
-        except psutil.NoSuchProcess:
-            created = 0.0
-        return cls(ProcessIdentity(child.pid, created), child)
+        return cls(identify(child.pid), child)
 
     @classmethod
     def adopt(cls, identity: ProcessIdentity) -> "EngineProcess | None":
@@ -69,14 +55,7 @@ class EngineProcess:
         """Whether the engine still runs; reaps an ended child."""
         if self._child is not None:
             return self._child.poll() is None
-        try:
-            process = psutil.Process(self.identity.pid)
-            return (
-                abs(process.create_time() - self.identity.created) < 0.5
-                and process.status() != psutil.STATUS_ZOMBIE
-            )
-        except psutil.NoSuchProcess:
-            return False
+        return runs(self.identity)
 
     @property
     def exit_text(self) -> str:
@@ -105,17 +84,7 @@ class EngineProcess:
 
     def kill(self) -> None:
         """Send SIGKILL to the engine's process group, which may outlive its leader."""
-        if self._child is None and not self.alive() and not self._has_orphans():
-            return
+        if not self.alive() and not remains(self.identity):
+            return  # another process may have its pid by now
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.identity.pid, signal.SIGKILL)
-
-    def _has_orphans(self) -> bool:
-        """Whether the group of an ended leader still has members that are not older than the leader."""
-        for process in psutil.process_iter(["create_time"]):
-            try:
-                if os.getpgid(process.pid) == self.identity.pid:
-                    return bool(process.info["create_time"] >= self.identity.created - 0.5)
-            except (ProcessLookupError, PermissionError):
-                continue
-        return False

@@ -16,10 +16,11 @@ import msgspec
 from core.clock import Clock
 from core.errors import Conflict, EngineFailed, InvalidRequest, PenstockError
 from core.ids import incarnation
+from core.process_identity import ProcessIdentity
 from workers.backoff import Backoff
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
-from workers.engine_process import EngineProcess, ProcessIdentity
+from workers.engine_process import EngineProcess
 from workers.plan import ReplicaPlan
 from workers.replica_view import ReplicaView
 from workers.wire import EndedEngine, EngineCounters, ReplicaState, ReplicaStatus
@@ -47,14 +48,15 @@ ENDED_KEPT = 4
 class SavedEngine(msgspec.Struct):
     """A running engine in the state file, from which a new agent can adopt it."""
 
-    process: ProcessIdentity = msgspec.field(name="mark")
-    """Stored as `mark`, the name in existing state files."""
+    process: ProcessIdentity
     url: str
     argv: tuple[str, ...]
     boot_id: str
     warmup: EngineCounters
     ready: bool
     restarts: int = 0
+    ending: bool = False
+    """Whether the agent has begun to end it; it is not adopted then."""
 
 
 class EngineAccess(msgspec.Struct, frozen=True):
@@ -93,6 +95,7 @@ class ReplicaRunner(ReplicaView):
         self._saved = saved
         self._process: EngineProcess | None = None
         self._ready_once = False
+        self._ending = False
         self._should_run = True
         self._changed = asyncio.Event()
         self._backoff = Backoff(clock)
@@ -118,9 +121,9 @@ class ReplicaRunner(ReplicaView):
         return [EndedEngine(status, now - scraped, now - ended) for status, scraped, ended in self._ended]
 
     def saved(self) -> SavedEngine | None:
-        """The running engine for the state file; None when none runs."""
+        """The running engine for the state file, or that of the agent before until it is adopted; None for none."""
         if self._process is None:
-            return None
+            return self._saved
         return SavedEngine(
             process=self._process.identity,
             url=self.url,
@@ -129,6 +132,7 @@ class ReplicaRunner(ReplicaView):
             warmup=self.warmup,
             ready=self._ready_once,
             restarts=self.restarts,
+            ending=self._ending,
         )
 
     async def run(self) -> None:
@@ -149,13 +153,13 @@ class ReplicaRunner(ReplicaView):
 
     async def _start_or_adopt(self) -> None:
         if self._process is None and self._saved is not None:
-            await self._adopt(self._saved)
-            self._saved = None
+            saved, self._saved = self._saved, None
+            self._adopt(saved)
         if self._process is not None and self._ready_once:
             await self._probe_adopted()
             return
         if self._process is None:
-            self._ready_once = False
+            self._ready_once = self._ending = False
             self.enter(ReplicaState.LOADING, "starting the engine")
             fresh = self._access(None)
             self.url, self._command, self._api = fresh.url, fresh.command, fresh.api
@@ -166,12 +170,13 @@ class ReplicaRunner(ReplicaView):
             self._save()
         await self._load()
 
-    async def _adopt(self, saved: SavedEngine) -> None:
+    def _adopt(self, saved: SavedEngine) -> None:
         process = EngineProcess.adopt(saved.process)
         if process is None:
             return
-        if saved.argv != self._command.argv:
-            log.info("replica %s: ending an engine of other settings", self.plan.replica_id)
+        if saved.argv != self._command.argv or saved.ending:
+            why = "that was being ended" if saved.ending else "of other settings"
+            log.info("replica %s: ending an engine %s", self.plan.replica_id, why)
             process.kill()
             return
         log.info("replica %s: adopted the engine with pid %d", self.plan.replica_id, process.pid)
@@ -179,7 +184,18 @@ class ReplicaRunner(ReplicaView):
         self.warmup, self._ready_once, self.restarts = saved.warmup, saved.ready, saved.restarts
 
     async def _probe_adopted(self) -> None:
-        if not await self._api.healthy():
+        """Learn how an adopted engine is. As in _watch, it may miss probes before it counts as dead."""
+        missed = 0
+        while True:
+            try:
+                healthy = await self._api.healthy()
+                break
+            except EngineFailed:
+                missed += 1
+                if missed == MAX_FAILED_PROBES or not self._alive():
+                    raise
+            await asyncio.sleep(SCRAPE_S)
+        if not healthy:
             raise EngineFailed("the adopted engine is broken")
         self.stream_interval = await self._api.takes_stream_interval()
         await self._scrape()
@@ -369,6 +385,9 @@ class ReplicaRunner(ReplicaView):
 
     async def shut_down(self, drain_s: float) -> None:
         """Drain for at most `drain_s` seconds, send SIGTERM, and SIGKILL after the engine's shutdown timeout."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            self._adopt(saved)
         process = self._process
         if (
             process is not None
@@ -382,6 +401,8 @@ class ReplicaRunner(ReplicaView):
         self._should_run = False
         self._changed.set()
         if process is not None:
+            self._ending = True
+            self._save()
             process.terminate()
             if not await process.ended(self._command.stop_s):
                 log.warning("replica %s: the engine ignored SIGTERM; killing it", self.plan.replica_id)

@@ -1,11 +1,14 @@
 """The agent's state file, which lists its engine processes for adoption after a restart."""
 
+import logging
 import os
 from pathlib import Path
 
 import msgspec
 
 from workers.replica import SavedEngine
+
+log = logging.getLogger(__name__)
 
 
 class AgentState(msgspec.Struct):
@@ -15,10 +18,13 @@ class AgentState(msgspec.Struct):
 
 
 def load_state(path: Path) -> AgentState:
-    """The state of the last run; empty when the file is missing or unreadable."""
+    """The state of the last run; empty when the file is missing, damaged, or of a version that wrote other marks."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=AgentState)
-    except (OSError, msgspec.DecodeError):
+    except FileNotFoundError:
+        return AgentState()
+    except (OSError, msgspec.DecodeError) as error:
+        log.warning("%s cannot be read (%s): no engine of an earlier run is adopted", path, error)
         return AgentState()
 
 

@@ -321,6 +321,63 @@ async def test_engines_of_other_settings_are_not_adopted(begin: Begin) -> None:
     assert scheduler.beats[-1].host_kind == "gpu-h100x8-640gb"
 
 
+async def test_an_engine_that_no_state_file_lists_is_ended(begin: Begin) -> None:
+    host, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    await host.stop(signal.SIGKILL)
+    (host.data_dir / "agent-state.json").unlink()
+    await host.start(TEST_HOST=str(host.data_dir))
+    await until(lambda: gone(replica.pid))
+    await until(lambda: scheduler.replicas[0].pid not in (0, replica.pid))
+    await scheduler.ready()
+    assert host.engine_pids() == [scheduler.replicas[0].pid]
+
+
+async def test_an_engine_that_is_being_ended_is_not_adopted(begin: Begin) -> None:
+    host, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    os.kill(replica.pid, signal.SIGSTOP)  # it takes no notice of SIGTERM
+    host.process.send_signal(signal.SIGTERM)
+    state = host.data_dir / "agent-state.json"
+    await until(lambda: '"ending":true' in state.read_text())
+    await host.stop(signal.SIGKILL)
+    os.kill(replica.pid, signal.SIGCONT)
+    await host.start(TEST_HOST=str(host.data_dir))
+    await until(lambda: scheduler.replicas[0].pid not in (0, replica.pid))
+    await scheduler.ready()
+    assert host.engine_pids() == [scheduler.replicas[0].pid]
+
+
+async def test_a_second_agent_on_the_directory_is_refused(begin: Begin) -> None:
+    host, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    second = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli.main", "agent",
+        cwd=CHECKOUT, stderr=asyncio.subprocess.PIPE, env={**host.env, "TEST_HOST": str(host.data_dir)},
+    )  # fmt: skip
+    _, errors = await asyncio.wait_for(second.communicate(), 60)
+    assert second.returncode == 2
+    last = errors.decode().splitlines()[-1]
+    assert f"another agent (process {host.process.pid}) runs on {host.data_dir}" in last
+    assert host.engine_pids() == [replica.pid]
+
+
+async def test_an_agent_waits_for_the_end_of_the_one_before(begin: Begin) -> None:
+    host, scheduler = await begin(PENSTOCK_SIM_SPEEDUP="1")
+    replica = (await scheduler.ready())[0]
+    request = asyncio.create_task(call(replica, prompt="x", max_tokens=500))
+    await until(lambda: scheduler.replicas[0].running == 1)
+    before = host.process
+    before.send_signal(signal.SIGTERM)
+    await host.start(TEST_HOST=str(host.data_dir))
+    assert await asyncio.wait_for(before.wait(), 60) == 0
+    assert (await request)["usage"]["completion_tokens"] == 500
+    assert gone(replica.pid)
+    await until(lambda: scheduler.replicas and scheduler.replicas[0].pid not in (0, replica.pid))
+    await scheduler.ready()
+    assert host.engine_pids() == [scheduler.replicas[0].pid]
+
+
 async def test_runs_without_a_scheduler_and_finds_it_later(begin: Begin) -> None:
     host, scheduler = await begin(with_scheduler=False)
     await until(lambda: host.engine_pids(), 30.0)

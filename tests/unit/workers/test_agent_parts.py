@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import InvalidRequest, Unavailable
+from core.process_identity import ProcessIdentity
 from sim.engine.failpoints import parse_failpoints
 from tests.support.clock import ManualClock
 from workers import engine_install
 from workers.backoff import Backoff
 from workers.economics import HostAccount, ReplicaShare
 from workers.engine_api import parse_metrics
-from workers.engine_process import ProcessIdentity
 from workers.replica import SavedEngine
 from workers.state_file import AgentState, load_state, save_state
 from workers.wire import EngineCounters, ReplicaState
@@ -121,17 +121,26 @@ def test_metrics_of_the_engine() -> None:
     assert parse_metrics("").counters == EngineCounters()
 
 
-def test_state_file(tmp_path: Path) -> None:
+def test_state_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "deep" / "state.json"
     assert load_state(path) == AgentState()
     saved = SavedEngine(
-        ProcessIdentity(7, 1.5), "http://127.0.0.1:1", ("a", "b"), "engine-1", EngineCounters(1, 2), True, 3
+        ProcessIdentity(7, "boot", 15),
+        "http://127.0.0.1:1",
+        ("a", "b"),
+        "engine-1",
+        EngineCounters(1, 2),
+        True,
+        3,
     )
     save_state(path, AgentState({"h/m-0": saved}))
     assert load_state(path).engines == {"h/m-0": saved}
-    assert b'"mark":{' in path.read_bytes()  # the key in state files of earlier versions
-    path.write_text("{")
-    assert load_state(path) == AgentState()
+    assert "cannot be read" not in caplog.text
+    for unreadable in ("{", path.read_text().replace('"boot":"boot","ticks":15', '"created":1.5')):
+        caplog.clear()
+        path.write_text(unreadable)
+        assert load_state(path) == AgentState()
+        assert f"{path} cannot be read" in caplog.text
 
 
 def test_failpoints_of_a_text() -> None:
