@@ -10,15 +10,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from admin.actor import Actor, require
 from admin.approval_limit import Acting, Facts, instant_fact, parse_instant, under_limit
 from admin.audit import record
+from admin.breakeven import PriceRates, loss_warning
 from admin.transactions import read
 from billing.pricing import prices
 from billing.pricing.prices import PriceView, Rates, Unpriced
 from core.db import Database
-from core.errors import NotFound
+from core.errors import Conflict, InvalidRequest, NotFound
 from tenants import organisations
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES, READERS
+from workers.catalog import load_catalog
 
+PRICE_BELOW_COST = "price_below_cost"
+"""Code of the error that asks for a confirmation."""
 PRICE_SET = "price.set"
 PRICE_END = "price.end"
 PRICE_WITHDRAW = "price.withdraw"
@@ -39,25 +43,37 @@ async def set_price(
     effective_from: datetime | None = None,
     currency: str = prices.CURRENCY,
     reason: str | None = None,
+    below_cost: bool = False,
 ) -> PriceView:
     """Set a list price, or a contract price of `tenant_id`, in dollars per million tokens.
 
     Cached input defaults to the input price, reasoning to the output price. It holds from `effective_from` (None =
     now) until the next scheduled price. The first list price of a model and tier needs one person; every other waits
-    for a second one. Raises InvalidRequest, Conflict, NotFound, WaitsForApproval.
+    for a second one. A price at which a host loses money at full load is only saved with `below_cost`. Raises
+    InvalidRequest, Conflict (code PRICE_BELOW_COST without that confirmation), NotFound, WaitsForApproval.
     """
     require(actor, *PLATFORM_ROLES)
     prices.check_currency(currency)
+    rates = Rates(
+        input,
+        input if cached_input is None else cached_input,
+        output,
+        output if reasoning is None else reasoning,
+    )
+    warning = await _loss(database, actor, model, tier, rates)
+    if warning is not None and not below_cost:
+        raise Conflict(
+            f"this price is {warning}; confirm with below_cost (--below-cost) to save it",
+            code=PRICE_BELOW_COST,
+            param="below_cost",
+        )
     facts = {
         "model": model,
         "tier": tier,
-        "input": input,
-        "cached_input": input if cached_input is None else cached_input,
-        "output": output,
-        "reasoning": output if reasoning is None else reasoning,
+        **msgspec.structs.asdict(rates),
         "effective_from": instant_fact(effective_from),
         "reason": None if reason is None else clean_reason(reason),
-    }
+    } | ({} if warning is None else {"below_cost": warning})
 
     async def amount(connection: AsyncConnection) -> int | None:
         first = tenant_id is None and not await prices.was_priced(connection, model)
@@ -72,6 +88,19 @@ async def set_price(
         amount=amount,
         facts=facts,
     )
+
+
+async def _loss(database: Database, actor: Actor, model: str, tier: str, rates: Rates) -> str | None:
+    """Of what a price warns; None for one that is in no range, which is refused later."""
+    try:
+        rates.to_pico()
+    except InvalidRequest:
+        return None
+    if tier not in prices.TIERS:
+        return None
+    shown = PriceRates(rates.input, rates.cached_input, rates.output)
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        return await loss_warning(connection, load_catalog(), model=model, tier=tier, rates=shown)
 
 
 async def apply_price(
@@ -230,7 +259,9 @@ async def ensure_list_prices(
     for model, rate in rates.items():
         if model not in priced:
             amounts = msgspec.structs.asdict(rate)
-            made.append(await set_price(database, actor, model=model, **amounts, reason=reason))
+            made.append(
+                await set_price(database, actor, model=model, **amounts, reason=reason, below_cost=True)
+            )
     return made
 
 

@@ -175,6 +175,7 @@ async def _price(
                     model=name,
                     **msgspec.structs.asdict(rates),
                     reason="price of penstock up",
+                    below_cost=True,  # the catalog says nothing of the hosts of engines that run elsewhere
                 )
         return []
     missing = [name for name in names if name not in in_force]

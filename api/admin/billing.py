@@ -55,6 +55,11 @@ class PriceCreate(RequestBody):
     reasoning: PerMtok | None = Field(default=None, description="Default: the output price.")
     effective_from: datetime | None = Field(default=None, description="Default: now.")
     currency: str = Field(default="USD", max_length=20, description="USD, before tax; no other is supported.")
+    below_cost: bool = Field(
+        default=False,
+        description="Save it although a full host would not be paid for; without it such a price gets 409 "
+        "`price_below_cost`.",
+    )
     reason: Reason | None = None
 
 

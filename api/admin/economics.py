@@ -11,10 +11,13 @@ from pydantic import BaseModel, Field
 from admin import economics as admin_economics
 from admin import reconcile as admin_reconcile
 from admin.actor import Actor
+from admin.breakeven import breakeven as compute_breakeven
+from admin.breakeven_inputs import Choice
 from api.admin.deps import AdminDeps, Limit, ReasonBody, RequestBody
 from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
 from billing.ledger.months import parse_month
 from billing.usage.period import parse_group_by, parse_instant, parse_period
+from workers.service_level import Tier
 
 From = Annotated[str | None, Query(alias="from", max_length=40, description="Date or whole UTC hour.")]
 To = Annotated[str | None, Query(alias="to", max_length=40, description="Excluded.")]
@@ -24,6 +27,8 @@ Since = Annotated[
 ]
 Usd = Annotated[str, Field(pattern=r"^-?[0-9]{1,15}(\.[0-9]{1,12})?$", max_length=30, examples=["1234.56"])]
 Text = Annotated[str, Field(min_length=1, max_length=200)]
+Amount = Annotated[str | None, Query(max_length=30, description="Dollars; default: the price in force.")]
+Tokens = Annotated[int | None, Query(ge=0, le=2**31, description="Default: the mean of the last 30 days.")]
 
 
 class Rows(BaseModel):
@@ -65,6 +70,7 @@ def router(deps: AdminDeps) -> APIRouter:
     """Routes of GPU economics and reconciliation."""
     routes = deps.router("economics")
     _margin_routes(routes, deps)
+    _breakeven_route(routes, deps)
     _price_routes(routes, deps)
     _invoice_routes(routes, deps)
     _reconcile_routes(routes, deps)
@@ -127,6 +133,46 @@ def _margin_routes(routes: APIRouter, deps: AdminDeps) -> None:
             after=(parse_instant(after_from, "after_from"), parse_instant(after_to, "after_to")),
         )
         return _to_object(view)
+
+
+def _breakeven_route(routes: APIRouter, deps: AdminDeps) -> None:
+    auth = Depends(deps.actor)
+
+    @routes.get("/economics/breakeven", summary="When a host is paid for, and which price and layout pay")
+    async def read_breakeven(
+        actor: Annotated[Actor, auth],
+        model: Annotated[str, Query(min_length=1, max_length=200)],
+        tier: Tier = "standard",
+        profile: Annotated[str | None, Query(max_length=200)] = None,
+        host_kind: Annotated[str | None, Query(max_length=200)] = None,
+        host_price: Amount = None,
+        input_price: Amount = None,
+        cached_price: Amount = None,
+        output_price: Amount = None,
+        input_tokens: Tokens = None,
+        output_tokens: Tokens = None,
+        cached_share: Annotated[str | None, Query(max_length=20, description="0 to 1.")] = None,
+        margin: Annotated[str, Query(max_length=20, description="Share of revenue that is left.")] = "0",
+        utilisation: Annotated[str, Query(max_length=20, description="Share of full load.")] = "1",
+        hosts: Annotated[int, Query(ge=1, le=1024)] = 1,
+    ) -> dict[str, Any]:
+        choice = Choice(
+            model=model,
+            tier=tier,
+            profile=profile,
+            host_kind=host_kind,
+            host_price=host_price,
+            input_price=input_price,
+            cached_price=cached_price,
+            output_price=output_price,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cached_share=cached_share,
+            margin=margin,
+            utilisation=utilisation,
+            hosts=hosts,
+        )
+        return _to_object(await compute_breakeven(deps.database, actor, choice=choice))
 
 
 def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:

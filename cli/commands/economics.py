@@ -16,6 +16,7 @@ from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
 from billing.economics.published_costs import published_example
 from billing.ledger.months import bounds, parse_month
 from billing.usage.period import parse_group_by, parse_instant, parse_period
+from cli.commands import breakeven
 from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run
 from cli.tenancy import Reason, parse_id
 from core.db import Database
@@ -37,6 +38,7 @@ invoices = typer.Typer(
 )
 app.add_typer(prices, name="host-price")
 app.add_typer(invoices, name="provider-invoice")
+breakeven.register(app)
 
 From = Annotated[
     str | None, typer.Option("--from", help="Date or whole UTC hour; default: start of this UTC month.")
@@ -56,7 +58,7 @@ def report(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show revenue, GPU cost, cost per million tokens and margin; what nobody used as lines of its own."""
+    """Show revenue, GPU cost, cost per million tokens and margin; idle, loading and asleep as lines of their own."""
 
     async def act() -> Any:
         period = parse_period(start, end)

@@ -56,11 +56,17 @@ def set_(
         str | None, typer.Option("--from", help="Date or instant in UTC from which it holds; default: now.")
     ] = None,
     currency: Annotated[str, typer.Option(help="USD; no other is supported.")] = "USD",
+    below_cost: Annotated[
+        bool, typer.Option("--below-cost", help="Save it although a full host would not be paid for.")
+    ] = False,
     reason: MaybeReason = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set or schedule a price; requests that are running keep theirs."""
+    """Set or schedule a price; requests that are running keep theirs.
+
+    A price at which a host loses money at full load is only saved with --below-cost.
+    """
 
     async def act(database: Database, who: Actor) -> object:
         tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
@@ -77,6 +83,7 @@ def set_(
             effective_from=None if effective_from is None else parse_instant(effective_from, "--from"),
             currency=currency,
             reason=reason,
+            below_cost=below_cost,
         )
 
     perform(act, data_dir, as_json)

@@ -67,6 +67,7 @@ _FACTS: dict[str, tuple[str, Callable[[Any], Formatted | str]]] = {
     "month": ("Month", _plain),
     "corrects": ("Corrects the month", _plain),
     "warning": ("Remains due", _plain),
+    "below_cost": ("Warning", _plain),
     "reason": ("Reason", _plain),
 }
 """Names and formats of facts, in the order in which they are shown. Others, such as ids, follow."""

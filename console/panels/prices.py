@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from nicegui import ui
@@ -15,6 +16,7 @@ from console.deps import Console
 from console.format import moment, per_mtok
 from console.panels.amounts import parse_instant
 from console.viewer import Viewer, toast_ok
+from core.errors import Conflict
 from core.money import per_mtok_to_pico_per_token
 
 CLASSES = {
@@ -155,6 +157,27 @@ def parse_rate(text: str) -> str:
     return plain
 
 
+async def _save_price(console: Console, viewer: Viewer, facts: dict[str, Any]) -> bool:
+    """Save a price; one below cost only after a confirmation. Returns False when that is not given."""
+    try:
+        await admin_prices.set_price(console.database, viewer.actor, **facts)
+    except Conflict as conflict:
+        if conflict.code != admin_prices.PRICE_BELOW_COST:
+            raise
+        answer = await confirm(
+            viewer,
+            "Save a price below cost?",
+            conflict.message,
+            "Save all the same",
+            danger=True,
+            needs_reason=False,
+        )
+        if answer is None:
+            return False
+        await admin_prices.set_price(console.database, viewer.actor, **facts, below_cost=True)
+    return True
+
+
 def open_price_form(
     console: Console,
     viewer: Viewer,
@@ -182,19 +205,19 @@ def open_price_form(
             start.error = str(error)
         if start.error or any(box.error for box in rates.values()):
             return False
-        await admin_prices.set_price(
-            console.database,
-            viewer.actor,
-            model=model.value,
-            tier=tier.value,
-            tenant_id=UUID(whose.value) if whose.value else None,
-            effective_from=begins,
-            reason=(reason.value or "").strip() or None,
-            input=values["input"],
-            output=values["output"],
-            cached_input=values.get("cached_input"),
-            reasoning=values.get("reasoning"),
-        )
+        facts = {
+            "model": model.value,
+            "tier": tier.value,
+            "tenant_id": UUID(whose.value) if whose.value else None,
+            "effective_from": begins,
+            "reason": (reason.value or "").strip() or None,
+            "input": values["input"],
+            "output": values["output"],
+            "cached_input": values.get("cached_input"),
+            "reasoning": values.get("reasoning"),
+        }
+        if not await _save_price(console, viewer, facts):
+            return False
         toast_ok(f"The price of {model.value} is {'scheduled' if begins else 'set'}.")
         await done()
         return True

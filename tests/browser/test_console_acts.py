@@ -13,6 +13,7 @@ from admin import accounts as admin_accounts
 from admin import audit as admin_audit
 from admin import keys as admin_keys
 from admin import limits as admin_limits
+from admin import prices as admin_prices
 from admin.actor import system_actor
 from admin.prices import PRICE_SET
 from core.db import Database
@@ -229,6 +230,32 @@ async def test_a_price_is_scheduled_and_listed(person: Person, site: Site) -> No
     row = person.page.locator("[aria-label='Prices'] tbody tr", has_text="Scheduled")
     await expect(row).to_contain_text("$1.2345")
     await expect(row).to_contain_text("1 Jan 2099")
+
+
+async def test_a_price_below_cost_is_saved_only_after_a_question(person: Person, site: Site) -> None:
+    await person.sign_in(ADMIN)
+    await person.open("/models")
+    await person.page.get_by_role("button", name="New price").click()
+    form = person.page.get_by_role("dialog", name="New price")
+    await form.get_by_label("Input", exact=True).fill("0.0001")
+    await form.get_by_label("Output", exact=True).fill("0.0001")
+    await form.get_by_label("Begins (UTC)").fill("2098-01-01")
+    question = person.page.get_by_role("dialog", name="Save a price below cost?")
+    await form.get_by_role("button", name="Save price").click()
+    await expect(question).to_contain_text("at full load a local-cpu")
+    await question.get_by_role("button", name="Cancel").click()
+    await expect(question).to_be_hidden()
+    database = Database(site.database_url, name="test")
+    try:
+        scheduled = [
+            each.status for each in await admin_prices.list_prices(database, ME) if each.input == "0.0001"
+        ]
+        assert scheduled == []
+        await form.get_by_role("button", name="Save price").click()
+        await question.get_by_role("button", name="Save all the same").click()
+        await expect(person.page.get_by_text("waits for the approval of another person")).to_be_visible()
+    finally:
+        await database.close()
 
 
 async def test_the_report_on_the_page_and_in_the_files_is_the_ledgers(person: Person, site: Site) -> None:

@@ -101,7 +101,7 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/models/scaling/reset", {"model": "deepseek-v3.2"}, 200, "model.reset_scaling"),
     ("POST", "/models/deprecate", {"name": "deepseek-v3.2"}, 200, "model.deprecate"),
     ("POST", "/models/retire", {"name": "deepseek"}, 200, "model.retire"),
-    ("POST", "/prices", {"model": "deepseek-v3.2", "input": "0.50", "output": "1.50"}, 201, "price.set"),
+    ("POST", "/prices", {"model": "deepseek-v3.2", "input": "5.00", "output": "15.00"}, 201, "price.set"),
     ("POST", "/prices/{version}/withdraw", {"reason": "x"}, 202, "price.withdraw.request"),
     ("POST", "/prices/end", {"model": "deepseek-v3.2", "reason": "x"}, 202, "price.end.request"),
     ("POST", "/contracts/{contract_id}/end", {"reason": "x"}, 202, "contract.end.request"),
