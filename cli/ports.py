@@ -4,7 +4,7 @@ import socket
 from dataclasses import replace
 
 from cli.supervisor import RoleSpec
-from core.child import free_port
+from core.child import free_port, kernel_ports
 from core.errors import InvalidRequest
 
 
@@ -13,19 +13,30 @@ def choose_port(
 ) -> tuple[int, str]:
     """(port to listen on, note for the user or ""): `wanted`, else `default`, else any free port with a note.
 
-    `wanted` 0 means any free port. A port of `avoid` counts as taken. Raises InvalidRequest when `wanted` is taken.
+    `wanted` 0 means any free port. A note warns of a port that the kernel may give to a connection. A port of `avoid`
+    counts as taken. Raises InvalidRequest when `wanted` is taken.
     """
     if wanted == 0:
         return free_port(host), ""
     port = default if wanted is None else wanted
     if port not in avoid and is_free(host, port):
-        return port, ""
+        return port, _warning(port, flag)
     if wanted is not None:
         raise InvalidRequest(
             f"port {wanted} is taken; stop what listens there or give another {flag} (0 = any)"
         )
     chosen = free_port(host)
     return chosen, f"Port {port} is taken; using {chosen} ({flag} chooses another)."
+
+
+def _warning(port: int, flag: str) -> str:
+    taken = kernel_ports()
+    if port not in taken:
+        return ""
+    return (
+        f"Port {port} is one that the kernel gives to outgoing connections ({taken.start}-{taken.stop - 1}); "
+        f"after a restart it may be taken. Use another {flag}."
+    )
 
 
 def is_free(host: str, port: int) -> bool:

@@ -249,10 +249,16 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise Unavailable(f"no free TCP port was found on {host}; end what listens there")
 
 
-def _ports_outside_the_kernels_range() -> range:
+def kernel_ports() -> range:
+    """Ports that the kernel gives to outgoing connections. A server on one may find it taken when it starts again."""
     try:
         first, last = map(int, _KERNEL_PORTS.read_text().split())
     except (OSError, ValueError):  # not Linux
         first, last = 49152, 65535
-    below, above = range(10_000, min(first, 65536)), range(last + 1, 65536)
+    return range(first, last + 1)
+
+
+def _ports_outside_the_kernels_range() -> range:
+    taken = kernel_ports()
+    below, above = range(10_000, min(taken.start, 65536)), range(taken.stop, 65536)
     return max(below, above, key=len) or range(10_000, 65536)

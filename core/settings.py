@@ -41,6 +41,9 @@ class Settings(BaseSettings):
     """Directory for this machine's state: embedded services, spools, logs, engine state."""
     host: str = "127.0.0.1"
     """Address that HTTP roles bind."""
+    advertise_host: str = ""
+    """Address at which API processes reach the engines of this host; empty = `host`, or where that is 0.0.0.0 the one
+    that the machine's name has. Engines bind it where it is this machine's, and `host` where it is not (behind NAT)."""
     port: int = 8000
     """Port of the customer API."""
     console_port: int = 8001

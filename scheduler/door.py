@@ -79,6 +79,9 @@ class Door:
         if handler is not None and session.term > handler.term:
             handler.outdated(session.term)
             return
+        if handler is not None and (details := handler.refusal(session)):
+            session.turn_away("the name of another that is connected", details)
+            return
         session.handler = handler
         self._sign(session)
         if handler is not None:

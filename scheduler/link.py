@@ -47,6 +47,12 @@ class Link(asyncio.Protocol):
         return self.transport is None or self.transport.is_closing()
 
     @property
+    def peer(self) -> str:
+        """The address of the other end, for messages."""
+        name = self.transport.get_extra_info("peername") if self.transport is not None else None
+        return str(name[0]) if name else "an unknown address"
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes in the write buffer."""
         return self.transport.get_write_buffer_size() if self.transport else 0

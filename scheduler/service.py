@@ -47,6 +47,8 @@ SNAPSHOT_S = 1.0
 """Longest time between two snapshots, in seconds."""
 CLIENT_GRACE_S = 2.0
 """Seconds for which a client's placements are kept after its connection is lost, because it may reconnect."""
+AGENT_LIVES_S = 2.0
+"""Seconds after its last message for which an agent keeps another one with its id out; heartbeats come every 0.5 s."""
 HOST_TTL_S = 60.0
 """Seconds without a heartbeat after which a host is no longer shown."""
 COUNTERS_S = 0.5
@@ -159,6 +161,17 @@ class SchedulerService:
         self._outdated(term)
         self.may_serve()
 
+    def refusal(self, session: Session) -> str:
+        """Refuse an agent while another run with its id is heard. A run whose connection was lost replaces that one."""
+        other = self._agents.get(session.name) if session.kind == "agent" else None
+        now = self._clock.monotonic()
+        if other is None or session.run in ("", other.run) or now - other.heard_at > AGENT_LIVES_S:
+            return ""
+        return (
+            f"another agent with the id {session.name} is connected, from {other.peer}: "
+            "each host needs a data directory with a host-id file of its own"
+        )
+
     def on_peer(self, session: Session) -> None:
         """Take a client or an agent that the door has admitted."""
         if session.kind == "agent":
@@ -185,6 +198,7 @@ class SchedulerService:
         if previous := self._agents.get(session.name):
             previous.abort()
         self._agents[session.name] = session
+        session.heard_at = self._clock.monotonic()
         log.info("agent %s connected", session.name)
 
     def on_client_message(self, session: Session, message: FromClient) -> None:
@@ -204,6 +218,7 @@ class SchedulerService:
 
     def on_agent_message(self, session: Session, message: FromAgent) -> None:
         """Apply a heartbeat or cache events to the scheduler state; return a command's result to its sender."""
+        session.heard_at = self._clock.monotonic()
         match message:
             case Heartbeat():
                 self._heartbeat(session, message)

@@ -20,7 +20,7 @@ from scheduler.messages import (
     Welcome,
 )
 from scheduler.wire import Placement
-from workers.wire import AgentHello
+from workers.wire import AgentHello, AgentRefusal
 
 HELLO_TIMEOUT_S = 5.0
 """Seconds within which a peer must send its hello frame."""
@@ -49,6 +49,9 @@ class SessionHandler(Protocol):
 
     def outdated(self, term: int) -> None:
         """A peer knows a scheduler of the higher term `term`."""
+
+    def refusal(self, session: "Session") -> str:
+        """Why a peer is turned away although it is authenticated; empty when it is not."""
 
     def on_peer(self, session: "Session") -> None:
         """A client or an agent is authenticated."""
@@ -105,6 +108,10 @@ class Session(Link):
         """The highest term that the peer knew when it connected."""
         self.waits = False
         """Whether the peer is an agent that waits for a Claim."""
+        self.run = ""
+        """The agent's id of its run; empty for other peers."""
+        self.heard_at = 0.0
+        """When an agent has sent something last, in seconds of the service's clock."""
         self._answers = Answers([], [])
         self._hello_timer: asyncio.TimerHandle | None = None
 
@@ -174,23 +181,13 @@ class Session(Link):
 
     def _on_hello(self, hello: ClientHello | AgentHello) -> None:
         is_agent = isinstance(hello, AgentHello)
-        name = hello.agent_id if isinstance(hello, AgentHello) else hello.name
-        if not self.host.token_matches(hello.token.encode(errors="surrogatepass")):
-            self._reject("wrong internal token", notify=not is_agent)
-            return
-        if not name or len(name) > MAX_NAME:
-            self._reject("a name must have 1 to 200 characters", notify=not is_agent)
-            return
-        if isinstance(hello, ClientHello) and hello.wire != WIRE_VERSION:
-            self._reject(
-                "another version of the wire",
-                f"the scheduler speaks version {WIRE_VERSION} of the wire, "
-                f"this process {hello.wire}: run both from one release",
-            )
-            return
-        self.waits = isinstance(hello, AgentHello) and hello.waits
-        if is_agent and not self.waits and self.host.handler is None:
-            self._reject("an agent of an older release, and this scheduler stands by", notify=False)
+        if isinstance(hello, AgentHello):
+            self.waits, self.run, name = hello.waits, hello.run, hello.agent_id
+        else:
+            name = hello.name
+        why, details = self._fault(hello, name)
+        if why:
+            self._reject(why, details, is_agent=is_agent)
             return
         if self._hello_timer is not None:
             self._hello_timer.cancel()
@@ -200,9 +197,34 @@ class Session(Link):
         metrics.CONNECTIONS.labels(self.kind).inc()
         self.host.introduce(self)
 
-    def _reject(self, why: str, details: str = "", *, notify: bool = True) -> None:
+    def _fault(self, hello: ClientHello | AgentHello, name: str) -> tuple[str, str]:
+        """Why the peer is turned away, for the metric and, where that says too little, for the log; "" if it is not."""
+        if not self.host.token_matches(hello.token.encode(errors="surrogatepass")):
+            return (
+                "wrong internal token",
+                "wrong internal token: PENSTOCK_INTERNAL_TOKEN must be the scheduler's",
+            )
+        if not name or len(name) > MAX_NAME:
+            return "a name must have 1 to 200 characters", ""
+        if isinstance(hello, ClientHello) and hello.wire != WIRE_VERSION:
+            return (
+                "another version of the wire",
+                f"the scheduler speaks version {WIRE_VERSION} of the wire, "
+                f"this process {hello.wire}: run both from one release",
+            )
+        if isinstance(hello, AgentHello) and not hello.waits and self.host.handler is None:
+            return "an agent of an older release, and this scheduler stands by", ""
+        return "", ""
+
+    def turn_away(self, why: str, details: str) -> None:
+        """Refuse a peer that is authenticated: `why` for the metric, `details` for its log and this one's."""
+        self._reject(why, details, is_agent=self.kind == "agent")
+
+    def _reject(self, why: str, details: str = "", *, is_agent: bool = False) -> None:
         metrics.REJECTED_CONNECTIONS.labels(why).inc()
         log.warning("turning a connection away: %s", details or why)
-        if notify:
+        if not is_agent:
             self.send(Welcome("", details or why, WIRE_VERSION))
+        elif self.waits:
+            self.send(AgentRefusal(details or why))
         self.close()

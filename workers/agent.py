@@ -30,7 +30,7 @@ from workers.host_lock import HostLock
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvOutbox
-from workers.machine import reachable_address
+from workers.machine import engine_address
 from workers.plan import HostPlan, ReplicaPlan
 from workers.prepare import prepare
 from workers.replica import EngineAccess, ReplicaRunner, SavedEngine
@@ -115,6 +115,7 @@ class Agent:
             heartbeat=self.heartbeat,
             execute=self.execute,
             outbox=self._outbox,
+            run=self._boot_id,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -223,14 +224,14 @@ class Agent:
         if session is None:
             raise RuntimeError("the agent has not started")
         key = settings.engine_key.get_secret_value()
-        address = reachable_address(settings.host)
+        address = engine_address(settings.host, settings.advertise_host)
         kv = kv_endpoints(settings.data_dir, plan.replica_id) if self._is_exact(plan) else None
 
         def access(url: str | None) -> EngineAccess:
-            url = url or f"http://{address}:{free_port(address)}"
+            url = url or address.url(free_port(address.bind))
             command = engine_command(
                 plan,
-                host=address,
+                host=address.bind,
                 port=int(url.rsplit(":", 1)[1]),
                 engine_env=settings.engine_env,
                 engine_key=key,

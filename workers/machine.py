@@ -5,13 +5,19 @@ import os
 import re
 import shutil
 import socket
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 import msgspec
 
+from core.addresses import Address
+from core.errors import InvalidRequest
+
 _HUB_PROBE = "import sys; from huggingface_hub import hf_hub_download as get; get(sys.argv[1], 'config.json')"
 HUB_TIMEOUT_S = 6.0
 """Seconds that the probe of the model hub may take."""
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+"""A host name; an IPv4 address looks like one."""
 
 
 class Gpus(msgspec.Struct, frozen=True):
@@ -78,6 +84,50 @@ async def hub_has(python: Path, hub_id: str, timeout_s: float = HUB_TIMEOUT_S) -
         process.kill()
         await process.wait()
         return False
+
+
+class EngineAddress(msgspec.Struct, frozen=True):
+    """Where the engines of a host are."""
+
+    bind: str
+    """Address that they bind."""
+    reach: str
+    """Address or name at which other hosts reach them."""
+
+    def url(self, port: int) -> str:
+        """The base URL of the engine on `port`."""
+        return f"http://{Address(self.reach, port)}"
+
+
+def engine_address(host: str, advertised: str) -> EngineAddress:
+    """Where engines are, by the settings `host` and `advertise_host`. Raises InvalidRequest for no address or name."""
+    if not advertised:
+        address = reachable_address(host)
+        return EngineAddress(address, address)
+    if not (_NAME.fullmatch(advertised) or _is_ipv6(advertised)):
+        raise InvalidRequest(
+            f"PENSTOCK_ADVERTISE_HOST is {advertised!r}; it must be an address or a name without a port, like 10.0.0.5"
+        )
+    return EngineAddress(advertised if _is_of_this_machine(advertised) else host, advertised)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_of_this_machine(address: str) -> bool:
+    """Whether `address` can be bound; a name is not resolved."""
+    try:
+        ip_address(address)
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.bind((address, 0))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def reachable_address(bind: str) -> str:

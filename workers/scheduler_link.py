@@ -17,7 +17,7 @@ from core.addresses import Address
 from core.framing import FrameTooLarge, pack, read_frame
 from core.supervise import supervise
 from workers.kv_events_feed import KvOutbox
-from workers.wire import AgentHello, Claim, CommandResult, Heartbeat, KvResync, ReplicaCommand
+from workers.wire import AgentHello, AgentRefusal, Claim, CommandResult, Heartbeat, KvResync, ReplicaCommand
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +27,24 @@ SILENT_S = 4.0
 """Seconds without a frame after which a scheduler counts as dead; it sends a Claim every second."""
 _INITIAL_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
+_REFUSED_BACKOFF_S = (1.0, 30.0)
+"""Shortest and longest wait of an agent that is turned away: somebody has to change a setting first."""
+_STEADY_S = 2.0
+"""Seconds of being served after which the wait before the next connection is the shortest again."""
 _CONNECT_TIMEOUT_S = 5.0
 COALESCE_S = 0.015
 """Seconds over which changes of prefix caches are merged: a busy engine publishes at every step."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_incoming = msgspec.msgpack.Decoder(ReplicaCommand | KvResync | Claim)
+_incoming = msgspec.msgpack.Decoder(ReplicaCommand | KvResync | Claim | AgentRefusal)
 
 
 class _Outdated(Exception):
     """The scheduler has a lower term than another that was seen."""
+
+
+class _Refused(Exception):
+    """The scheduler has turned this agent away; the text says why."""
 
 
 class SchedulerLink:
@@ -51,15 +59,19 @@ class SchedulerLink:
         heartbeat: Callable[[], Heartbeat],
         execute: Callable[[ReplicaCommand], Awaitable[CommandResult]],
         outbox: KvOutbox,
+        run: str = "",
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`token` is the internal token."""
+        """`token` is the internal token, `run` tells this run of the agent from every other agent. `pause` waits some
+        seconds before the next connection."""
         self.term = 0
         """The highest term that was seen."""
         self._addresses = tuple(addresses)
-        self._token, self._agent_id = token, agent_id
+        self._token, self._agent_id, self._run = token, agent_id, run
         self._heartbeat = heartbeat
         self._execute = execute
         self._outbox = outbox
+        self._pause = pause
         self._due = asyncio.Event()
         self._followed: asyncio.StreamWriter | None = None
         """The connection to the scheduler that serves."""
@@ -82,43 +94,59 @@ class SchedulerLink:
                 group.create_task(self._stay_connected(address))
 
     async def _stay_connected(self, address: Address) -> None:
-        wait = _INITIAL_BACKOFF_S
+        loop = asyncio.get_running_loop()
+        wait, refusal_wait, refusal = _INITIAL_BACKOFF_S, _REFUSED_BACKOFF_S[0], ""
         while True:
+            began, served = loop.time(), False
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     reader, writer = await asyncio.open_connection(*address)
-                wait = await self._session(address, reader, writer) or wait
+                served = await self._session(address, reader, writer)
             except (OSError, TimeoutError):
                 log.debug("the scheduler at %s does not answer", address)
-            await asyncio.sleep(wait)
+            except _Refused as error:
+                if str(error) != refusal:
+                    refusal = str(error)
+                    log.error("the scheduler at %s turned this agent away: %s", address, refusal)
+                await self._pause(refusal_wait)
+                refusal_wait = min(refusal_wait * 2, _REFUSED_BACKOFF_S[1])
+                continue
+            if served:
+                refusal, refusal_wait = "", _REFUSED_BACKOFF_S[0]
+            if served and loop.time() - began >= _STEADY_S:
+                wait = _INITIAL_BACKOFF_S
+            await self._pause(wait)
             wait = min(wait * 2, _MAX_BACKOFF_S)
 
     async def _session(
         self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> float:
-        """Exchange frames until the connection ends. Returns the seconds to wait before the next one; 0 = longer than
-        before, because the scheduler did not serve."""
-        followed = False
+    ) -> bool:
+        """Exchange frames until the connection ends. Returns whether the scheduler served. Raises _Refused."""
+        served = False
         try:
-            hello = AgentHello(self._token, self._agent_id, waits=True, term=self.term)
+            hello = AgentHello(self._token, self._agent_id, waits=True, term=self.term, run=self._run)
             writer.write(pack(_encode(hello)))
             while True:
                 async with asyncio.timeout(SILENT_S):
                     frame = await read_frame(reader)
                 self._receive(_incoming.decode(frame), writer)
-                followed |= writer is self._followed
+                served |= writer is self._followed
         except (OSError, EOFError, TimeoutError, FrameTooLarge, msgspec.DecodeError, _Outdated) as error:
             if writer is self._followed:
                 why = error or type(error).__name__
                 log.warning("the connection to the scheduler at %s was lost: %s", address, why)
-            return _INITIAL_BACKOFF_S if followed else 0.0
+            return served
         finally:
             if writer is self._followed:
                 self._leave()
             writer.close()
 
-    def _receive(self, message: ReplicaCommand | KvResync | Claim, writer: asyncio.StreamWriter) -> None:
-        """Handle a frame. Only the scheduler that is followed is obeyed. Raises _Outdated."""
+    def _receive(
+        self, message: ReplicaCommand | KvResync | Claim | AgentRefusal, writer: asyncio.StreamWriter
+    ) -> None:
+        """Handle a frame. Only the scheduler that is followed is obeyed. Raises _Outdated and _Refused."""
+        if isinstance(message, AgentRefusal):
+            raise _Refused(message.error)
         if isinstance(message, Claim):
             self._on_claim(message.term, writer)
         elif writer is not self._followed:

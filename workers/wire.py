@@ -188,6 +188,18 @@ class AgentHello(msgspec.Struct, tag="agent_hello"):
     """Whether the agent waits for a Claim before it sends anything more; an older one does not know that frame."""
     term: Term = 0
     """The highest term of the lease that the agent knows of; a scheduler of a lower one stops."""
+    run: str = ""
+    """Id of this run of the agent, which tells it from another agent with the same id; an older one sends none."""
+
+
+class AgentRefusal(msgspec.Struct, tag="agent_refusal"):
+    """Scheduler to agent, in place of a Claim: it is turned away, and the connection is closed.
+
+    An agent that does not know this frame closes the connection by itself.
+    """
+
+    error: str
+    """What is wrong and what to do."""
 
 
 class Claim(msgspec.Struct, tag="claim"):

@@ -7,7 +7,7 @@ import pytest
 
 from cli.ports import choose_port, is_free, serve_metrics_on
 from cli.supervisor import RoleSpec
-from core.child import free_port
+from core.child import free_port, kernel_ports
 from core.errors import InvalidRequest
 
 
@@ -49,6 +49,17 @@ def test_zero_is_any_free_one() -> None:
 def test_a_free_port_is_none_of_those_that_outgoing_connections_take() -> None:
     first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     assert not any(first <= free_port() <= last for _ in range(50))
+
+
+def test_a_port_that_the_kernel_may_give_away_is_taken_with_a_warning() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    assert port in kernel_ports()
+    chosen, note = choose_port("127.0.0.1", port, 1, "--port", avoid=set())
+    assert chosen == port
+    assert "the kernel gives to outgoing connections" in note
+    assert "Use another --port." in note
 
 
 def test_a_free_port_is_kept_for_the_server_that_asked_for_it() -> None:
