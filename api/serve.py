@@ -21,6 +21,7 @@ from api.customer import members, organization, statements
 from api.customer.protocol import HeadLimitProtocol
 from api.deps import Deps
 from core.clock import SystemClock
+from core.exit_deadline import ExitDeadline
 from core.heap import freeze_heap
 from core.settings import Settings
 from core.telemetry import MetricsServer, flush_tracing, setup_tracing
@@ -29,6 +30,8 @@ from gateway.tokenization.model_tokenizer import PromptTokenizer
 
 CUT_S = 10
 """Seconds after the drain for the answers that were cut to be ended; connections that are left are closed then."""
+SETTLE_S = 15
+"""Seconds after that for the services to stop; then the process ends, and its spool keeps what is not stored."""
 BACKLOG = 2048
 """Connections that the kernel queues until they are accepted."""
 TCP_USER_TIMEOUT_MS = 60_000
@@ -53,6 +56,11 @@ def main(settings: Settings, simulated_tokenizer: PromptTokenizer | None = None)
 
 async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None) -> int:
     """Bind the port, serve, and drain."""
+    deadline = ExitDeadline(
+        settings.shutdown_delay_s + settings.drain_s + CUT_S + SETTLE_S,
+        supervisor_pid=settings.supervisor_pid,
+    )
+    deadline.start()
     deps = Deps(settings, simulated_tokenizer=simulated_tokenizer)
     listener = bind(settings.host, settings.port)
     config = uvicorn.Config(
@@ -78,6 +86,7 @@ async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None
         cut=partial(deps.open_requests.abort_all, AbortReason.SHUTDOWN),
         leave=deps.leave,
         leave_s=settings.shutdown_delay_s,
+        on_stop=deadline.arm,
     )
     await metrics.start()
     log.info("api serves", extra={"host": settings.host, "port": listener.getsockname()[1]})
@@ -107,13 +116,16 @@ class DrainingServer(uvicorn.Server):
         cut: Callable[[], None],
         leave: Callable[[], None],
         leave_s: float,
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """`leave` makes the readiness check fail; `cut` ends every open request with an error for its client."""
+        """`leave` makes the readiness check fail; `cut` ends every open request with an error for its client;
+        `on_stop` hears of every signal."""
         super().__init__(config)
         self._drain_s = drain_s
         self._cut = cut
         self._leave = leave
         self._leave_s = leave_s
+        self._on_stop = on_stop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
         self._signals = 0
@@ -121,6 +133,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Leave and then drain at the first signal, cut at the second."""
         self._signals += 1
+        self._on_stop()
         if self._signals == 1 and self._loop is not None and self._leave_s:
             self._leave()
             self._loop.call_soon_threadsafe(self._loop.call_later, self._leave_s, self._drain, sig, frame)

@@ -2,6 +2,8 @@
 
 import json
 import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,11 @@ import msgspec
 from core.directory_lock import DirectoryLock
 from core.embedded import write_private
 from core.errors import Conflict, InvalidRequest
+from core.process_identity import runs
+
+LEFT_S = 30.0
+"""Seconds that the roles of a killed supervisor may take to end; they need ORPHANED_S of core/exit_deadline.py."""
+_POLL_S = 0.1
 
 
 class Secrets(msgspec.Struct, kw_only=True):
@@ -36,21 +43,42 @@ class RunDir:
         self.logs = self.path / "logs"
         self._lock = DirectoryLock(self.path / "lock")
 
-    def acquire(self) -> None:
+    @property
+    def lock_descriptor(self) -> int:
+        """What the roles inherit, so that the directory stays locked until the last of them has ended; -1 = none."""
+        return self._lock.descriptor
+
+    def acquire(self, tell: Callable[[str], None] = lambda text: None) -> None:
         """Create the directory and take its lock.
 
-        Raises Conflict when another supervisor holds the lock, InvalidRequest when the directory is not writable.
+        When the supervisor before this one was killed, its roles may be ending still: they are waited for, because
+        they use the same ports and files, and `tell` says so. Raises Conflict when another supervisor holds the lock,
+        or what one has left does not end within LEFT_S; InvalidRequest when the directory is not writable.
         """
+        deadline, told = time.monotonic() + LEFT_S, False
+        while not self._try_acquire():
+            holder = self._lock.holder()
+            if holder is None or runs(holder.process):
+                pid = holder.process.pid if holder is not None else "of an earlier version"
+                raise Conflict(
+                    f"another `penstock up` (process {pid}) runs on {self.path}; stop it or give another --data-dir"
+                )
+            left = ", ".join(map(str, self._lock.open_in()))
+            if time.monotonic() >= deadline:
+                raise Conflict(
+                    f"processes of a killed `penstock up` on {self.path} do not end: {left}; end them by hand"
+                )
+            if not told:
+                tell(f"waiting for the end of what a killed `penstock up` has left here (processes {left})")
+                told = True
+            time.sleep(_POLL_S)
+
+    def _try_acquire(self) -> bool:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
-            taken = self._lock.acquire()
+            return self._lock.acquire()
         except OSError as error:
             raise InvalidRequest(f"the data directory {self.path} cannot be used: {error.strerror}") from None
-        if not taken:
-            holder, _ = self._lock.holder()
-            raise Conflict(
-                f"another `penstock up` (process {holder}) runs on {self.path}; stop it or give another --data-dir"
-            )
 
     def release(self) -> None:
         """Release the lock."""

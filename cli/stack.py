@@ -74,7 +74,8 @@ class Platform:
         self._options = options
         self._dir = run_dir
         self._display = display
-        self._supervisor = Supervisor(run_dir.logs)
+        lock = run_dir.lock_descriptor
+        self._supervisor = Supervisor(run_dir.logs, inherit=(lock,) if lock >= 0 else ())
         self._servers: dict[str, EmbeddedPostgres | EmbeddedRedis] = {}
         self._secrets = run_dir.load_secrets()
         self._stripe = stripe_setup.StripeSetup(HOST, self._secrets)
@@ -279,6 +280,7 @@ class Platform:
             "DATABASE_URL": self._urls["database_url"],
             "REDIS_URL": self._urls["redis_url"],
             "PENSTOCK_DATA_DIR": str(self._dir.path),
+            "PENSTOCK_SUPERVISOR_PID": str(os.getpid()),
             "PENSTOCK_HOST": HOST,
             "PENSTOCK_PORT": str(self._ports.get("port", 0)),
             "PENSTOCK_CONSOLE_PORT": str(self._ports.get("console-port", 0)),

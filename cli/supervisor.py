@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +54,11 @@ class RoleSpec:
 class RoleProcess:
     """A supervised process with its restart state."""
 
-    def __init__(self, spec: RoleSpec, log_dir: Path, on_start: Callable[[int], None]) -> None:
+    def __init__(
+        self, spec: RoleSpec, log_dir: Path, on_start: Callable[[int], None], inherit: Collection[int] = ()
+    ) -> None:
         self.spec = spec
+        self._inherit = inherit
         self._on_start = on_start
         self.log_path = log_dir / f"{spec.name}.log"
         self.restarts = 0
@@ -72,7 +75,13 @@ class RoleProcess:
     def start(self) -> None:
         """Start the process. Call it from the main thread only; core.child gives the reason."""
         with self.log_path.open("ab") as output:
-            self._process = child.spawn(self.spec.command, log=output, env=self.spec.env, cwd=self.spec.cwd)
+            self._process = child.spawn(
+                self.spec.command,
+                log=output,
+                env=self.spec.env,
+                cwd=self.spec.cwd,
+                inherit=self._inherit,
+            )
         self._on_start(self._process.pid)
         self._started_at = time.monotonic()
         self._start_again_at = None
@@ -156,8 +165,10 @@ class RoleProcess:
 class Supervisor:
     """All supervised processes by name."""
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path, *, inherit: Collection[int] = ()) -> None:
+        """`inherit`: file descriptors that every role keeps open, such as that of the data directory's lock."""
         self._log_dir = log_dir
+        self._inherit = inherit
         self._roles: dict[str, RoleProcess] = {}
         self._not_reaped: set[int] = set()
         self.hurry = asyncio.Event()
@@ -166,7 +177,7 @@ class Supervisor:
 
     def add(self, spec: RoleSpec) -> RoleProcess:
         """Start a process and supervise it."""
-        process = RoleProcess(spec, self._log_dir, self.exclude_from_reaping)
+        process = RoleProcess(spec, self._log_dir, self.exclude_from_reaping, self._inherit)
         process.start()
         self._roles[spec.name] = process
         return process
@@ -196,7 +207,7 @@ class Supervisor:
     async def run_once(self, name: str, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> int:
         """Run a command and return its exit status; the output goes to <log_dir>/<name>.log. Cancelling kills it."""
         with (self._log_dir / f"{name}.log").open("wb") as output:
-            process = child.spawn(command, log=output, env=env, cwd=cwd)
+            process = child.spawn(command, log=output, env=env, cwd=cwd, inherit=self._inherit)
         self.exclude_from_reaping(process.pid)
         try:
             await child.exited(process, math.inf)

@@ -7,6 +7,7 @@ import random
 import signal
 from collections.abc import Iterator
 from functools import partial
+from types import FrameType
 
 import uvicorn
 from nicegui import Client
@@ -18,6 +19,7 @@ from console.sessions import SessionStore
 from core import redis as core_redis
 from core.clock import SystemClock
 from core.db import Database
+from core.exit_deadline import ExitDeadline
 from core.logs import setup_logging
 from core.settings import Settings
 from core.telemetry import MetricsServer, setup_tracing
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 5
 """Seconds that open pages have to end; browsers reconnect after a restart."""
+STOP_S = 20.0
+"""Seconds that a stop may take."""
 
 _OPEN_PAGES = Gauge(
     "penstock_console_open_pages", "Pages held in memory: open tabs, and closed ones for a few seconds."
@@ -37,6 +41,15 @@ _TASKS = Gauge("penstock_console_tasks", "Tasks of the event loop; returns to it
 
 class _Server(uvicorn.Server):
     """uvicorn that does not raise the signal again after the drain, so that a requested stop exits with 0."""
+
+    def __init__(self, config: uvicorn.Config, deadline: ExitDeadline) -> None:
+        super().__init__(config)
+        self._deadline = deadline
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the drain, which has a deadline."""
+        self._deadline.arm()
+        super().handle_exit(sig, frame)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -69,6 +82,8 @@ def _api_base_url(settings: Settings) -> str:
 
 
 async def _serve(settings: Settings) -> int:
+    deadline = ExitDeadline(STOP_S, supervisor_pid=settings.supervisor_pid)
+    deadline.start()
     clock = SystemClock()
     database = Database(settings.database_url, name="penstock-console")
     redis = core_redis.connect(settings.redis_url)
@@ -106,7 +121,8 @@ async def _serve(settings: Settings) -> int:
             server_header=False,
             timeout_graceful_shutdown=DRAIN_S,
             ws="websockets-sansio",
-        )
+        ),
+        deadline,
     )
     try:
         await server.serve()

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -150,10 +150,12 @@ def spawn(
     account: Account | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    inherit: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start `command` in its own session, so that Ctrl-C does not reach it, tied to the calling thread's life.
 
-    Standard output and error go to `log`. Raises OSError when it cannot be started.
+    The process keeps the file descriptors `inherit` open. Standard output and error go to `log`. Raises OSError when
+    it cannot be started.
     """
     return subprocess.Popen(  # noqa: S603 - no part of the command is input
         list(command),
@@ -166,6 +168,7 @@ def spawn(
         env=dict(env) if env is not None else None,
         cwd=cwd,
         start_new_session=True,
+        pass_fds=tuple(inherit),
         preexec_fn=die_with_parent(death_signal),
     )
 

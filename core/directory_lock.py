@@ -1,16 +1,32 @@
-"""A lock that one process at a time holds on a directory; the kernel frees it however the process ends (flock(2))."""
+"""A lock that one process at a time takes on a directory; the kernel frees it however its holders end (flock(2)).
+
+Child processes that inherit its descriptor hold it, too: it is free when the last of them has ended.
+"""
 
 import fcntl
 import os
 from pathlib import Path
 
+import msgspec
+
+from core.process_identity import ProcessIdentity, identify
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who took a lock last."""
+
+    process: ProcessIdentity
+    note: str = ""
+    """What it tells those who wait for the lock, such as that it is ending."""
+
 
 class DirectoryLock:
-    """The lock file `path`, which names its holder."""
+    """The lock file `path`, which names who took it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = -1
+        self.descriptor = -1
+        """Of the lock while it is held, for children that shall hold it, too; -1 else."""
 
     def acquire(self) -> bool:
         """Take the lock, and create its directory when that is missing. False when another process holds it.
@@ -24,28 +40,41 @@ class DirectoryLock:
         except BlockingIOError:
             os.close(descriptor)
             return False
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self.note("")
         return True
 
     def note(self, text: str) -> None:
-        """Tell those who wait for the lock something, such as that its holder ends; nothing where it is not held."""
-        if self._descriptor < 0:
+        """Tell those who wait for the lock something; nothing where it is not held."""
+        if self.descriptor < 0:
             return
-        line = f"{os.getpid()} {text}".rstrip()
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{line}\n".encode(), 0)
+        content = msgspec.json.encode(Holder(identify(os.getpid()), text))
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, content + b"\n", 0)
 
-    def holder(self) -> tuple[str, str]:
-        """The process id of who took the lock last, and its note; empty when nobody has."""
+    def holder(self) -> Holder | None:
+        """Who took the lock last; None when nobody has, or an earlier version did."""
         try:
-            pid, _, note = self._path.read_text().strip().partition(" ")
-        except FileNotFoundError:
-            return "", ""
-        return pid, note
+            return msgspec.json.decode(self._path.read_bytes(), type=Holder)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def open_in(self) -> list[int]:
+        """Ids of the processes of this user that have the lock file open, in ascending order."""
+        path, found = str(self._path.resolve()), []
+        for process in Path("/proc").iterdir():
+            if not process.name.isdigit():
+                continue
+            try:
+                if any(os.readlink(each) == path for each in (process / "fd").iterdir()):
+                    found.append(int(process.name))
+            except OSError:  # it has ended, or belongs to somebody else
+                continue
+        return sorted(found)
 
     def release(self) -> None:
-        """Give the lock back; does nothing when it is not held."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Free the lock, also for children that inherited it; does nothing when it is not held."""
+        if self.descriptor >= 0:
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            os.close(self.descriptor)
+            self.descriptor = -1

@@ -65,6 +65,8 @@ class Settings(BaseSettings):
     """This role's internal port for /metrics and /healthz; 0 = any free one."""
     metrics_host: str = "127.0.0.1"
     """Address that the internal port binds; 0.0.0.0 where Prometheus scrapes over a private network."""
+    supervisor_pid: int = 0
+    """Process id of the `penstock up` that runs this role, which ends with it; 0 = none."""
     region: str = "local"
     """Name of the region that this role runs in."""
 

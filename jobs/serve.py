@@ -14,6 +14,7 @@ from functools import partial
 from celery import Celery, signals
 from celery.beat import Service
 
+from core.exit_deadline import ExitDeadline
 from core.settings import Settings
 from core.supervise import supervise_thread
 from core.telemetry import MetricsServer, setup_tracing
@@ -25,12 +26,19 @@ log = logging.getLogger(__name__)
 STALE_S = 60.0
 """Seconds without a successful job after which the role is unhealthy. The sealer is due every two seconds."""
 
+STOP_S = 45.0
+"""Seconds that a stop may take: running jobs are finished, and a Redis or PostgreSQL that is gone is not waited for."""
+
 BEAT_STOP_S = 2.0
 """Seconds that a stop waits for beat, which checks once a second. A beat blocked on Redis ends with the process."""
 
 
 def main(settings: Settings) -> int:
     """Run jobs until SIGTERM or SIGINT, finish the running ones, and return 0 after a clean stop."""
+    deadline = ExitDeadline(STOP_S, supervisor_pid=settings.supervisor_pid)
+    deadline.start()
+    on_stop = lambda **_: deadline.arm()  # noqa: E731 - kept by this frame, because Celery keeps no reference
+    signals.worker_shutting_down.connect(on_stop)
     setup_tracing("jobs", settings)
     signals.setup_logging.connect(_keep_logging, weak=False)
     runner = Runner(settings)

@@ -14,6 +14,7 @@ from core.addresses import Address
 from core.clock import SystemClock
 from core.db import Database
 from core.errors import Unavailable
+from core.exit_deadline import ExitDeadline
 from core.heap import freeze_heap
 from core.settings import Settings
 from core.supervise import supervise
@@ -35,6 +36,9 @@ from workers.targets import TargetDirectory
 
 ResultT = TypeVar("ResultT")
 
+STOP_S = 15.0
+"""Seconds that a stop may take, in which the last heartbeats are stored and the lease is given back."""
+
 
 def main(settings: Settings) -> int:
     """Run the scheduler until SIGTERM or SIGINT; returns 0.
@@ -46,9 +50,16 @@ def main(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     stop = asyncio.Event()
+    deadline = ExitDeadline(STOP_S, supervisor_pid=settings.supervisor_pid)
+    deadline.start()
+
+    def on_signal() -> None:
+        deadline.arm()
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
     door = Door(settings.scheduler_host, settings.scheduler_port, settings.internal_token.get_secret_value())
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     await _listen(door, settings)

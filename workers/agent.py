@@ -16,6 +16,7 @@ from prometheus_client import Gauge
 from core.child import free_port
 from core.clock import Clock, SystemClock
 from core.errors import InvalidRequest, PenstockError
+from core.exit_deadline import ExitDeadline
 from core.ids import incarnation
 from core.settings import Settings
 from core.supervise import supervise
@@ -46,6 +47,9 @@ TICK_S = 0.25
 """Seconds between updates of the host's accounting."""
 DRAIN_TIMEOUT_S = 15.0
 """Seconds that running requests get when the agent stops, before the engines' own shutdown timeout."""
+STOP_S = 90.0
+"""Seconds that a stop may take: the drain, the longest shutdown timeout of an engine, and a margin. The next agent ends
+engines that are left then."""
 
 _REPLICAS = Gauge("penstock_agent_replicas", "Replicas of this host by state.", ["state"])
 _RESTARTS = Gauge("penstock_agent_restarts", "Restarts of a replica since the agent began.", ["replica"])
@@ -63,8 +67,11 @@ def main(settings: Settings) -> int:
 async def _serve(settings: Settings) -> int:
     stop, force = asyncio.Event(), asyncio.Event()
     lock = HostLock(settings.data_dir)
+    deadline = ExitDeadline(STOP_S, supervisor_pid=settings.supervisor_pid)
+    deadline.start()
 
     def on_signal() -> None:
+        deadline.arm()
         lock.on_ending()
         (force if stop.is_set() else stop).set()
 

@@ -33,8 +33,9 @@ class HostLock:
         deadline = time.monotonic() + WAIT_S
         told = False
         while not self._acquire():
-            pid, note = self._lock.holder()
-            if note != _ENDING and time.monotonic() >= deadline:
+            holder = self._lock.holder()
+            pid = holder.process.pid if holder is not None else "of an earlier version"
+            if (holder is None or holder.note != _ENDING) and time.monotonic() >= deadline:
                 raise Conflict(
                     f"another agent (process {pid}) runs on {self._data_dir}; stop it or set another PENSTOCK_DATA_DIR"
                 )

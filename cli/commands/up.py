@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -202,7 +203,7 @@ def _run(options: "Options") -> None:
     from cli.stack import Platform
 
     run_dir = RunDir(options.data_dir)
-    run_dir.acquire()
+    run_dir.acquire(partial(typer.echo, err=True))
     try:
         _log_to(run_dir.logs / "up.log")
         asyncio.run(Platform(options, run_dir, Display()).run())

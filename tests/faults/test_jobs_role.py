@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from core.embedded import EmbeddedRedis
 from tests.support.jobs_role import JobsRole, jobs_role
-from tests.support.waiting import until_sync
+from tests.support.waiting import until, until_sync
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
@@ -81,3 +82,28 @@ async def test_the_role_stops_where_redis_never_was(
         until_sync(lambda: "beat: Connection error" in role.log(), 60)
         until_sync(lambda: "consumer: Cannot connect" in role.log(), 60)
         stops(role)
+
+
+async def test_a_job_that_never_ends_does_not_hold_up_the_stop(
+    pg_url: str, own_redis: EmbeddedRedis, tmp_path: Path
+) -> None:
+    """Celery waits for its jobs without a limit, and Python for their threads."""
+    owner = await asyncpg.connect(pg_url)
+    try:
+        with jobs_role(pg_url, own_redis.url, tmp_path, stop_s=2.0) as role:
+            seals(role)
+            transaction = owner.transaction()
+            await transaction.start()
+            await owner.execute("LOCK TABLE ledger_unsealed IN ACCESS EXCLUSIVE MODE")
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+            async def blocked() -> bool:
+                return bool(await owner.fetchval(waiting))
+
+            await until(blocked)
+            role.process.send_signal(signal.SIGTERM)
+            assert role.process.wait(STOP_S) == 1
+            assert "the stop took longer than it may" in role.log()
+            await transaction.rollback()
+    finally:
+        await owner.close()

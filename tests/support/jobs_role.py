@@ -15,8 +15,8 @@ from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 _MAIN = (
-    "import logging, sys; from core.settings import Settings; from jobs.serve import main; "
-    "logging.basicConfig(level=logging.INFO); sys.exit(main(Settings()))"
+    "import logging, sys; from core.settings import Settings; from jobs import serve; "
+    "serve.STOP_S = float(sys.argv[1]); logging.basicConfig(level=logging.INFO); sys.exit(serve.main(Settings()))"
 )
 
 
@@ -46,13 +46,16 @@ class JobsRole:
 
 
 @contextmanager
-def jobs_role(pg_url: str, redis_url: str, tmp_path: Path) -> Iterator[JobsRole]:
-    """Start the role; it is killed at the end if it still runs, and its log is printed when the test fails."""
+def jobs_role(pg_url: str, redis_url: str, tmp_path: Path, *, stop_s: float = 60.0) -> Iterator[JobsRole]:
+    """Start the role, whose stop may take `stop_s` seconds.
+
+    It is killed at the end if it still runs, and its log is printed when the test fails.
+    """
     path = tmp_path / "jobs.log"
     port = free_port()
     with path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN],
+            [sys.executable, "-c", _MAIN, str(stop_s)],
             cwd=ROOT,
             stdout=log,
             stderr=log,

@@ -2,13 +2,20 @@
 
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cli.rundir import RunDir
 from core.errors import Conflict, InvalidRequest
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def mode(path: Path) -> int:
@@ -23,6 +30,54 @@ def test_a_second_supervisor_is_refused_with_the_first_ones_pid(tmp_path: Path) 
     first.release()
     second.acquire()
     second.release()
+
+
+_SUPERVISOR = """
+import subprocess, sys, time
+from pathlib import Path
+from cli.rundir import RunDir
+run_dir = RunDir(Path(sys.argv[1]))
+run_dir.acquire()
+print(subprocess.Popen(["sleep", "600"], pass_fds=(run_dir.lock_descriptor,), stdout=2).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Iterator[int]:
+    """A role that a killed supervisor has left behind on the directory `data`."""
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", _SUPERVISOR, str(tmp_path / "data")], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    assert supervisor.stdout is not None
+    with supervisor.stdout:
+        role = int(supervisor.stdout.readline())
+    supervisor.kill()
+    supervisor.wait()
+    yield role
+    with suppress(ProcessLookupError):
+        os.kill(role, signal.SIGKILL)
+
+
+def test_a_start_waits_for_the_roles_of_a_killed_supervisor(tmp_path: Path, left: int) -> None:
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        os.kill(left, signal.SIGKILL)
+
+    run_dir = RunDir(tmp_path / "data")
+    run_dir.acquire(tell)
+    run_dir.release()
+    assert told == [f"waiting for the end of what a killed `penstock up` has left here (processes {left})"]
+
+
+def test_roles_of_a_killed_supervisor_that_do_not_end_are_named(
+    tmp_path: Path, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.rundir.LEFT_S", 0.2)
+    with pytest.raises(Conflict, match=f"do not end: {left}; end them by hand"):
+        RunDir(tmp_path / "data").acquire()
 
 
 def test_secrets_are_made_once_and_private(tmp_path: Path) -> None:

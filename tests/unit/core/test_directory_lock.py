@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from core.directory_lock import DirectoryLock
+from core.directory_lock import DirectoryLock, Holder
+from core.process_identity import identify
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,24 +30,54 @@ def test_the_kernel_frees_the_lock_of_a_killed_process(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         assert not lock.acquire()
-        assert lock.holder() == (str(holder.pid), "")
+        assert lock.holder() == Holder(identify(holder.pid))
+        assert lock.open_in() == [holder.pid]
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
     assert lock.acquire()
-    assert lock.holder() == (str(os.getpid()), "")
+    assert lock.holder() == Holder(identify(os.getpid()))
+    lock.release()
+
+
+def test_children_hold_what_they_inherit_until_the_last_has_ended(tmp_path: Path) -> None:
+    lock, other = DirectoryLock(tmp_path / "lock"), DirectoryLock(tmp_path / "lock")
+    assert lock.acquire()
+    child = subprocess.Popen(["sleep", "600"], pass_fds=(lock.descriptor,))
+    try:
+        os.close(lock.descriptor)  # as the kernel does when the process ends
+        assert not other.acquire()
+        assert other.open_in() == [child.pid]
+    finally:
+        child.kill()
+        child.wait()
+    assert other.acquire()
+    other.release()
+
+
+def test_a_release_frees_it_for_children_too(tmp_path: Path) -> None:
+    lock, other = DirectoryLock(tmp_path / "lock"), DirectoryLock(tmp_path / "lock")
+    assert lock.acquire()
+    child = subprocess.Popen(["sleep", "600"], pass_fds=(lock.descriptor,))
+    try:
+        lock.release()
+        assert other.acquire()
+        other.release()
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_note_is_read_by_those_who_wait(tmp_path: Path) -> None:
     lock, other = DirectoryLock(tmp_path / "lock"), DirectoryLock(tmp_path / "lock")
-    assert other.holder() == ("", "")
+    assert other.holder() is None
     assert lock.acquire()
     other.note("not its holder")
-    assert lock.holder() == (str(os.getpid()), "")
+    assert lock.holder() == Holder(identify(os.getpid()))
     lock.note("ending")
     assert not other.acquire()
-    assert other.holder() == (str(os.getpid()), "ending")
+    assert other.holder() == Holder(identify(os.getpid()), "ending")
     lock.release()
     assert other.acquire()
-    assert other.holder() == (str(os.getpid()), "")
+    assert other.holder() == Holder(identify(os.getpid()))
     other.release()
