@@ -89,6 +89,8 @@ class Platform:
         self._client: SchedulerClient | None = None
         self._published: dict[str, Any] = {}
         self._stop = asyncio.Event()
+        self._restarts: dict[str, asyncio.Task[None]] = {}
+        """Starts of embedded servers that had died, which may take as long as PostgreSQL's recovery."""
 
     async def run(self) -> None:
         """Start, serve until SIGINT, SIGTERM or SIGHUP, stop. A second signal shortens the drain.
@@ -109,9 +111,10 @@ class Platform:
             if watching.done():
                 watching.result()
         finally:
-            for task in (starting, watching, stopping):
+            tasks = (starting, watching, stopping, *self._restarts.values())
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(starting, watching, stopping, return_exceptions=True)
+            await asyncio.gather(*tasks, self._supervisor.stop_watching(), return_exceptions=True)
             await self._shut_down()
 
     def _on_signal(self) -> None:
@@ -120,20 +123,24 @@ class Platform:
         self._stop.set()
 
     async def _watch(self) -> None:
-        """Restart processes that died, and keep runtime.json up to date."""
+        """Restart processes that died, and keep runtime.json up to date. No restart of a server holds up the roles'."""
         while True:
             self._supervisor.tick()
             for name, server in self._servers.items():
-                if server.url and not server.pid:
-                    log.warning("embedded %s has died and is started again", name)
-                    try:
-                        await server.start()
-                    except PenstockError as error:
-                        log.error("%s", error.message)
-                    self._supervisor.exclude_from_reaping(server.pid)
+                running = self._restarts.get(name)
+                if server.url and not server.pid and (running is None or running.done()):
+                    self._restarts[name] = asyncio.create_task(self._restart(name, server))
             if self._published:
                 self._publish()
             await asyncio.sleep(_TICK_S)
+
+    async def _restart(self, name: str, server: EmbeddedPostgres | EmbeddedRedis) -> None:
+        log.warning("embedded %s has died and is started again", name)
+        try:
+            await server.start()
+        except (PenstockError, OSError) as error:
+            log.error("embedded %s: %s", name, error)
+        self._supervisor.exclude_from_reaping(server.pid)
 
     # Start
 

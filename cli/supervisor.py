@@ -1,4 +1,4 @@
-"""Supervises the roles' processes: start, restart with backoff, drain in order, end all descendants."""
+"""Supervises the roles' processes: start, restart when they die or hang, drain in order, end all descendants."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,10 @@ import aiohttp
 import msgspec
 import psutil
 
+from cli.probes import PROBE_S, ProbeCount, probe
 from core import child
 from core.errors import Unavailable
+from core.supervise import supervise
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class RoleProcess:
         self._started_at = 0.0
         self._backoff_s = _FIRST_BACKOFF_S
         self._start_again_at: float | None = None
+        self._probes = ProbeCount()
 
     @property
     def pid(self) -> int:
@@ -85,6 +88,20 @@ class RoleProcess:
         self._on_start(self._process.pid)
         self._started_at = time.monotonic()
         self._start_again_at = None
+        self._probes = ProbeCount()
+
+    async def watch(self) -> None:
+        """Probe the process until cancelled, and kill it when it hangs; `tick` starts it again."""
+        async with aiohttp.ClientSession() as session:
+            while True:
+                await asyncio.sleep(PROBE_S)
+                process, probes = self._process, self._probes
+                if process is None or process.poll() is not None:
+                    continue
+                why = probes.add(await probe(session, self.spec.health_url))
+                if why and process is self._process:
+                    log.error("%s hangs and is killed: %s", self.spec.name, why)
+                    process.kill()
 
     def tick(self) -> None:
         """Restart the process after its backoff when it has died."""
@@ -171,16 +188,25 @@ class Supervisor:
         self._inherit = inherit
         self._roles: dict[str, RoleProcess] = {}
         self._not_reaped: set[int] = set()
+        self._watches: list[asyncio.Task[None]] = []
         self.hurry = asyncio.Event()
         """When set, every process has 1 s left to drain."""
         become_subreaper()
 
     def add(self, spec: RoleSpec) -> RoleProcess:
-        """Start a process and supervise it."""
+        """Start a process and supervise it; call it on a running event loop, from the main thread."""
         process = RoleProcess(spec, self._log_dir, self.exclude_from_reaping, self._inherit)
         process.start()
         self._roles[spec.name] = process
+        self._watches.append(supervise(f"probes of {spec.name}", process.watch))
         return process
+
+    async def stop_watching(self) -> None:
+        """Probe nothing any more."""
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        self._watches.clear()
 
     def pids(self) -> dict[str, list[int]]:
         """Ids of running processes by role."""

@@ -27,7 +27,7 @@ AWAITED = {
     "api/read_pace.py": 1,  # one write of one answer, awaited
     "billing/exports/datasets.py": 1,  # one download, awaited
     "billing/payments/stripe_differences.py": 1,  # a task group
-    "cli/stack.py": 3,  # start and stop of the stack, awaited; one installation, awaited
+    "cli/stack.py": 4,  # start, stop and one installation, awaited; one start of a server, which the watch repeats
     "core/supervise.py": 1,
     "gateway/acquire_both.py": 1,  # one placement, awaited
     "gateway/dialects/responses/unbroken.py": 1,  # one read or write, awaited for a bounded time

@@ -72,7 +72,7 @@ async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
     ticking = asyncio.create_task(tick(made))
     yield made
     ticking.cancel()
-    await asyncio.gather(ticking, return_exceptions=True)
+    await asyncio.gather(ticking, made.stop_watching(), return_exceptions=True)
     for role in list(made.pids()):
         made.hurry.set()
         await made.drain(role)
@@ -102,6 +102,29 @@ async def test_a_killed_role_starts_again_and_its_children_are_gone(
     assert role.restarts == 1
     assert gone(its_child)
     assert supervisor.pids() == {"api": [role.pid]}
+
+
+async def test_a_role_that_hangs_is_killed_and_starts_again(
+    tmp_path: Path,
+    supervisor: Supervisor,
+    session: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("cli.supervisor.PROBE_S", 0.05)
+    monkeypatch.setattr("cli.probes.PROBE_S", 2.0)
+    monkeypatch.setattr("cli.probes.SILENT_PROBES", 2)
+    role, other = supervisor.add(spec(tmp_path, "api-1")), supervisor.add(spec(tmp_path, "jobs"))
+    await role.wait_healthy(session)
+    await other.wait_healthy(session)
+    await until(lambda: role._probes.answered)
+    first = role.pid
+    os.kill(first, signal.SIGSTOP)
+    await until(lambda: role.pid not in (0, first))
+    await role.wait_healthy(session)
+    assert (role.restarts, other.restarts) == (1, 0)
+    assert "api-1 hangs and is killed: 2 probes in a row failed: no answer within 2 s" in caplog.text
+    assert gone(first)
 
 
 async def test_a_restart_asks_for_a_new_spec(tmp_path: Path, supervisor: Supervisor) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.support.stack import Stack, alive
 from tests.support.waiting import until_sync
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 ROLES = {
     "supervisor",

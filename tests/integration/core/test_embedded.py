@@ -1,5 +1,7 @@
 """The embedded servers: they keep data across a kill, run side by side, and change no other files or processes."""
 
+import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -7,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +19,7 @@ import pytest
 from redis.asyncio import Redis
 
 from core import child
-from core.embedded import EmbeddedPostgres, EmbeddedRedis
+from core.embedded import EmbeddedPostgres, EmbeddedRedis, ServerState
 from core.errors import Unavailable
 from tests.support.processes import gone
 from tests.support.waiting import until, until_sync
@@ -186,6 +189,102 @@ async def test_only_the_password_opens_and_only_loopback_listens(data_dir: Path)
     finally:
         await redis.stop()
         await postgres.stop()
+
+
+class SlowRedis(EmbeddedRedis):
+    """Loads each key of its data with a delay, as if there were very many."""
+
+    key_load_delay_us = 0
+
+    def _command(self) -> list[str]:
+        command = super()._command()
+        with Path(command[-1]).open("a") as config:
+            config.write(f"key-load-delay {self.key_load_delay_us}\n")
+        return command
+
+
+async def test_redis_may_load_for_as_long_as_it_makes_progress(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = SlowRedis(data_dir)
+    url = await server.start()
+    keys, limit_s = 40_000, 3.0
+    async with Redis.from_url(url) as client:
+        pipeline = client.pipeline()
+        for number in range(keys):
+            pipeline.set(f"key-{number}", "x" * 100)
+        await pipeline.execute()
+    await server.stop()
+    monkeypatch.setattr("core.embedded._START_TIMEOUT_S", limit_s)
+    monkeypatch.setattr(SlowRedis, "key_load_delay_us", 100)
+    began = time.monotonic()
+    try:
+        await server.start()
+        assert time.monotonic() - began > limit_s
+        async with Redis.from_url(server.url) as client:
+            assert await client.dbsize() == keys
+    finally:
+        await server.stop()
+
+
+async def test_a_server_that_loads_and_does_not_get_on_is_given_up(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck(EmbeddedRedis):
+        async def _state(self) -> ServerState:
+            return ServerState.LOADING
+
+        async def _work_done(self) -> float:
+            return 7.0
+
+    monkeypatch.setattr("core.embedded._START_TIMEOUT_S", 0.2)
+    with pytest.raises(Unavailable, match="redis did not start"):
+        await Stuck(data_dir).start()
+
+
+async def test_postgresql_in_its_recovery_is_loading_and_its_work_is_seen(data_dir: Path) -> None:
+    """The replay of a large log is held up by a stopped startup process; the work that it has done stays the same."""
+    postgres = EmbeddedPostgres(data_dir, settings={"fsync": "off", "checkpoint_timeout": "1h"})
+    url = await postgres.start()
+    connection = await asyncpg.connect(url)
+    await connection.execute(
+        "CREATE TABLE rows AS SELECT n, repeat('x', 200) AS text FROM generate_series(1, 300000) n"
+    )
+    await connection.close()
+    first = psutil.Process(postgres.pid)
+    for each in [first, *first.children()]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+    await until(lambda: postgres.pid == 0)
+    starting = asyncio.create_task(postgres.start())
+    try:
+        replay = await until(lambda: replaying(postgres.pid))
+        replay.suspend()
+        assert await postgres._state() is ServerState.LOADING
+        done = await postgres._work_done()
+        assert done > 0
+        assert await postgres._work_done() == done
+        replay.resume()
+        assert await starting == url
+        connection = await asyncpg.connect(url)
+        assert await connection.fetchval("SELECT count(*) FROM rows") == 300_000
+        await connection.close()
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await postgres.stop()
+
+
+def replaying(postmaster: int) -> psutil.Process | None:
+    """PostgreSQL's process that replays the write-ahead log, once it has begun."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(postmaster).children() if postmaster else []:
+            if (
+                any("startup" in part for part in each.cmdline())
+                and each.io_counters().read_chars > 1_000_000
+            ):
+                return each
+    return None
 
 
 async def test_a_fixed_port_that_is_taken_is_named(data_dir: Path, redis_url: str) -> None:
