@@ -1,0 +1,262 @@
+"""Plays schedules of faults on the fake cloud against the provider's own code, on virtual time, and looks after each
+pass that what is promised holds.
+"""
+
+import random
+from collections import Counter
+from datetime import timedelta
+from fractions import Fraction
+from uuid import UUID
+
+import msgspec
+
+from core.money import PICO_PER_CENT
+from sim.digitalocean.cloud import FakeCloud
+from sim.digitalocean.droplets import Droplet
+from sim.digitalocean.faults import Fault
+from tests.support.fake_droplets import (
+    TOKEN,
+    CloudApi,
+    Crash,
+    Crashes,
+    MemoryStore,
+    VirtualTime,
+    finish,
+    hold_to_description,
+)
+from workers.providers.costs import before_agent_pico, host_cost_pico
+from workers.providers.digitalocean import NAME, DigitalOceanHosts, DropletOptions
+from workers.providers.intents import Create, Destroy, Intent, IntentState
+from workers.providers.interface import DesiredHosts, HostGroup
+from workers.providers.reconciler import PassReport, Reconciler
+
+FLEET = "test"
+TAG = "penstock-test"
+EVERY_S = 10
+GROUPS = (
+    HostGroup(NAME, "nyc2", "gpu-h100x1-80gb", "a"),
+    HostGroup(NAME, "tor1", "gpu-mi350x1-288gb-spot", "b"),
+    HostGroup(NAME, "nyc2", "s-1vcpu-1gb", ""),
+)
+RECLAIM_S = 7200
+"""Notice of a reclaim."""
+CALM_S = 3 * 3600
+"""Time without faults after which everything must be as desired."""
+
+
+class Play:
+    """One schedule. `late_s`: how long a hidden droplet that was accepted is not shown."""
+
+    def __init__(self, seed: int = 0, *, late_s: int = 60, described: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.time = VirtualTime()
+        self.crashes = Crashes()
+        self.cloud = FakeCloud(TOKEN, self.time.seconds)
+        self.cloud.faults.hidden_s = late_s
+        self.cloud.faults.retry_after_s = 25
+        self.cloud.droplet_limit = 40
+        if described:
+            self.cloud.seen = hold_to_description
+        self.store = MemoryStore(self.time, self.crashes)
+        self.bounded = late_s < 300
+        self.foreign: list[Droplet] = []
+        self.strays: set[str] = set()
+        """Names of the fleet's droplets that no intent made."""
+        self.blinked: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        self.unaware_until = 0
+        self._ids = 0
+        hosts = DigitalOceanHosts(
+            CloudApi(self.cloud, self.crashes), DropletOptions(FLEET, user_data="#!/bin/sh"), self.time.now
+        )
+        self.reconciler = Reconciler(hosts, self.store, fleet=FLEET, new_id=self._new_id)
+
+    def _new_id(self) -> UUID:
+        self._ids += 1
+        return UUID(int=self._ids)
+
+    def desire(self, group: HostGroup, count: int) -> None:
+        others = [row for row in self.store.wanted if row.group != group]
+        self.store.wanted = [*others, DesiredHosts(group, count)]
+
+    def ours(self) -> list[Droplet]:
+        """Droplets that are or were the fleet's."""
+        return [one for one in self.cloud.droplets.values() if TAG in one.tags]
+
+    def add_foreign(self) -> None:
+        """Somebody else's droplet, GPU or not, perhaps with a tag of another installation."""
+        size = self.rng.choice(["gpu-h100x1-80gb", "s-1vcpu-1gb"])
+        tags = self.rng.choice([[], ["web"], ["penstock-test2"]])
+        name = self.rng.choice(["web", "test-ffffffffffff", "test-1", "db"])
+        self.foreign.append(self.cloud.create(name, size, "nyc2", tags))
+
+    def add_stray(self) -> None:
+        """A droplet of the fleet without an intent."""
+        name = f"test-stray{len(self.strays)}"
+        self.strays.add(name)
+        self.cloud.create(name, self.rng.choice(GROUPS).kind, "nyc2", [TAG, name])
+
+    def reclaim(self, *, told: bool) -> None:
+        """The provider takes a host back in two hours; an operator enters the notice, or missed the mail."""
+        there = [
+            one
+            for one in self.store.intents.values()
+            if one.state is IntentState.EXISTS and one.provider_id and one.reclaim_at is None
+        ]
+        alive = {one.droplet_id for one in self.cloud.alive() if one.gone_at is None}
+        there = [one for one in there if int(one.provider_id or 0) in alive]
+        if not there:
+            return
+        intent = self.rng.choice(there)
+        self.cloud.reclaim(int(intent.provider_id or 0), self.time.at + RECLAIM_S)
+        self.counts["reclaims"] += 1
+        if told:
+            at = self.time.now() + timedelta(seconds=RECLAIM_S)
+            self.store.intents[intent.intent_id] = msgspec.structs.replace(intent, reclaim_at=at)
+
+    def blink(self) -> None:
+        """Hosts that run are 404 and in no list for a while, each once."""
+        for intent in self.store.intents.values():
+            droplet = self.cloud.droplets.get(int(intent.provider_id or 0))
+            seen = intent.state is IntentState.EXISTS and intent.missing_since is None
+            if seen and droplet is not None and droplet.gone_at is None and droplet.name not in self.blinked:
+                self.blinked.add(droplet.name)
+                self.cloud.hide(droplet.droplet_id, self.cloud.faults.hidden_s)
+
+    def join(self) -> None:
+        """Agents of running hosts send their first heartbeat a while after the start."""
+        for intent in list(self.store.intents.values()):
+            if intent.joined_at is None and intent.running_at is not None:
+                joined = intent.running_at + timedelta(seconds=self.rng.randrange(60, 400))
+                self.store.intents[intent.intent_id] = msgspec.structs.replace(intent, joined_at=joined)
+
+    def run(self, passes: int = 1, every_s: int = EVERY_S) -> None:
+        """Passes, some of which die, with the checks after each."""
+        for _ in range(passes):
+            self.time.at += every_s
+            self.counts["passes"] += 1
+            try:
+                report = finish(self.reconciler.run())
+            except Crash:
+                self.counts["crashes"] += 1
+                self.unaware_until = self.cloud.barred_until
+                report = None
+            if report is not None:
+                self._count(report)
+            self.join()
+            self.check(report)
+
+    def calm(self) -> None:
+        """No more faults, and the time in which everything settles."""
+        self.cloud.faults.clear()
+        self.crashes.left = None
+        self.cloud.create_s, self.cloud.destroy_s, self.cloud.tag_gpus_s = 40, 0, 0
+        self.run(90, 30)
+        self.run((CALM_S - 90 * 30) // 300, 300)
+
+    def _count(self, report: PassReport) -> None:
+        self.counts["waited"] += report.waited
+        self.counts["complete"] += report.complete
+        for act in report.acts:
+            self.counts[type(act).__name__] += 1
+
+    def check(self, report: PassReport | None) -> None:
+        """What holds at any time."""
+        if self.time.at < self.unaware_until:  # the process died before it wrote down what the 429 asked
+            self.cloud.too_early = 0
+        assert self.cloud.too_early == 0, "a call came inside the wait of a 429"
+        alive = {one.droplet_id for one in self.cloud.alive()}
+        for droplet in self.foreign:
+            assert droplet.droplet_id in alive, f"{droplet.name} of somebody else was destroyed"
+        names = Counter(one.name for one in self.ours())
+        assert not names or max(names.values()) == 1, f"created twice: {names.most_common(1)}"
+        if self.bounded:
+            self._check_no_life_after_the_end()
+        if report is not None and report.complete:
+            self._check_counts()
+
+    def _check_no_life_after_the_end(self) -> None:
+        """An intent is ended, or free for another create, only when its host is gone or never was."""
+        here = {one.name for one in self.cloud.alive() if TAG in one.tags}
+        for intent in self.store.intents.values():
+            if intent.state in (IntentState.ENDED, IntentState.WRITTEN):
+                assert intent.name not in here, f"{intent.name} is {intent.state} and alive"
+
+    def _check_counts(self) -> None:
+        held: Counter[HostGroup] = Counter()
+        for intent in self.store.intents.values():
+            if intent.wanted and intent.state is not IntentState.ENDED and intent.reclaim_at is None:
+                held[intent.group] += 1
+        desired = {row.group: row.count for row in self.store.wanted}
+        assert {group: held[group] for group in GROUPS} == {group: desired.get(group, 0) for group in GROUPS}
+
+    def check_settled(self) -> None:
+        """What holds after a calm: hosts as desired, no orphan, and a cost that is the bill."""
+        alive = {str(one.droplet_id): one for one in self.cloud.alive() if TAG in one.tags}
+        wanted = {one.provider_id: one for one in self.store.intents.values() if one.wanted}
+        assert set(alive) == set(wanted)
+        assert all(one.state is IntentState.EXISTS and one.running_at for one in wanted.values())
+        desired = {row.group: row.count for row in self.store.wanted if row.count}
+        assert Counter(one.group for one in wanted.values()) == Counter(desired)
+        self._check_bill()
+
+    def _check_bill(self) -> None:
+        now = self.time.now()
+        by_id: dict[str, Intent] = {}
+        for intent in self.store.intents.values():
+            if intent.billed:
+                assert intent.provider_id not in by_id
+                by_id[str(intent.provider_id)] = intent
+            else:
+                assert host_cost_pico(intent, None, now) == 0
+        assert set(by_id) == {str(one.droplet_id) for one in self.ours()}
+        for droplet in self.ours():
+            intent = by_id[str(droplet.droplet_id)]
+            billed = self.cloud.ledger.meters[droplet.droplet_id].cents(self.time.at)
+            ours = host_cost_pico(intent, None, now)
+            assert ours == billed * PICO_PER_CENT, (intent, droplet)
+            middle = intent.created_at + timedelta(seconds=777) if intent.created_at else now
+            parts = host_cost_pico(intent, None, middle) + host_cost_pico(intent, middle, now)
+            assert parts == ours or middle > now
+            assert 0 <= before_agent_pico(intent, now) <= ours
+
+    def act(self, step: str) -> None:
+        """One step of a schedule."""
+        rng, cloud = self.rng, self.cloud
+        match step:
+            case "pass":
+                self.run(rng.randrange(1, 6))
+            case "minutes":
+                self.run(rng.randrange(6, 40), 20)
+            case "asleep":
+                self.time.at += rng.randrange(30, 3000)
+            case "desire":
+                self.desire(rng.choice(GROUPS), rng.randrange(4))
+            case "slow":
+                cloud.create_s, cloud.destroy_s = rng.choice([(40, 0), (400, 0), (2400, 0), (40, 300)])
+                cloud.tag_gpus_s = rng.choice([0, 5, 900])
+            case "price":
+                cloud.prices[rng.choice(GROUPS).kind] = Fraction(rng.randrange(100, 90_000), 10_000)
+            case "told":
+                self.reclaim(told=True)
+            case "missed":
+                self.reclaim(told=False)
+            case "crash":
+                self.crashes.left = rng.randrange(12)
+            case "blink":
+                self.blink()
+            case "foreign" if len(self.foreign) < 5:
+                self.add_foreign()
+            case "stray" if len(self.strays) < 5:
+                self.add_stray()
+            case _ if step in set(Fault):
+                cloud.faults.add(Fault(step))
+
+
+STEPS = (
+    *["pass"] * 12, *["minutes"] * 4, "asleep", *["desire"] * 6, "slow", "price", "told", "missed", "blink",
+    *["crash"] * 4, "foreign", "stray", *(fault.value for fault in Fault), *(fault.value for fault in Fault),
+)  # fmt: skip
+"""Steps by weight."""
+
+CALLS = (Create, Destroy)

@@ -1,0 +1,221 @@
+"""Single rules of the decision on hosts, and of what a host costs."""
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from core.money import PICO_PER_CENT, usd_to_pico
+from workers.providers.costs import before_agent_pico, billed_pico, host_cost_pico
+from workers.providers.decide import (
+    DESTROYED_AFTER,
+    FIRST_PAUSE,
+    GONE_AFTER,
+    LONGEST_PAUSE,
+    START_WITHIN,
+    Observed,
+    decide,
+    pause,
+)
+from workers.providers.intents import (
+    Act,
+    Add,
+    Adopt,
+    Create,
+    Destroy,
+    End,
+    Intent,
+    IntentState,
+    Missed,
+    Retire,
+    after_create,
+    after_destroy,
+    before_create,
+)
+from workers.providers.interface import CallResult, DesiredHosts, HostGroup, ObservedHost, Outcome
+
+NOW = datetime(2026, 11, 27, 12, 0, tzinfo=UTC)
+GROUP = HostGroup("digitalocean", "nyc2", "gpu-h100x1-80gb", "m")
+PRICE = usd_to_pico("3.39")
+
+
+def intent(number: int, **fields: object) -> Intent:
+    bare = Intent(
+        intent_id=UUID(int=number),
+        provider=GROUP.provider,
+        region=GROUP.region,
+        kind=GROUP.kind,
+        model=GROUP.model,
+        name=f"host-{number}",
+        requested_at=NOW - timedelta(hours=1) + timedelta(seconds=number),
+    )
+    return msgspec.structs.replace(bare, **fields)
+
+
+def existing(number: int, **fields: object) -> Intent:
+    facts = {
+        "state": IntentState.EXISTS,
+        "provider_id": str(number),
+        "status": "running",
+        "status_since": NOW - timedelta(minutes=50),
+        "running_at": NOW - timedelta(minutes=50),
+        "created_at": NOW - timedelta(minutes=55),
+        "usd_pico_per_hour": PRICE,
+        "billed": True,
+    }
+    return intent(number, **(facts | fields))
+
+
+def shown(*numbers: int, **fields: object) -> Observed:
+    hosts = [
+        ObservedHost(
+            str(n), f"host-{n}", GROUP.kind, GROUP.region, "running", NOW - timedelta(minutes=55), PRICE
+        )
+        for n in numbers
+    ]
+    return Observed(NOW, tuple(hosts), True, records=True, **fields)  # type: ignore[arg-type]
+
+
+def acts(count: int, intents: list[Intent], observed: Observed, now: datetime = NOW) -> list[Act]:
+    return decide([DesiredHosts(GROUP, count)], intents, observed, now)
+
+
+def test_missing_hosts_are_written_down_before_any_call() -> None:
+    assert acts(2, [], shown()) == [Add(GROUP), Add(GROUP)]
+    assert acts(2, [intent(1), intent(2)], shown()) == [Create(UUID(int=1)), Create(UUID(int=2))]
+
+
+def test_an_incomplete_list_lets_nothing_be_called_or_concluded() -> None:
+    partial = Observed(NOW, (), complete=False)
+    gone = existing(3, wanted=False)
+    assert acts(3, [intent(1), existing(2), gone], partial) == [Add(GROUP)]
+
+
+def test_surplus_is_taken_from_what_is_not_there_yet_then_from_the_newest() -> None:
+    hosts = [existing(1), existing(2), intent(3, state=IntentState.CALLED, called_at=NOW), intent(4)]
+    retired = [act.intent_id.int for act in acts(1, hosts, shown(1, 2)) if isinstance(act, Retire)]
+    assert retired == [4, 3, 2]
+
+
+def test_a_notice_of_reclaim_brings_a_replacement_at_once_and_ends_in_a_destroy() -> None:
+    told = existing(1, reclaim_at=NOW + timedelta(hours=2))
+    assert acts(1, [told], shown(1)) == [Add(GROUP)]
+    later = NOW + timedelta(hours=2)
+    assert acts(1, [told, existing(2)], shown(1, 2), later) == [
+        Retire(UUID(int=1), "taken back by its provider"),
+        Destroy(UUID(int=1)),
+    ]
+
+
+def test_an_orphan_is_adopted_and_destroyed_later_and_strangers_are_left_alone() -> None:
+    observed = shown(7)
+    assert acts(0, [], observed) == [Adopt(observed.hosts[0], "no intent: it is destroyed")]
+    stranger = msgspec.structs.replace(observed.hosts[0], tagged=False)
+    assert acts(0, [], Observed(NOW, (stranger,), True)) == []
+
+
+def test_a_destroy_waits_for_its_time_and_is_called_again() -> None:
+    waiting = existing(1, wanted=False, next_at=NOW + timedelta(seconds=1))
+    assert acts(0, [waiting], shown(1)) == []
+    assert acts(0, [waiting], shown(1), NOW + timedelta(seconds=1)) == [Destroy(UUID(int=1))]
+
+
+def test_a_host_without_a_record_of_its_end_ends_when_it_was_destroyed_or_first_missing() -> None:
+    since = NOW - GONE_AFTER
+    assert acts(1, [existing(1)], shown()) == [Missed(UUID(int=1))]
+    young = existing(1, missing_since=since + timedelta(seconds=1))
+    assert acts(1, [young], shown()) == []
+    old = existing(1, missing_since=since)
+    assert acts(1, [old], shown())[0] == End(UUID(int=1), since, "it is not shown any more")
+    asked = NOW - timedelta(minutes=9)
+    destroyed = existing(1, wanted=False, destroy_at=asked, missing_since=NOW - DESTROYED_AFTER)
+    assert acts(0, [destroyed], shown())[0] == End(UUID(int=1), asked, "it is not shown any more")
+    unread = msgspec.structs.replace(shown(), records=False)
+    assert acts(1, [old], unread) == []
+
+
+def test_a_host_that_does_not_start_is_replaced_and_counts_as_a_failure() -> None:
+    stuck = existing(1, status="starting", status_since=NOW - START_WITHIN, running_at=None)
+    observed = shown(1)
+    still = msgspec.structs.replace(
+        observed, hosts=(msgspec.structs.replace(observed.hosts[0], status="starting"),)
+    )
+    retire, add, destroy = acts(1, [stuck], still)
+    assert retire == Retire(UUID(int=1), "starting for 30 minutes", failed=True)
+    assert (add, destroy) == (Add(GROUP), Destroy(UUID(int=1)))
+
+
+def test_a_kind_that_failed_pauses_then_is_tried_with_one_host() -> None:
+    failed = intent(1, failures=3, failed_at=NOW - 4 * FIRST_PAUSE + timedelta(seconds=1))
+    assert acts(3, [failed, intent(2), intent(3)], shown()) == []
+    failed = msgspec.structs.replace(failed, failed_at=NOW - 4 * FIRST_PAUSE)
+    assert acts(3, [failed, intent(2), intent(3)], shown()) == [Create(UUID(int=1))]
+    trying = intent(2, state=IntentState.CALLED, called_at=NOW)
+    assert acts(3, [failed, trying, intent(3)], shown()) == []
+    succeeded = existing(4, running_at=NOW)
+    assert acts(4, [failed, intent(2), intent(3), succeeded], shown(4)) == [
+        Create(UUID(int=n)) for n in (1, 2, 3)
+    ]
+    assert [pause(n) for n in (1, 2, 50)] == [FIRST_PAUSE, 2 * FIRST_PAUSE, LONGEST_PAUSE]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "failures"),
+    [
+        (Outcome.REFUSED, IntentState.WRITTEN, 1),
+        (Outcome.ABSENT, IntentState.WRITTEN, 1),
+        (Outcome.THROTTLED, IntentState.WRITTEN, 0),
+        (Outcome.UNKNOWN, IntentState.CALLED, 0),
+    ],
+)
+def test_only_a_refusal_proves_that_a_create_made_nothing(
+    outcome: Outcome, state: IntentState, failures: int
+) -> None:
+    called = before_create(intent(1), NOW)
+    assert (called.state, called.called_at, called.calls) == (IntentState.CALLED, NOW, 1)
+    after = after_create(called, CallResult("create", outcome), NOW)
+    assert (after.state, after.failures) == (state, failures)
+
+
+def test_a_destroy_that_was_agreed_to_is_no_end_and_is_dated_once() -> None:
+    first = after_destroy(existing(1, wanted=False), CallResult("destroy", Outcome.OK), NOW)
+    again = after_destroy(first, CallResult("destroy", Outcome.OK), NOW + timedelta(minutes=1))
+    assert (again.state, again.destroy_at, again.next_at) == (
+        IntentState.EXISTS,
+        NOW,
+        NOW + timedelta(minutes=2),
+    )
+
+
+def test_a_host_costs_seconds_at_least_sixty_in_whole_cents() -> None:
+    assert billed_pico(PRICE, NOW, NOW + timedelta(hours=1)) == 339 * PICO_PER_CENT
+    assert billed_pico(PRICE, NOW, NOW + timedelta(seconds=3)) == 6 * PICO_PER_CENT  # 60 s are 5.65 cents
+    assert billed_pico(usd_to_pico("0.00893"), NOW, NOW + timedelta(seconds=3)) == PICO_PER_CENT
+    assert (
+        billed_pico(usd_to_pico("1.80"), NOW, NOW + timedelta(seconds=90)) == 5 * PICO_PER_CENT
+    )  # 4.5 cents
+    assert billed_pico(0, NOW, NOW + timedelta(hours=9)) == 0
+
+
+def test_periods_of_a_host_add_up_and_nothing_is_charged_outside_of_its_life() -> None:
+    end = NOW + timedelta(seconds=5_000)
+    host = existing(1, created_at=NOW, state=IntentState.ENDED, ended_at=end, wanted=False)
+    day = timedelta(days=1)
+    whole = host_cost_pico(host, None, NOW + day)
+    cuts = [NOW + timedelta(seconds=n) for n in (1, 1_234, 4_321)]
+    edges = [NOW - day, *cuts, NOW + day]
+    parts = [host_cost_pico(host, start, stop) for start, stop in itertools.pairwise(edges)]
+    assert sum(parts) == whole == billed_pico(PRICE, NOW, end)
+    assert host_cost_pico(host, NOW + day, NOW + 2 * day) == host_cost_pico(host, NOW - day, NOW) == 0
+    assert host_cost_pico(msgspec.structs.replace(host, billed=False), None, end) == 0
+
+
+def test_what_passed_before_the_first_heartbeat_is_a_part_of_the_cost() -> None:
+    host = existing(1, created_at=NOW, joined_at=NOW + timedelta(minutes=6))
+    later = NOW + timedelta(hours=1)
+    assert before_agent_pico(host, later) == 34 * PICO_PER_CENT
+    assert host_cost_pico(host, None, later) == 339 * PICO_PER_CENT
+    silent = msgspec.structs.replace(host, joined_at=None)
+    assert before_agent_pico(silent, later) == 339 * PICO_PER_CENT

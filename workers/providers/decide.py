@@ -1,0 +1,245 @@
+"""Which call each intent needs next: a pure function of desired hosts, intents, what the provider shows, and the time.
+
+Its rules, and what each is against:
+
+* A host is created once. After a create whose result is not known (a 500, a broken connection) there is no second one
+  until SETTLE has passed and a complete list still does not show the host.
+* An accepted host may be unknown to the provider for a while: it counts as coming until APPEAR_WITHIN has passed.
+* A host that is not shown any more has ended when the provider's records say so. Only after GONE_AFTER (one that was
+  destroyed: DESTROYED_AFTER) without a record it has ended when it was destroyed, or was first not shown.
+* Every host of the fleet that no live intent wants is destroyed, whatever became of its intent.
+* A kind of host that failed is left alone for a while, then tried with one host at a time.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import msgspec
+
+from workers.providers.intents import (
+    Act,
+    Add,
+    Adopt,
+    Create,
+    Destroy,
+    End,
+    Intent,
+    IntentState,
+    Missed,
+    Note,
+    Release,
+    Retire,
+    Saw,
+    noted,
+)
+from workers.providers.interface import DesiredHosts, HostGroup, ObservedHost
+
+SETTLE = timedelta(minutes=5)
+"""After a create whose result is not known: from then on a complete list shows the host if there is one."""
+APPEAR_WITHIN = timedelta(minutes=10)
+"""After a create that was accepted: a host that was not shown by then never appears."""
+GONE_AFTER = timedelta(minutes=10)
+"""A host that was not shown for so long has ended, though no record says so."""
+DESTROYED_AFTER = timedelta(minutes=2)
+"""The same for a host that the provider agreed to destroy."""
+START_WITHIN = timedelta(minutes=30)
+"""A host that has not run for so long is replaced."""
+ORPHAN_AFTER = timedelta(minutes=10)
+"""From the discovery of a host without intent to its destruction: time for a person to stop a wrong one."""
+FIRST_PAUSE = timedelta(seconds=30)
+LONGEST_PAUSE = timedelta(minutes=30)
+"""Between two tries of a kind of host that failed: doubled with each failure."""
+
+ORPHAN = "no intent: it is destroyed"
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """What a provider showed in one pass."""
+
+    at: datetime
+    """When the list began."""
+    hosts: tuple[ObservedHost, ...]
+    complete: bool
+    endings: Mapping[str, datetime] = {}
+    """By provider_id: ends of hosts by the provider's records."""
+    records: bool = False
+    """Whether all records of the hosts that are missing were read."""
+
+
+def missing(intents: Iterable[Intent], observed: Observed) -> list[Intent]:
+    """The hosts whose ends are worth asking for: the provider knew them, and a complete list does not show them."""
+    if not observed.complete:
+        return []
+    shown = {host.provider_id for host in observed.hosts}
+    return [
+        intent
+        for intent in intents
+        if intent.state in (IntentState.EXISTS, IntentState.CALLED)
+        and intent.provider_id is not None
+        and intent.provider_id not in shown
+    ]
+
+
+def decide(
+    desired: Sequence[DesiredHosts], intents: Sequence[Intent], observed: Observed, now: datetime
+) -> list[Act]:
+    """The acts of one pass for one provider, in order. Calls come last, destroys before creates.
+
+    Nothing is concluded from what an incomplete list does not show, and then nothing is called either.
+    """
+    plan = _Plan(intents, now)
+    _match(plan, observed)
+    if observed.complete:
+        _conclude(plan, observed)
+    _count(plan, desired)
+    if observed.complete:
+        _call(plan)
+    return plan.acts
+
+
+class _Plan:
+    """The intents as the acts so far leave them."""
+
+    def __init__(self, intents: Sequence[Intent], now: datetime) -> None:
+        self.acts: list[Act] = []
+        self.intents: dict[UUID, Intent] = {intent.intent_id: intent for intent in intents}
+        self.now = now
+
+    def note(self, act: Note) -> None:
+        """Add an act and apply it; one that changes nothing is left out."""
+        before = self.intents[act.intent_id]
+        after = noted(before, act, self.now)
+        if after != before:
+            self.intents[act.intent_id] = after
+            self.acts.append(act)
+
+    def open(self) -> list[Intent]:
+        return [one for one in self.intents.values() if one.state is not IntentState.ENDED]
+
+
+def _match(plan: _Plan, observed: Observed) -> None:
+    """Find each host's intent: by the provider's id, else by the name that was written down before the call."""
+    by_id = {one.provider_id: one for one in plan.intents.values() if one.provider_id is not None}
+    by_name = {one.name: one for one in plan.intents.values() if one.provider_id is None}
+    for host in sorted(observed.hosts, key=lambda host: (host.created_at, host.provider_id)):
+        intent = by_id.get(host.provider_id) or by_name.pop(host.name, None)
+        if intent is None:
+            if host.tagged:
+                plan.acts.append(Adopt(host, ORPHAN))
+        elif not intent.end_recorded:  # a list may be older than the record of an end
+            plan.note(Saw(intent.intent_id, host))
+
+
+def _conclude(plan: _Plan, observed: Observed) -> None:
+    """What it means that a host is not shown."""
+    shown = {host.provider_id for host in observed.hosts}
+    for intent in plan.open():
+        if intent.provider_id in shown or intent.state is IntentState.WRITTEN:
+            continue
+        ended = None if intent.provider_id is None else observed.endings.get(intent.provider_id)
+        if ended is not None:
+            plan.note(End(intent.intent_id, ended, "taken back by its provider", recorded=True))
+        elif intent.state is IntentState.EXISTS:
+            _not_shown(plan, intent, observed)
+        elif intent.called_at is None:
+            raise AssertionError(f"intent {intent.name} is called without an instant")
+        elif intent.provider_id is None:
+            if observed.at - intent.called_at >= SETTLE:
+                plan.note(Release(intent.intent_id))
+        elif observed.records and observed.at - intent.called_at >= APPEAR_WITHIN:
+            plan.note(
+                End(intent.intent_id, plan.now, "it was accepted and never appeared", failed=intent.wanted)
+            )
+
+
+def _not_shown(plan: _Plan, intent: Intent, observed: Observed) -> None:
+    if intent.missing_since is None:
+        plan.note(Missed(intent.intent_id))
+        return
+    enough = GONE_AFTER if intent.destroy_at is None else DESTROYED_AFTER
+    if observed.records and plan.now - intent.missing_since >= enough:
+        ended = intent.destroy_at or intent.missing_since
+        plan.note(End(intent.intent_id, ended, "it is not shown any more"))
+
+
+def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
+    """Retire hosts that are lost or too many, and write intents for those that are missing."""
+    for intent in plan.open():
+        if not intent.wanted:
+            continue
+        if intent.reclaim_at is not None and intent.reclaim_at <= plan.now:
+            plan.note(Retire(intent.intent_id, "taken back by its provider"))
+        elif (
+            intent.state is IntentState.EXISTS
+            and intent.status != "running"
+            and intent.status_since is not None
+            and plan.now - intent.status_since >= START_WITHIN
+        ):
+            late = f"{intent.status} for {START_WITHIN.total_seconds() / 60:.0f} minutes"
+            plan.note(Retire(intent.intent_id, late, failed=True))
+    wanted = {row.group: row.count for row in desired}
+    held: dict[HostGroup, list[Intent]] = defaultdict(list)
+    for intent in plan.open():
+        if intent.wanted and intent.reclaim_at is None:
+            held[intent.group].append(intent)
+    for group in {**wanted, **held}:
+        surplus = len(held[group]) - wanted.get(group, 0)
+        for intent in sorted(held[group], key=_worth)[: max(surplus, 0)]:
+            plan.note(Retire(intent.intent_id, "not desired any more"))
+        plan.acts += [Add(group)] * max(-surplus, 0)
+
+
+_ORDER = {IntentState.WRITTEN: 0, IntentState.CALLED: 1, IntentState.EXISTS: 2}
+
+
+def _worth(intent: Intent) -> tuple[int, bool, float]:
+    """Order in which hosts are given up: those that are not there yet first, then the newest."""
+    return _ORDER[intent.state], intent.running_at is not None, -intent.requested_at.timestamp()
+
+
+def _call(plan: _Plan) -> None:
+    for intent in plan.open():
+        if not intent.wanted and intent.state is IntentState.WRITTEN:
+            plan.note(End(intent.intent_id, plan.now, "it was never created"))
+    due = [one for one in plan.open() if one.next_at is None or one.next_at <= plan.now]
+    plan.acts += [Destroy(one.intent_id) for one in due if not one.wanted and one.provider_id is not None]
+    trials = {kind: _trials(group, plan.now) for kind, group in _by_kind(plan.intents.values()).items()}
+    for intent in due:
+        kind = (intent.region, intent.kind)
+        if intent.wanted and intent.state is IntentState.WRITTEN and trials[kind] > 0:
+            trials[kind] -= 1
+            plan.acts.append(Create(intent.intent_id))
+
+
+def _by_kind(intents: Iterable[Intent]) -> dict[tuple[str, str], list[Intent]]:
+    kinds: dict[tuple[str, str], list[Intent]] = defaultdict(list)
+    for intent in intents:
+        kinds[intent.region, intent.kind].append(intent)
+    return kinds
+
+
+MANY = 1_000_000
+
+
+def _trials(intents: Sequence[Intent], now: datetime) -> int:
+    """How many hosts of a kind may be created now, by its failures since one of them last ran."""
+    ran = max((one.running_at for one in intents if one.running_at is not None), default=None)
+    failed = [one for one in intents if one.failed_at is not None and (ran is None or one.failed_at > ran)]
+    if not failed:
+        return MANY
+    last = max(one.failed_at for one in failed if one.failed_at is not None)
+    if now - last < pause(sum(one.failures for one in failed)):
+        return 0
+    coming = sum(
+        one.wanted and one.running_at is None and one.state in (IntentState.CALLED, IntentState.EXISTS)
+        for one in intents
+    )
+    return max(1 - coming, 0)
+
+
+def pause(failures: int) -> timedelta:
+    """How long a kind is left alone after its `failures`-th failure in a row."""
+    doublings = min(max(failures - 1, 0), 10)
+    return min(FIRST_PAUSE * (1 << doublings), LONGEST_PAUSE)

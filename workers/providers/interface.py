@@ -1,0 +1,127 @@
+"""What a provider of hosts is: it lists, creates and destroys hosts, and says when those that are gone ended.
+
+A provider neither decides nor retries. `decide.py` decides, `reconciler.py` acts; both know only what is here.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal, Protocol
+
+import msgspec
+
+HostStatus = Literal["starting", "running", "stopped"]
+"""`stopped` hosts cost as much as running ones."""
+
+
+class HostGroup(msgspec.Struct, frozen=True):
+    """Hosts that are alike: of one kind in one region, for one model."""
+
+    provider: str
+    region: str
+    kind: str
+    """The provider's name for the size of machine, which is the catalog's kind of host."""
+    model: str = ""
+    """The model that they are wanted for; empty = whatever comes."""
+
+
+class DesiredHosts(msgspec.Struct, frozen=True):
+    """How many hosts of a group there should be."""
+
+    group: HostGroup
+    count: int
+
+
+class ObservedHost(msgspec.Struct, frozen=True):
+    """A host as its provider shows it."""
+
+    provider_id: str
+    name: str
+    kind: str
+    region: str
+    status: HostStatus
+    created_at: datetime
+    """From when it is charged, by the provider's clock."""
+    usd_pico_per_hour: int
+    tagged: bool = True
+    """Whether it carries the fleet's tag. One that does not is ours only if an intent has its name."""
+
+
+class HostRequest(msgspec.Struct, frozen=True):
+    """A host to create. Its name is unique to the intent and is also its tag."""
+
+    name: str
+    region: str
+    kind: str
+
+
+class Outcome(StrEnum):
+    """How a call ended."""
+
+    OK = "ok"
+    REFUSED = "refused"
+    """Nothing was done, and the same call would be refused again for now."""
+    ABSENT = "absent"
+    """The host is not known, which right after its creation does not mean that it does not exist."""
+    BUSY = "busy"
+    """The host is being changed; the same call later succeeds."""
+    THROTTLED = "throttled"
+    """Nothing was done; no call before `not_before`."""
+    UNKNOWN = "unknown"
+    """Whether anything was done is not known."""
+
+
+class CallResult(msgspec.Struct, frozen=True):
+    """The result of one call."""
+
+    call: str
+    """create | destroy | list | endings"""
+    outcome: Outcome
+    status: int = 0
+    """HTTP status; 0 = no answer, or no HTTP."""
+    detail: str = ""
+    """What the provider said, for people. It holds no credentials."""
+    host: ObservedHost | None = None
+    """The host that a successful create began."""
+    not_before: datetime | None = None
+    """The provider wants no further call before this instant."""
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """The hosts of the fleet that the provider shows."""
+
+    hosts: tuple[ObservedHost, ...]
+    calls: tuple[CallResult, ...]
+    complete: bool
+    """Whether all pages were read: only then does an absence mean anything."""
+
+
+class Endings(msgspec.Struct, frozen=True):
+    """When hosts that are gone ended, by the provider's records."""
+
+    ended: Mapping[str, datetime]
+    """By provider_id; hosts without a record are absent."""
+    calls: tuple[CallResult, ...]
+    complete: bool
+    """Whether all records after the instant were read."""
+
+
+class HostProvider(Protocol):
+    """A provider. Its calls return a result for whatever happened and raise nothing that the network causes."""
+
+    name: str
+
+    async def list_hosts(self) -> Listing:
+        """All hosts of the fleet."""
+
+    async def create(self, request: HostRequest) -> CallResult:
+        """Ask for a host, once."""
+
+    async def destroy(self, provider_id: str) -> CallResult:
+        """Destroy a host, once."""
+
+    async def endings(self, since: datetime) -> Endings:
+        """Records of the hosts that ended after `since`."""
+
+    async def close(self) -> None:
+        """Close connections."""
