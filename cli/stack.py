@@ -306,6 +306,7 @@ class Platform:
             "PENSTOCK_ENGINE_ENV": str(Path(engine_env).resolve()),
             "PENSTOCK_MODEL": options.model,
             "PENSTOCK_REPLICAS": str(options.replicas),
+            "PENSTOCK_LOCAL_HOSTS": "true",
         }
 
     async def _wait_for_replicas(self, step: Step) -> None:

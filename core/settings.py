@@ -149,6 +149,28 @@ class Settings(BaseSettings):
     log_level: str = "INFO"
     """Level name of the logging module."""
 
+    fleet: str = Field(default="", pattern="^([a-z][a-z0-9-]{0,30}[a-z0-9])?$")
+    """Name of this installation at providers of hosts. Hosts carry it in their names and as a tag; those of other
+    fleets are never touched. Without it no hosts are created."""
+    hosts_dry_run: bool = False
+    """Look at providers' hosts and write down what would be done, but create and destroy nothing."""
+    local_hosts: bool = False
+    """Run the desired hosts of the provider `local` as processes on this machine; `penstock up` sets it."""
+    digitalocean_token: SecretStr = Field(default=SecretStr(""), validation_alias="DIGITALOCEAN_TOKEN")
+    """API token that may read and write droplets, tags and actions; not stored in the database."""
+    digitalocean_token_file: Path = Path()
+    """File with that token, in place of DIGITALOCEAN_TOKEN."""
+    digitalocean_url: str = "https://api.digitalocean.com"
+    """Base URL of DigitalOcean's API; plain HTTP is for tests."""
+    digitalocean_image: str = ""
+    """Id or slug of the image of droplets, such as a snapshot's; empty = DigitalOcean's base image for the GPUs."""
+    digitalocean_ssh_keys: str = ""
+    """Ids or fingerprints of SSH keys, separated by commas. A key that was just added is refused for a while."""
+    digitalocean_vpc: str = ""
+    """UUID of the droplets' VPC; empty = the account's default of the region."""
+    digitalocean_user_data: Path = Path()
+    """File with the script or cloud-config for the first start of a droplet, at most 64 KiB."""
+
     record_request_traces: bool = True
     """Record every request (times, counts, salted hashes; no text) for `penstock sim replay`."""
     request_traces_keep_days: int = Field(default=7, ge=1, le=366)

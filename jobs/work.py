@@ -21,9 +21,10 @@ from billing.usage.query import MAX_DAYS
 from core.db import Database
 from core.errors import Conflict
 from core.settings import Settings
-from jobs import outbox, payments, retention
+from jobs import hosts, outbox, payments, retention
 from scheduler import request_trace_store
 from tenants import changes, logins
+from workers.providers.store import prune_events
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ async def prune(database: Database, settings: Settings) -> int:
     async with database.system() as connection:
         pruned += await changes.prune_changes(connection) + await logins.prune(connection)
         pruned += await retention.prune(connection)
+        pruned += await prune_events(connection, retention.BATCH)
     return pruned + await retention.forget_end_users(database)
 
 
@@ -197,6 +199,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.verify_ledger_again", 300.0, verify_ledger_again),
         Job("penstock.share_gpu", 300.0, share_gpu),
         Job("penstock.share_gpu_again", 24 * 3600.0, share_gpu_again),
+        Job("penstock.reconcile_hosts", hosts.EVERY_S, hosts.reconcile_hosts),
         Job("penstock.reconcile", 60.0, reconcile),
         Job("penstock.reconcile_again", 24 * 3600.0, reconcile_again),
         Job("penstock.check_alerts", 60.0, check_alerts),

@@ -1,0 +1,347 @@
+"""Hosts from providers: what is desired, what there is and costs, every call, and notices that one is taken back."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.transactions import read, write
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.money import pico_to_usd
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
+from workers.providers import static, store
+from workers.providers.costs import before_agent_pico, host_cost_pico
+from workers.providers.intents import Intent, IntentState
+from workers.providers.interface import DesiredHosts, HostGroup
+
+PROVIDERS = ("digitalocean", "local")
+"""Providers that create hosts."""
+MAX_HOSTS = 1_024
+MAX_TEXT = 100
+MAX_ROWS = 1_000
+
+_NOW = text("SELECT clock_timestamp()")
+_EVENTS = text(
+    """
+    SELECT e.at, e.provider, i.name AS host, e.call, e.outcome, e.status, e.detail, e.provider_id, e.usd_pico_per_hour
+    FROM host_events e LEFT JOIN host_intents i USING (intent_id)
+    WHERE (CAST(:name AS text) IS NULL OR i.name = :name) AND (:reads OR e.call IN ('create', 'destroy'))
+    ORDER BY e.event_id DESC LIMIT :limit
+    """
+)
+
+
+class DesiredView(msgspec.Struct, frozen=True):
+    """How many hosts of a group there should be, and are."""
+
+    provider: str
+    region: str
+    kind: str
+    model: str
+    desired: int
+    running: int
+    coming: int
+    """Wanted and not running yet."""
+
+
+class HostView(msgspec.Struct, frozen=True):
+    """A host that exists, or existed; its cost is exact, as its provider bills it."""
+
+    name: str
+    provider: str
+    kind: str
+    region: str
+    model: str
+    status: str
+    wanted: bool
+    why: str
+    created_at: datetime | None
+    joined_at: datetime | None
+    ended_at: datetime | None
+    reclaim_at: datetime | None
+    usd_per_hour: str | None
+    cost_usd: str
+    no_agent_usd: str
+    """The part of the cost before the first heartbeat of its agent."""
+
+
+class IntentView(msgspec.Struct, frozen=True):
+    """An intent, with what is known of its calls."""
+
+    name: str
+    provider: str
+    kind: str
+    region: str
+    model: str
+    state: str
+    wanted: bool
+    why: str
+    requested_at: datetime
+    called_at: datetime | None
+    calls: int
+    failures: int
+    next_at: datetime | None
+    provider_id: str | None
+    missing_since: datetime | None
+    end_recorded: bool
+
+
+class EventView(msgspec.Struct, frozen=True):
+    """A call of a provider."""
+
+    at: datetime
+    provider: str
+    host: str | None
+    call: str
+    outcome: str
+    status: int
+    detail: str
+    provider_id: str | None
+    usd_per_hour: str | None
+
+
+class CostView(msgspec.Struct, frozen=True):
+    """What the hosts of a kind cost in a period."""
+
+    provider: str
+    kind: str
+    hosts: int
+    cost_usd: str
+    no_agent_usd: str
+
+
+async def list_hosts(database: Database, actor: Actor, *, ended: bool = False) -> list[HostView]:
+    """Hosts that exist, the newest first, those that joined by themselves included; with `ended` all of the past, too.
+
+    At most MAX_ROWS. Raises PermissionDenied.
+    """
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        intents = await store.read_intents(connection, ended=ended, limit=MAX_ROWS)
+    known = [_host(one, now) for one in intents if one.billed or one.state is IntentState.EXISTS]
+    joined = await static.StaticHosts(database).list_hosts()
+    return known + [
+        HostView(
+            name=host.name,
+            provider=static.NAME,
+            kind=host.kind,
+            region=host.region,
+            model="",
+            status="running",
+            wanted=True,
+            why="",
+            created_at=None,
+            joined_at=host.created_at,
+            ended_at=None,
+            reclaim_at=None,
+            usd_per_hour=None,
+            cost_usd="0.00",
+            no_agent_usd="0.00",
+        )
+        for host in joined.hosts
+    ]
+
+
+async def list_intents(database: Database, actor: Actor, *, ended: bool = False) -> list[IntentView]:
+    """Intents, the newest first: those that have not ended, or all. At most MAX_ROWS. Raises PermissionDenied."""
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        return [_intent(one) for one in await store.read_intents(connection, ended=ended, limit=MAX_ROWS)]
+
+
+async def list_events(
+    database: Database, actor: Actor, *, name: str | None = None, reads: bool = False, limit: int = 100
+) -> list[EventView]:
+    """Calls of providers, the newest first: of one host or of all; with `reads` those that only look, too.
+
+    Raises InvalidRequest for a limit that is not 1 to MAX_ROWS, PermissionDenied.
+    """
+    if not 1 <= limit <= MAX_ROWS:
+        raise InvalidRequest(f"limit is {limit}, must be 1 to {MAX_ROWS}", param="limit")
+    bound = {"name": name, "reads": reads or name is not None, "limit": limit}
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        return [
+            EventView(
+                **{key: row[key] for key in EventView.__struct_fields__ if key != "usd_per_hour"},
+                usd_per_hour=_usd(row["usd_pico_per_hour"]),
+            )
+            for row in (await connection.execute(_EVENTS, bound)).mappings()
+        ]
+
+
+async def list_desired(database: Database, actor: Actor) -> list[DesiredView]:
+    """How many hosts of each group there should be, beside those that there are. Raises PermissionDenied."""
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        return await _desired_views(connection)
+
+
+async def set_desired(
+    database: Database,
+    actor: Actor,
+    *,
+    provider: str,
+    region: str,
+    kind: str,
+    count: int,
+    model: str = "",
+    reason: str,
+) -> DesiredView:
+    """Set how many hosts of a group there should be. The next pass creates or destroys what differs.
+
+    Raises InvalidRequest for a provider that creates no hosts, an empty or long text or a count out of range.
+    """
+    require(actor, PLATFORM_ADMIN)
+    why = clean_reason(reason)
+    if provider not in PROVIDERS:
+        raise InvalidRequest(
+            f"{provider[:MAX_TEXT]!r} creates no hosts; these do: {', '.join(PROVIDERS)}", param="provider"
+        )
+    for param, value in (("region", region), ("kind", kind)):
+        if not 1 <= len(value) <= MAX_TEXT:
+            raise InvalidRequest(f"{param} needs 1 to {MAX_TEXT} characters", param=param)
+    if len(model) > MAX_TEXT:
+        raise InvalidRequest(f"model has at most {MAX_TEXT} characters", param="model")
+    if not 0 <= count <= MAX_HOSTS:
+        raise InvalidRequest(f"count is {count}, must be 0 to {MAX_HOSTS}", param="count")
+    group = HostGroup(provider, region, kind, model)
+    async with write(database, actor) as connection:
+        before = _one(await _desired_views(connection), group)
+        await store.set_desired(connection, DesiredHosts(group, count))
+        after = _one(await _desired_views(connection), group)
+        await record(
+            connection,
+            actor,
+            "hosts.set_desired",
+            tenant_id=None,
+            object_kind="hosts",
+            object_id=f"{provider}/{region}/{kind}/{model}",
+            reason=why,
+            before=before,
+            after=after,
+        )
+    return after
+
+
+async def note_reclaim(
+    database: Database, actor: Actor, *, name: str, at: datetime | None, reason: str
+) -> HostView:
+    """Write down that the provider takes a host back at `at`; None = the notice was wrong.
+
+    A replacement is created at once, and the host is destroyed at that instant. Raises NotFound, InvalidRequest for an
+    instant without a zone, Conflict for a host that has ended or is not wanted.
+    """
+    require(actor, PLATFORM_ADMIN)
+    why = clean_reason(reason)
+    if at is not None and at.tzinfo is None:
+        raise InvalidRequest(f"{at.isoformat()} has no time zone; write it as {at.isoformat()}Z", param="at")
+    async with write(database, actor) as connection:
+        found = await store.read_intents(connection, ended=True, limit=1, name=name)
+        if not found:
+            raise NotFound(
+                f"there is no host {name[:MAX_TEXT]!r}; `penstock hosts list` shows them", param="name"
+            )
+        intent = found[0]
+        if intent.state is IntentState.ENDED or not intent.wanted:
+            state = "has ended" if intent.state is IntentState.ENDED else "is being destroyed"
+            raise Conflict(f"{name} {state}: {intent.why}", param="name")
+        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        await store.note_reclaim(connection, intent, at)
+        changed = msgspec.structs.replace(intent, reclaim_at=at)
+        before, after = _host(intent, now), _host(changed, now)
+        await record(
+            connection,
+            actor,
+            "hosts.note_reclaim",
+            tenant_id=None,
+            object_kind="host",
+            object_id=name,
+            reason=why,
+            before=before,
+            after=after,
+        )
+    return after
+
+
+async def host_costs(database: Database, actor: Actor, *, start: datetime, end: datetime) -> list[CostView]:
+    """What hosts cost in [start, end) by provider and kind, as their providers bill them. Raises PermissionDenied."""
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        intents = await store.read_billed(connection, start, end)
+    until = min(end, now)
+    kinds: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for one in intents:
+        whole = host_cost_pico(one, start, until)
+        early = before_agent_pico(one, until) - (
+            before_agent_pico(one, start) if start > _created(one) else 0
+        )
+        kinds.setdefault((one.provider, one.kind), []).append((whole, early))
+    return [
+        CostView(
+            provider,
+            kind,
+            len(rows),
+            pico_to_usd(sum(whole for whole, _ in rows)),
+            pico_to_usd(sum(early for _, early in rows)),
+        )
+        for (provider, kind), rows in sorted(kinds.items())
+    ]
+
+
+def _created(intent: Intent) -> datetime:
+    return intent.created_at or intent.requested_at
+
+
+async def _desired_views(connection: AsyncConnection) -> list[DesiredView]:
+    desired = {row.group: row.count for row in await store.read_desired(connection)}
+    intents = await store.read_intents(connection, ended=False, limit=MAX_ROWS)
+    held: dict[HostGroup, list[Intent]] = {group: [] for group in desired}
+    for intent in intents:
+        if intent.wanted:
+            held.setdefault(intent.group, []).append(intent)
+    return [_desired(group, desired.get(group, 0), rows) for group, rows in held.items()]
+
+
+def _desired(group: HostGroup, count: int, intents: Sequence[Intent]) -> DesiredView:
+    running = sum(one.status == "running" for one in intents)
+    fields = msgspec.structs.asdict(group)
+    return DesiredView(**fields, desired=count, running=running, coming=len(intents) - running)
+
+
+def _one(views: Sequence[DesiredView], group: HostGroup) -> DesiredView:
+    wanted = (group.provider, group.region, group.kind, group.model)
+    found = [view for view in views if (view.provider, view.region, view.kind, view.model) == wanted]
+    return found[0] if found else _desired(group, 0, [])
+
+
+def _host(intent: Intent, now: datetime) -> HostView:
+    return HostView(
+        name=intent.name,
+        provider=intent.provider,
+        kind=intent.kind,
+        region=intent.region,
+        model=intent.model,
+        status="ended" if intent.state is IntentState.ENDED else intent.status,
+        wanted=intent.wanted,
+        why=intent.why,
+        created_at=intent.created_at,
+        joined_at=intent.joined_at,
+        ended_at=intent.ended_at,
+        reclaim_at=intent.reclaim_at,
+        usd_per_hour=_usd(intent.usd_pico_per_hour),
+        cost_usd=pico_to_usd(host_cost_pico(intent, None, now)),
+        no_agent_usd=pico_to_usd(before_agent_pico(intent, now)),
+    )
+
+
+def _intent(intent: Intent) -> IntentView:
+    values = {name: getattr(intent, name) for name in IntentView.__struct_fields__}
+    return IntentView(**{**values, "state": intent.state.value})
+
+
+def _usd(pico: int | None) -> str | None:
+    return None if pico is None else pico_to_usd(int(pico))

@@ -1,0 +1,117 @@
+"""`penstock hosts`: hosts from providers, what is desired, every call with its result, costs, notices of reclaims."""
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from admin import hosts
+from admin.actor import Actor
+from billing.ledger.months import bounds, parse_month
+from billing.usage.period import parse_instant
+from cli.context import AsJson, DataDir, perform
+from core.db import Database
+from core.errors import InvalidRequest
+
+app = typer.Typer(
+    no_args_is_help=True, help="Hosts from providers: desired, existing, their calls and what they cost."
+)
+
+Name = Annotated[str, typer.Argument(metavar="HOST", help="Name of the host, as `list` shows it.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
+Ended = Annotated[bool, typer.Option("--ended", help="Those of the past, too.")]
+
+
+@app.command("list", epilog="Example: penstock hosts list --ended --json")
+def list_(ended: Ended = False, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show hosts with their price and what they have cost; those that joined by themselves are `static`."""
+    perform(lambda db, actor: hosts.list_hosts(db, actor, ended=ended), data_dir, as_json)
+
+
+@app.command(epilog="Example: penstock hosts intents")
+def intents(ended: Ended = False, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show what was written down before the first call for each host, and how far it is."""
+    perform(lambda db, actor: hosts.list_intents(db, actor, ended=ended), data_dir, as_json)
+
+
+@app.command(epilog="Example: penstock hosts events --host production-3f9a1c2b4d5e --json")
+def events(
+    host: Annotated[str | None, typer.Option("--host", help="Of one host only.")] = None,
+    reads: Annotated[bool, typer.Option("--reads", help="Calls that only look, too.")] = False,
+    limit: Annotated[int, typer.Option(help="Rows at most, the newest first.")] = 100,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show calls of providers with their results, the newest first."""
+    perform(
+        lambda db, actor: hosts.list_events(db, actor, name=host, reads=reads, limit=limit), data_dir, as_json
+    )
+
+
+@app.command(epilog="Example: penstock hosts desired")
+def desired(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show how many hosts of each group there should be, and are."""
+    perform(hosts.list_desired, data_dir, as_json)
+
+
+@app.command(
+    "set-desired",
+    epilog="Example: penstock hosts set-desired digitalocean nyc2 gpu-h100x1-80gb 2 --model llama-3.3-70b "
+    '--reason "launch"',
+)
+def set_desired(
+    provider: Annotated[str, typer.Argument(help="digitalocean | local")],
+    region: Annotated[str, typer.Argument(help="The provider's name of the region.")],
+    kind: Annotated[str, typer.Argument(help="The provider's name of the size, such as gpu-h100x1-80gb.")],
+    count: Annotated[int, typer.Argument(help="Hosts that there should be; 0 destroys them.")],
+    reason: Reason,
+    model: Annotated[str, typer.Option("--model", help="The model that they are for.")] = "",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set how many hosts of a group there should be; the next pass creates or destroys what differs."""
+    perform(
+        lambda db, actor: hosts.set_desired(
+            db, actor, provider=provider, region=region, kind=kind, count=count, model=model, reason=reason
+        ),
+        data_dir,
+        as_json,
+    )
+
+
+@app.command(
+    epilog="Example: penstock hosts reclaim production-3f9a1c2b4d5e --at 2026-11-27T18:00:00Z --reason "
+    '"notice by e-mail"'
+)
+def reclaim(
+    host: Name,
+    reason: Reason,
+    at: Annotated[str | None, typer.Option("--at", help="When the provider takes it back, in UTC.")] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="The notice was wrong.")] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write down a provider's notice that it takes a host back: a replacement is created at once."""
+
+    def when() -> datetime | None:
+        if (at is None) != cancel:
+            raise InvalidRequest("give either --at or --cancel")
+        return None if at is None else parse_instant(at, "at")
+
+    async def act(db: Database, actor: Actor) -> object:
+        return await hosts.note_reclaim(db, actor, name=host, at=when(), reason=reason)
+
+    perform(act, data_dir, as_json)
+
+
+@app.command(epilog="Example: penstock hosts costs --month 2026-11")
+def costs(
+    month: Annotated[str, typer.Option(help="As 2026-11.")], data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Show what hosts cost in a month, as their providers bill them, and the part before their agents joined."""
+
+    async def act(db: Database, actor: Actor) -> object:
+        start, end = bounds(parse_month(month))
+        return await hosts.host_costs(db, actor, start=start, end=end)
+
+    perform(act, data_dir, as_json)

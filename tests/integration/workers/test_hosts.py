@@ -1,0 +1,370 @@
+"""Hosts through PostgreSQL, DigitalOcean's own client and the fake cloud's HTTP: one life, faults, dry run, people."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from aiohttp.test_utils import TestServer
+from pydantic import SecretStr
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from admin import hosts
+from admin.actor import Actor
+from cli.main import app
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
+from core.money import usd_to_pico
+from core.settings import Settings
+from jobs.hosts import configured, reconcile_hosts, run_pass
+from jobs.work import schedule
+from sim.digitalocean.cloud import FakeCloud
+from sim.digitalocean.faults import Fault
+from sim.digitalocean.serve import app as cloud_app
+from tests.support.fake_droplets import TOKEN, hold_to_description
+from tests.support.processes import gone
+from tests.support.waiting import until
+from workers.providers.interface import CallResult, HostRequest, Outcome
+from workers.providers.local import LocalProcesses
+from workers.providers.store import DatabaseIntents, prune_events, read_intents
+
+ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
+FINANCE = Actor(kind="cli", id="f", label="f", role="finance")
+GROUP = {"provider": "digitalocean", "region": "nyc2", "kind": "gpu-h100x1-80gb", "model": "m"}
+
+
+@pytest.fixture
+async def cloud() -> AsyncIterator[tuple[FakeCloud, str]]:
+    fake = FakeCloud(TOKEN, lambda: int(time.time()))
+    fake.create_s = 0
+    fake.seen = hold_to_description
+    server = TestServer(cloud_app(fake))
+    await server.start_server()
+    yield fake, str(server.make_url("")).rstrip("/")
+    await server.close()
+
+
+def settings(url: str, **fields: object) -> Settings:
+    made = Settings(fleet="test", digitalocean_url=url, digitalocean_token=SecretStr(TOKEN), database_url="")
+    return made.model_copy(update=fields)
+
+
+async def want(database: Database, count: int) -> hosts.DesiredView:
+    return await hosts.set_desired(database, ADMIN, **GROUP, count=count, reason="test")
+
+
+async def states(database: Database) -> list[str]:
+    return [one.state for one in await hosts.list_intents(database, ADMIN, ended=True)]
+
+
+async def test_a_create_that_timed_out_after_succeeding_is_found_billed_and_destroyed(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    fake, url = cloud
+    here = settings(url)
+    await want(database, 1)
+    assert await reconcile_hosts(database, here) == 0
+    assert await states(database) == ["written"]
+    fake.faults.add(Fault.CREATE_CUT_AFTER)
+    fake.faults.hidden_after_error_s = 0
+    assert await reconcile_hosts(database, here) == 1
+    assert await states(database) == ["called"]
+    assert await reconcile_hosts(database, here) == 0
+    assert await states(database) == ["exists"]
+    [host] = await hosts.list_hosts(database, ADMIN)
+    [droplet] = fake.alive()
+    assert (host.name, host.status, host.usd_per_hour) == (droplet.name, "running", "3.39")
+    assert droplet.tags == ["penstock-test", droplet.name]
+    [desired] = await hosts.list_desired(database, FINANCE)
+    assert (desired.desired, desired.running, desired.coming) == (1, 1, 0)
+    await want(database, 0)
+    assert await reconcile_hosts(database, here) == 1
+    await reconcile_hosts(database, here)
+    assert await states(database) == ["ended"]
+    assert fake.alive() == []
+    [after] = await hosts.list_hosts(database, ADMIN, ended=True)
+    cents = fake.ledger.cents(int(time.time()))
+    assert after.cost_usd == after.no_agent_usd == f"0.{cents:02d}"
+    events = await hosts.list_events(database, FINANCE, name=host.name)
+    assert [(one.call, one.outcome, one.status) for one in events] == [
+        ("destroy", "ok", 204),
+        ("create", "unknown", 0),
+    ]
+    assert events[0].usd_per_hour == "3.39"
+    assert [call.operation for call in fake.calls].count("create") == 1
+
+
+async def test_the_client_sends_a_create_once_whatever_the_answer(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    """pydo's own retries would send it four times after a 500 or a 429 with retry-after."""
+    fake, url = cloud
+    [make] = configured(settings(url))
+    provider = make()
+    for fault in (Fault.CREATE_ERROR_AFTER, Fault.CREATE_ERROR_BEFORE, Fault.CREATE_CUT_AFTER, Fault.BURST):
+        before = len(fake.calls)
+        fake.faults.add(fault)
+        await provider.create(HostRequest("test-0123456789ab", "nyc2", "gpu-h100x1-80gb"))
+        assert [call.operation for call in fake.calls[before:]] == ["create"], fault
+    await provider.close()
+
+
+async def test_no_pass_while_another_runs_and_none_before_a_429s_wait_is_over(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    fake, url = cloud
+    here = settings(url)
+    await want(database, 1)
+    async with database.system() as held:
+        await held.execute(
+            text("SELECT pg_advisory_xact_lock(hashtext('penstock_hosts'), hashtext('digitalocean'))")
+        )
+        await reconcile_hosts(database, here)
+    assert fake.calls == []
+    fake.faults.add(Fault.BURST)
+    await reconcile_hosts(database, here)
+    assert [call.status for call in fake.calls] == [429]
+    await reconcile_hosts(database, here)
+    assert len(fake.calls) == 1
+    [event] = await hosts.list_events(database, ADMIN, reads=True)
+    assert (event.call, event.outcome, event.status) == ("list", "throttled", 429)
+
+
+async def test_a_dry_run_writes_down_and_calls_nothing_once_an_hour(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    fake, url = cloud
+    fake.create("test-stray", "gpu-h100x1-80gb", "nyc2", ["penstock-test"])
+    await want(database, 2)
+    for _ in range(2):
+        assert await reconcile_hosts(database, settings(url, hosts_dry_run=True)) == 0
+    assert await states(database) == []
+    assert {call.operation for call in fake.calls} == {"list"}
+    events = await hosts.list_events(database, ADMIN)
+    assert sorted((one.call, one.outcome, one.detail) for one in events) == [
+        ("create", "dry_run", "gpu-h100x1-80gb in nyc2 m"),
+        ("destroy", "dry_run", "test-stray: no intent: it is destroyed"),
+    ]
+
+
+async def test_what_a_person_changes_during_a_pass_stays(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    _, url = cloud
+    await want(database, 1)
+    await reconcile_hosts(database, settings(url))
+    store = DatabaseIntents(database)
+    [before] = await store.load("digitalocean", [])
+    at = datetime.now(UTC) + timedelta(hours=2)
+    await hosts.note_reclaim(database, ADMIN, name=before.name, at=at, reason="mail")
+    after = msgspec.structs.replace(before, calls=7, usd_pico_per_hour=usd_to_pico("2.00"))
+    await store.save(before, after, CallResult("create", Outcome.UNKNOWN, 500, "x"))
+    [stored] = await store.load("digitalocean", [])
+    assert stored == msgspec.structs.replace(after, reclaim_at=at)
+
+
+async def test_notices_of_reclaims(database: Database, cloud: tuple[FakeCloud, str]) -> None:
+    fake, url = cloud
+    here = settings(url)
+    await want(database, 1)
+    for _ in range(3):
+        await reconcile_hosts(database, here)
+    [host] = await hosts.list_hosts(database, ADMIN)
+    at = datetime.now(UTC) + timedelta(hours=2)
+    with pytest.raises(PermissionDenied):
+        await hosts.note_reclaim(database, FINANCE, name=host.name, at=at, reason="x")
+    with pytest.raises(NotFound, match="nobody"):
+        await hosts.note_reclaim(database, ADMIN, name="nobody", at=at, reason="x")
+    with pytest.raises(InvalidRequest, match="time zone"):
+        await hosts.note_reclaim(database, ADMIN, name=host.name, at=at.replace(tzinfo=None), reason="x")
+    told = await hosts.note_reclaim(database, ADMIN, name=host.name, at=at, reason="notice by e-mail")
+    assert told.reclaim_at == at
+    for _ in range(3):
+        await reconcile_hosts(database, here)
+    assert len(fake.alive()) == 2
+    await hosts.note_reclaim(database, ADMIN, name=host.name, at=datetime.now(UTC), reason="now")
+    for _ in range(2):
+        await reconcile_hosts(database, here)
+    assert [one.name for one in fake.alive()] != [host.name]
+    assert len(fake.alive()) == 1
+    with pytest.raises(Conflict, match="has ended"):
+        await hosts.note_reclaim(database, ADMIN, name=host.name, at=at, reason="x")
+    async with database.read() as connection:
+        audit = list(await connection.scalars(text("SELECT action FROM audit_log ORDER BY at, id")))
+    assert audit == ["hosts.set_desired", "hosts.note_reclaim", "hosts.note_reclaim"]
+
+
+async def test_wrong_wishes_are_refused(database: Database) -> None:
+    for wrong, param in (
+        ({"provider": "aws"}, "provider"),
+        ({"count": -1}, "count"),
+        ({"count": 1_025}, "count"),
+        ({"region": ""}, "region"),
+        ({"kind": "x" * 101}, "kind"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            await hosts.set_desired(database, ADMIN, **{**GROUP, "count": 1, "reason": "x", **wrong})  # type: ignore[arg-type]
+        assert caught.value.param == param
+    with pytest.raises(PermissionDenied):
+        await hosts.set_desired(database, FINANCE, **GROUP, count=1, reason="x")
+    with pytest.raises(InvalidRequest, match="limit"):
+        await hosts.list_events(database, ADMIN, limit=0)
+
+
+async def test_costs_of_a_month_by_kind(database: Database, cloud: tuple[FakeCloud, str]) -> None:
+    """One host over the end of a month, in which it joined after ten minutes."""
+    store = DatabaseIntents(database)
+    await want(database, 1)
+    await reconcile_hosts(database, settings(cloud[1]))
+    [bare] = await store.load("digitalocean", [])
+    start = datetime(2026, 10, 31, 23, 30, tzinfo=UTC)
+    lived = msgspec.structs.replace(
+        bare,
+        provider_id="7",
+        created_at=start,
+        usd_pico_per_hour=usd_to_pico("3.39"),
+        billed=True,
+        running_at=start,
+    )
+    await store.save(bare, lived)
+    async with database.system() as connection:
+        await connection.execute(
+            text("UPDATE host_intents SET state = 'ended', wanted = false, ended_at = :end"),
+            {"end": start + timedelta(hours=1)},
+        )
+        await connection.execute(
+            text(
+                "INSERT INTO hosts (host_id, host_kind, region, gpus, first_seen, last_seen) "
+                "VALUES ('sim-' || :name, 'k', 'r', 1, :joined, :joined), ('byself', 'k', 'r', 1, now(), now())"
+            ),
+            {"name": bare.name, "joined": start + timedelta(minutes=10)},
+        )
+    november = datetime(2026, 11, 1, tzinfo=UTC)
+    october = datetime(2026, 10, 1, tzinfo=UTC)
+    december = datetime(2026, 12, 1, tzinfo=UTC)
+    [first] = await hosts.host_costs(database, FINANCE, start=october, end=november)
+    [second] = await hosts.host_costs(database, FINANCE, start=november, end=december)
+    assert (first.hosts, first.cost_usd, first.no_agent_usd) == (1, "1.70", "0.57")
+    assert (second.hosts, second.cost_usd, second.no_agent_usd) == (1, "1.69", "0.00")
+    assert await hosts.host_costs(database, FINANCE, start=december, end=december + timedelta(days=31)) == []
+    [static] = await hosts.list_hosts(database, FINANCE)
+    assert (static.provider, static.name) == ("static", "byself")
+
+
+async def test_old_events_of_lists_are_pruned_and_those_of_hosts_kept(database: Database) -> None:
+    async with database.system() as connection:
+        await connection.execute(
+            text(
+                "INSERT INTO host_events (at, provider, intent_id, call, outcome, status, detail) VALUES "
+                "(now() - interval '8 days', 'p', NULL, 'list', 'ok', 200, ''), "
+                "(now() - interval '6 days', 'p', NULL, 'list', 'ok', 200, ''), "
+                "(now() - interval '99 days', 'p', gen_random_uuid(), 'create', 'ok', 202, '')"
+            )
+        )
+        assert await prune_events(connection, 100) == 1
+
+
+async def test_hosts_on_this_machine(database: Database, tmp_path: Path) -> None:
+    """Two processes come, one that dies is replaced, all go; a later run of the provider knows them by their files."""
+    sleeper = [
+        sys.executable,
+        "-c",
+        "import os, time; print(os.environ['PENSTOCK_DATA_DIR'], flush=True); time.sleep(600)",
+    ]
+
+    def provider() -> LocalProcesses:
+        return LocalProcesses(tmp_path / "hosts", sleeper, {}, lambda: datetime.now(UTC))
+
+    async def settle() -> list[str]:
+        await run_pass(database, Settings(local_hosts=True), provider())
+        return sorted(host.name for host in (await provider().list_hosts()).hosts)
+
+    group = {"provider": "local", "region": "here", "kind": "local-cpu"}
+    await hosts.set_desired(database, ADMIN, **group, count=2, reason="test")
+    await settle()
+    names = await settle()
+    assert len(names) == 2
+    assert all(name.startswith("local-") for name in names)
+    assert (tmp_path / "hosts" / names[0] / "host-id").read_text().strip() == names[0]
+    again = await provider().create(HostRequest(names[0], "here", "local-cpu"))
+    assert again.host is not None
+    assert sorted(host.name for host in (await provider().list_hosts()).hosts) == names
+    pids = [json.loads((tmp_path / "hosts" / name / "host.json").read_text())["pid"] for name in names]
+    psutil.Process(pids[0]).kill()
+    await until(lambda: gone(pids[0]))
+    await settle()
+    replaced = await settle()
+    assert len(replaced) == 2
+    assert names[0] not in replaced
+    await hosts.set_desired(database, ADMIN, **group, count=0, reason="test")
+    await settle()
+    await until(lambda: gone(pids[1]))
+    assert await settle() == []
+    assert {one.cost_usd for one in await hosts.list_hosts(database, ADMIN, ended=True)} == {"0.00"}
+    assert await states(database) == ["ended"] * 3
+
+
+def test_a_token_alone_sets_nothing_up_and_a_file_may_hold_it(tmp_path: Path) -> None:
+    assert configured(settings("http://127.0.0.1:1", fleet="")) == []
+    assert configured(settings("http://127.0.0.1:1", digitalocean_token=SecretStr(""))) == []
+    missing = settings("http://127.0.0.1:1", digitalocean_token_file=tmp_path / "none")
+    with pytest.raises(InvalidRequest, match="PENSTOCK_DIGITALOCEAN_TOKEN_FILE"):
+        configured(missing)
+    (tmp_path / "token").write_text("dop_v1_x\n")
+    found = configured(
+        settings(
+            "http://127.0.0.1:1",
+            digitalocean_token=SecretStr(""),
+            digitalocean_token_file=tmp_path / "token",
+        )
+    )
+    assert len(found) == 1
+    assert "penstock.reconcile_hosts" in [job.name for job in schedule(Settings())]
+
+
+async def test_the_command_line(
+    database: Database, cloud: tuple[FakeCloud, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, url = cloud
+    monkeypatch.setenv("DATABASE_URL", database.url)
+
+    async def ask(*arguments: str) -> object:
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["hosts", *arguments, "--json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)
+
+    place = ("digitalocean", "nyc2", "gpu-h100x1-80gb")
+    wanted = await ask("set-desired", *place, "1", "--model", "m", "--reason", "launch")
+    assert isinstance(wanted, dict)
+    assert (wanted["desired"], wanted["running"]) == (1, 0)
+    for _ in range(3):
+        await reconcile_hosts(database, settings(url))
+    [host] = await ask("list")  # type: ignore[misc]
+    assert host["cost_usd"] == "0.06"
+    [intent] = await ask("intents")  # type: ignore[misc]
+    assert (intent["name"], intent["calls"]) == (host["name"], 1)
+    [event] = await ask("events", "--host", host["name"])  # type: ignore[misc]
+    assert event["outcome"] == "ok"
+    [row] = await ask("desired")  # type: ignore[misc]
+    assert row["running"] == 1
+    told = await ask("reclaim", host["name"], "--at", "2030-01-01T00:00Z", "--reason", "mail")
+    assert isinstance(told, dict)
+    assert told["reclaim_at"].startswith("2030-01-01T00:00:00")
+    month = datetime.now(UTC).strftime("%Y-%m")
+    [cost] = await ask("costs", "--month", month)  # type: ignore[misc]
+    assert cost["cost_usd"] == "0.06"
+    bad = await asyncio.to_thread(
+        CliRunner().invoke, app, ["hosts", "reclaim", host["name"], "--reason", "x"]
+    )
+    assert (bad.exit_code, bad.output.count("\n")) == (2, 1)
+    assert TOKEN not in json.dumps([await ask("list"), await ask("events", "--reads")])
+    async with database.read() as connection:
+        assert len(await read_intents(connection, ended=True, limit=10)) == 1
+    assert len(fake.alive()) == 1
