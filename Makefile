@@ -50,10 +50,13 @@ browser: ## find Chromium; as root on Debian, install it
 	  echo "the browser tests need Chromium: install the package 'chromium' and run again" >&2; exit 1; \
 	fi
 
-edge: ## find Caddy, the edge of the compose file; on Debian, fetch it below .tools without installing it
-	@command -v caddy >/dev/null || [ -x .tools/usr/bin/caddy ] || { mkdir -p .tools && cd .tools && \
-	{ apt-get -qq download caddy || { apt-get -qq update && apt-get -qq download caddy; }; } >/dev/null 2>&1 && \
-	dpkg -x caddy_*.deb . && rm caddy_*.deb; } || echo "no Caddy: the tests of the edge are skipped" >&2
+edge: ## find Caddy and Prometheus, which stand beside the platform; on Debian, fetch them below .tools, not installed
+	@for each in caddy:caddy prometheus:promtool; do package=$${each%:*}; program=$${each#*:}; \
+	  command -v $$program >/dev/null || test -x .tools/usr/bin/$$program || \
+	  (mkdir -p .tools && cd .tools && \
+	   { apt-get -qq download $$package || { apt-get -qq update && apt-get -qq download $$package; }; } && \
+	   dpkg -x $${package}_*.deb . && rm $${package}_*.deb) >/dev/null 2>&1 || echo "no $$program: its tests are skipped" >&2; \
+	done
 
 PYTEST := $(BIN)/pytest -q -n 2
 TIMES := .pytest_cache/times.json
