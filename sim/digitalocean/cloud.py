@@ -21,12 +21,13 @@ from sim.digitalocean.droplets import (
     droplet_view,
     size_view,
 )
-from sim.digitalocean.faults import Call, Cut, Fault, Faults
+from sim.digitalocean.faults import BURSTS, Call, Cut, Fault, Faults
 from sim.digitalocean.ledger import BillingLedger
 
 API = "https://api.digitalocean.com"
 DROPLET_LIMIT = 25
 HOURLY_LIMIT = 5_000
+MAX_PAGE = 200
 MAX_USER_DATA = 64 * 1024
 _NAME = re.compile(r"^[a-zA-Z0-9]?[a-z0-9A-Z.\-]*[a-z0-9A-Z]$")
 _ONE = re.compile(r"^/v2/droplets/(\d+)$")
@@ -68,6 +69,8 @@ class FakeCloud:
         self.prices = {slug: Fraction(price) for slug, price in DEFAULT_SIZES.items()}
         """Dollars per hour by size, for droplets that are created from now on."""
         self.droplet_limit = DROPLET_LIMIT
+        self.largest_page = MAX_PAGE
+        """Rows of a page at most, whatever is asked for; tests make pages small."""
         self.hourly_limit = HOURLY_LIMIT
         self.create_s = 40
         """Seconds until a droplet is active. While it is new, it has a pending event."""
@@ -153,10 +156,10 @@ class FakeCloud:
             return self._throttled(with_header=False, now=now)
         self._recent.append(now)
         fault = self.faults.take(operation)
-        if fault in (Fault.BURST, Fault.SPENT):
+        if fault in BURSTS or fault is Fault.SPENT:
             self.barred_until = now + self.faults.retry_after_s
-            return self._throttled(with_header=fault is Fault.BURST, now=now)
-        if fault is Fault.LIST_ERROR:
+            return self._throttled(with_header=fault in BURSTS, now=now)
+        if fault in (Fault.LIST_ERROR, Fault.ACTIONS_ERROR):
             return _error(500, "server_error", "Server was unable to give you a response.")
         try:
             return self._operate(request, operation, fault, now)
@@ -169,17 +172,36 @@ class FakeCloud:
                 return self._create(request.body, fault, now)
             case "list":
                 rows = [droplet_view(one, now) for one in self._listed(request.query, now)]
-                return _page(request, "droplets", rows)
+                return self._page(request, "droplets", rows)
             case "get":
                 return Response(200, {}, {"droplet": droplet_view(self._find(request.path, now), now)})
             case "destroy":
                 return self._destroy(request.path, fault, now)
             case "actions":
-                begun = [action for action in reversed(self.actions) if action.started_at <= now]
-                return _page(request, "actions", [action.view(now) for action in begun])
+                begun = [action for action in self.actions if action.started_at <= now]
+                begun.sort(key=lambda action: (action.started_at, action.action_id), reverse=True)
+                return self._page(request, "actions", [action.view(now) for action in begun])
             case "sizes":
-                return _page(request, "sizes", [size_view(*item) for item in self.prices.items()])
+                return self._page(request, "sizes", [size_view(*item) for item in self.prices.items()])
         raise _Refused(404, "not_found", "The resource you were accessing could not be found.")
+
+    def _page(self, request: Request, name: str, rows: list[dict[str, Any]]) -> Response:
+        try:
+            page, size = int(request.query.get("page", "1")), int(request.query.get("per_page", "20"))
+        except ValueError:
+            raise _Refused(422, "unprocessable_entity", "page and per_page are numbers") from None
+        if page < 1 or not 1 <= size <= MAX_PAGE:
+            raise _Refused(422, "unprocessable_entity", "per_page is 1 to 200")
+        size = min(size, self.largest_page)
+        more = page * size < len(rows)
+        links: dict[str, Any] = {}
+        if more:
+            following = "&".join(
+                f"{key}={value}" for key, value in {**request.query, "page": str(page + 1)}.items()
+            )
+            links = {"pages": {"next": f"{API}{request.path}?{following}", "last": f"{API}{request.path}"}}
+        shown = rows[(page - 1) * size : page * size]
+        return Response(200, {}, {name: shown, "links": links, "meta": {"total": len(rows)}})
 
     def _listed(self, query: Mapping[str, str], now: int) -> list[Droplet]:
         """The droplets that a list shows. Without a type or tag it shows those without GPUs only."""
@@ -327,24 +349,6 @@ def _error(status: int, name: str, message: str) -> Response:
 def _accepted(droplet: Droplet, action: Action, now: int) -> Response:
     link = {"id": action.action_id, "rel": "create", "href": f"{API}/v2/actions/{action.action_id}"}
     return Response(202, {}, {"droplet": droplet_view(droplet, now), "links": {"actions": [link]}})
-
-
-def _page(request: Request, name: str, rows: list[dict[str, Any]]) -> Response:
-    try:
-        page, size = int(request.query.get("page", "1")), int(request.query.get("per_page", "20"))
-    except ValueError:
-        raise _Refused(422, "unprocessable_entity", "page and per_page are numbers") from None
-    if page < 1 or not 1 <= size <= 200:
-        raise _Refused(422, "unprocessable_entity", "per_page is 1 to 200")
-    more = page * size < len(rows)
-    links: dict[str, Any] = {}
-    if more:
-        following = "&".join(
-            f"{key}={value}" for key, value in {**request.query, "page": str(page + 1)}.items()
-        )
-        links = {"pages": {"next": f"{API}{request.path}?{following}", "last": f"{API}{request.path}"}}
-    shown = rows[(page - 1) * size : page * size]
-    return Response(200, {}, {name: shown, "links": links, "meta": {"total": len(rows)}})
 
 
 def decode_body(text: bytes) -> Any:

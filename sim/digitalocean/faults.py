@@ -22,6 +22,10 @@ class Fault(StrEnum):
     """422: the size is not available in the region, although it is listed."""
     CREATE_LIMIT = "create_limit"
     """422: the account's limit of droplets is reached."""
+    CREATE_BURST = "create_burst"
+    """429 with retry-after, on a create."""
+    DESTROY_BURST = "destroy_burst"
+    """429 with retry-after, on a destroy."""
     DESTROY_PENDING = "destroy_pending"
     """422: the droplet has a pending event."""
     DESTROY_ERROR_AFTER = "destroy_error_after"
@@ -32,10 +36,16 @@ class Fault(StrEnum):
     """404 although the droplet is there."""
     LIST_ERROR = "list_error"
     """500 on any GET."""
+    ACTIONS_ERROR = "actions_error"
+    """500 on the list of actions."""
     BURST = "burst"
     """429 with retry-after, on any call."""
     SPENT = "spent"
     """429 without retry-after, as for an hourly limit that is used up; ratelimit-reset says until when."""
+
+
+BURSTS = frozenset({Fault.BURST, Fault.CREATE_BURST, Fault.DESTROY_BURST})
+"""Those that answer 429 with retry-after."""
 
 
 class Cut(Exception):

@@ -55,7 +55,8 @@ class Crashes:
 
     def __init__(self) -> None:
         self.left: int | None = None
-        self.happened = 0
+        self.after_create = False
+        """Whether it dies between the next create and its result."""
 
     def step(self) -> None:
         if self.left is None:
@@ -63,7 +64,11 @@ class Crashes:
         self.left -= 1
         if self.left < 0:
             self.left = None
-            self.happened += 1
+            raise Crash
+
+    def created(self) -> None:
+        if self.after_create:
+            self.after_create = False
             raise Crash
 
 
@@ -98,6 +103,8 @@ class CloudApi:
         except Cut as error:
             raise NoAnswer("connection reset by peer") from error
         self._crashes.step()
+        if method == "POST":
+            self._crashes.created()
         return ApiReply(reply.status, reply.headers, reply.body)
 
 

@@ -26,7 +26,7 @@ from tests.support.fake_droplets import (
 )
 from workers.providers.costs import before_agent_pico, host_cost_pico
 from workers.providers.digitalocean import NAME, DigitalOceanHosts, DropletOptions
-from workers.providers.intents import Create, Destroy, Intent, IntentState
+from workers.providers.intents import Intent, IntentState
 from workers.providers.interface import DesiredHosts, HostGroup
 from workers.providers.reconciler import PassReport, Reconciler
 
@@ -55,6 +55,8 @@ class Play:
         self.cloud.faults.hidden_s = late_s
         self.cloud.faults.retry_after_s = 25
         self.cloud.droplet_limit = 40
+        self.cloud.largest_page = 7
+        self.cloud.create_s = self.rng.choice([0, 40])
         if described:
             self.cloud.seen = hold_to_description
         self.store = MemoryStore(self.time, self.crashes)
@@ -149,10 +151,26 @@ class Play:
     def calm(self) -> None:
         """No more faults, and the time in which everything settles."""
         self.cloud.faults.clear()
-        self.crashes.left = None
+        self.crashes.left, self.crashes.after_create = None, False
         self.cloud.create_s, self.cloud.destroy_s, self.cloud.tag_gpus_s = 40, 0, 0
         self.run(90, 30)
         self.run((CALM_S - 90 * 30) // 300, 300)
+
+    def night(self) -> None:
+        """A host is taken back while nothing runs, and the records cannot be read at first."""
+        self.reclaim(told=False)
+        self.cloud.faults.add(Fault.ACTIONS_ERROR)
+        self.time.at += RECLAIM_S + self.rng.randrange(7200)
+        self.run(2)
+
+    def brief(self) -> None:
+        """A host is wanted for less than a minute."""
+        group = self.rng.choice(GROUPS)
+        count = sum(row.count for row in self.store.wanted if row.group == group)
+        self.desire(group, count + 1)
+        self.run(3)
+        self.desire(group, count)
+        self.run(2)
 
     def _count(self, report: PassReport) -> None:
         self.counts["waited"] += report.waited
@@ -233,7 +251,9 @@ class Play:
             case "desire":
                 self.desire(rng.choice(GROUPS), rng.randrange(4))
             case "slow":
-                cloud.create_s, cloud.destroy_s = rng.choice([(40, 0), (400, 0), (2400, 0), (40, 300)])
+                cloud.create_s, cloud.destroy_s = rng.choice(
+                    [(0, 0), (40, 0), (400, 0), (2400, 0), (40, 300)]
+                )
                 cloud.tag_gpus_s = rng.choice([0, 5, 900])
             case "price":
                 cloud.prices[rng.choice(GROUPS).kind] = Fraction(rng.randrange(100, 90_000), 10_000)
@@ -243,6 +263,13 @@ class Play:
                 self.reclaim(told=False)
             case "crash":
                 self.crashes.left = rng.randrange(12)
+            case "died":
+                cloud.faults.add(Fault.CREATE_ERROR_AFTER)
+                self.crashes.after_create = True
+            case "night":
+                self.night()
+            case "brief":
+                self.brief()
             case "blink":
                 self.blink()
             case "foreign" if len(self.foreign) < 5:
@@ -255,8 +282,7 @@ class Play:
 
 STEPS = (
     *["pass"] * 12, *["minutes"] * 4, "asleep", *["desire"] * 6, "slow", "price", "told", "missed", "blink",
+    "died", "died", "brief", "brief", "night",
     *["crash"] * 4, "foreign", "stray", *(fault.value for fault in Fault), *(fault.value for fault in Fault),
 )  # fmt: skip
 """Steps by weight."""
-
-CALLS = (Create, Destroy)

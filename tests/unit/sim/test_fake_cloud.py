@@ -7,7 +7,7 @@ import pytest
 from jsonschema import ValidationError
 
 from sim.digitalocean.cloud import FakeCloud, Request, Response
-from sim.digitalocean.faults import Cut, Fault
+from sim.digitalocean.faults import BURSTS, Cut, Fault
 from tests.support.fake_droplets import START, TOKEN, VirtualTime, hold_to_description
 
 GPU, CPU = "gpu-h100x1-80gb", "s-1vcpu-1gb"
@@ -101,6 +101,7 @@ def test_a_droplet_starts_and_ends_with_its_actions(cloud: FakeCloud, time: Virt
         (Fault.CREATE_LIMIT, 422, False),
         (Fault.BURST, 429, False),
         (Fault.SPENT, 429, False),
+        (Fault.CREATE_BURST, 429, False),
     ],
 )
 def test_faults_of_a_create(cloud: FakeCloud, fault: Fault, status: int | None, exists: bool) -> None:
@@ -111,7 +112,7 @@ def test_faults_of_a_create(cloud: FakeCloud, fault: Fault, status: int | None, 
     else:
         response = ask(cloud, "POST", "/v2/droplets", order("one"))
         assert response.status == status
-        assert ("retry-after" in response.headers) == (fault is Fault.BURST)
+        assert ("retry-after" in response.headers) == (fault in BURSTS)
     assert bool(cloud.alive()) == exists
     assert bool(cloud.ledger.meters) == exists
     assert cloud.faults.used == {fault: 1}
