@@ -59,6 +59,7 @@ class Options(msgspec.Struct, frozen=True):
     engine: str = "auto"
     external: ExternalOptions = ExternalOptions()
     model: str = ""
+    profile: str = ""
     replicas: int = 1
     api_workers: int = 1
     schedulers: int = 1
@@ -305,6 +306,7 @@ class Platform:
             "PENSTOCK_CONTEXT_LEN": str(options.external.context_len),
             "PENSTOCK_ENGINE_ENV": str(Path(engine_env).resolve()),
             "PENSTOCK_MODEL": options.model,
+            "PENSTOCK_PROFILE": options.profile,
             "PENSTOCK_REPLICAS": str(options.replicas),
             "PENSTOCK_LOCAL_HOSTS": "true",
         }

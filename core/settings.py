@@ -99,6 +99,8 @@ class Settings(BaseSettings):
     """Directory of the engine's own virtual environment."""
     model: str = ""
     """Model to serve; empty = the default for this machine."""
+    profile: str = ""
+    """Engine profile of that model, by its name in the catalog; empty = one that fits this machine."""
     replicas: int = 1
     """Number of replicas on this host."""
     sim_speedup: float = 1.0

@@ -36,6 +36,7 @@ from gateway.tool_calls import reshape_answer
 from gateway.usage import UsageTracker
 from gateway.whole import WholeAnswer, WholeAnswers
 from scheduler.wire import Placement
+from workers.ranks import RANK_HEADER
 
 EXTEND_TOKENS = 1024
 """Output tokens by which a hold is extended at a time."""
@@ -132,11 +133,14 @@ class Relay:
     ) -> EngineStream:
         """Send the request to its engine and wait for the headers. Raises EngineFailed or RefusedByEngine."""
         request = context.request
+        headers = [("X-Request-Id", request.id_text)]
+        if placement.rank is not None:
+            headers.append((RANK_HEADER, str(placement.rank)))
         return await self._engines.open(
             placement.url,
             ENGINE_PATHS[request.prepared.endpoint],
             _engine_body(context, placement, batch),
-            (("X-Request-Id", request.id_text),),
+            headers,
             headers_timeout_s=headers_timeout_s,
         )
 

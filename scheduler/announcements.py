@@ -44,6 +44,7 @@ def announced_placement(
         request.tier,
         request.weight,
         counted_by,
+        placement.rank,
     )
 
 

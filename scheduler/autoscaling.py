@@ -186,6 +186,9 @@ class LivePlanner(Listener):
         provider of hosts reports. Raises PlanningError when a model's figures are out of range.
         """
         elapsed, self._last = max(1e-3, now - self._last), now
+        by_engine: dict[str, list[Replica]] = {}
+        for replica in replicas.values():
+            by_engine.setdefault(replica.engine.replica_id, []).append(replica)
         for name, model in self._catalog.models.items():
             if name in self._limits:
                 self._plan_for(model, model.profile().capacity, model.service_level, served=False)
@@ -193,14 +196,14 @@ class LivePlanner(Listener):
             self._learn(replica)
         host_of = {host.agent_id: host.host_id for host in hosts}
         observed = [
-            self._replica(replica, host_of.get(replica.agent_id, ""), elapsed, now)
-            for _, replica in sorted(replicas.items())
-            if replica.status.model in self._specs
+            self._replica(ranks, host_of.get(ranks[0].agent_id, ""), elapsed, now)
+            for _, ranks in sorted(by_engine.items())
+            if ranks[0].engine.model in self._specs
         ]
         by_model = {queue.model: queue for queue in queues}
         demand = [counts.observed(model, by_model.get(model)) for model, counts in self._counts.items()]
         self._counts = {model: _Counts() for model in self._counts}
-        self._forget(replicas)
+        self._forget(by_engine)
         if not self._specs:
             return None
         self._autoscaler.observe(
@@ -217,10 +220,10 @@ class LivePlanner(Listener):
 
     def _learn(self, replica: Replica) -> None:
         """Take a model's capacity and targets from its replica: an engine may return with another profile."""
-        status = replica.status
+        status = replica.engine
         if status.model not in self._catalog.models or status.engine == "external":
             return  # an external engine is not Penstock's to scale
-        planned, capacity = self._specs.get(status.model), replica.capacity
+        planned, capacity = self._specs.get(status.model), replica.engine_capacity
         if planned is not None:
             capacity = _settled(planned.capacity, capacity)
         self._plan_for(self._catalog.models[status.model], capacity, status.targets)
@@ -267,8 +270,9 @@ class LivePlanner(Listener):
         known = self._catalog.hosts.get(kind)
         return known is None or known.contracted
 
-    def _replica(self, replica: Replica, host_id: str, elapsed: float, now: float) -> ReplicaObservation:
-        status = replica.status
+    def _replica(self, ranks: list[Replica], host_id: str, elapsed: float, now: float) -> ReplicaObservation:
+        """A replica as the autoscaler takes it: all its ranks together."""
+        status = ranks[0].engine
         name = status.replica_id
         rung = _rung(status)
         before = self._states.get(name)
@@ -288,7 +292,7 @@ class LivePlanner(Listener):
             max(1.0, spec.ladder[Rung.STOPPED].wake_s - since) if loading else 0.0,
             status.state is ReplicaState.DRAINING,
             status.running,
-            replica.load.unprefilled,
+            sum(rank.load.unprefilled for rank in ranks),
             status.kv_usage,
             CacheValue(self._hits[name]),
         )

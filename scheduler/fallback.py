@@ -51,7 +51,17 @@ def choose(
         chosen.simulated,
         stream_interval=chosen.stream_interval,
         priority=band_index(request.tier) if chosen.capacity.by_priority else None,
+        rank=_rank_of(chosen, rng),
     )
+
+
+def _rank_of(replica: ReplicaStatus, rng: Rng) -> int | None:
+    """The less loaded of two random ranks of a replica; None when it has none."""
+    ranks = replica.ranks
+    if not ranks:
+        return None
+    two = (rng.randrange(len(ranks)), rng.randrange(len(ranks)))
+    return min(two, key=lambda number: ranks[number].running + ranks[number].waiting)
 
 
 def _load(replica: ReplicaStatus, added: Mapping[str, int]) -> float:

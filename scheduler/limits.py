@@ -6,14 +6,15 @@ cost or an age would end the service's decision loop.
 
 import math
 
+import msgspec
+
 from scheduler.messages import Announce, ClientBatch, FromClient
 from scheduler.wire import PlaceRequest
+from workers.ranks import MAX_RANKS
 from workers.wire import EndedEngine, ReplicaStatus, TierTargets
 
 MAX_TOKENS = 1 << 30
 """Most tokens of a request or of a replica's cache, far above those of any model."""
-MAX_RANKS = 4096
-"""Most ranks of attention data parallelism."""
 MAX_AGE_S = 86_400.0
 """Largest age of an announced request, a placement or an ended engine, in seconds."""
 MAX_ENDS = 256
@@ -52,6 +53,16 @@ def valid_replicas(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], 
         status.kv_usage = _within(status.kv_usage, 1.0)
         status.running, status.waiting = _count(status.running), _count(status.waiting)
         status.kv_blocks, status.block_size = _count(status.kv_blocks), _count(status.block_size)
+        status.ranks = [
+            msgspec.structs.replace(
+                rank,
+                kv_usage=_within(rank.kv_usage, 1.0),
+                running=_count(rank.running),
+                waiting=_count(rank.waiting),
+                kv_blocks=_count(rank.kv_blocks),
+            )
+            for rank in status.ranks
+        ]
         good.append(status)
     return good, bad
 
@@ -87,6 +98,7 @@ def _is_valid(status: ReplicaStatus) -> bool:
         and 0 <= capacity.draft_tokens <= MAX_TOKENS
         and 0.0 <= capacity.expert_share <= 1.0
         and 1 <= capacity.dp_ranks <= MAX_RANKS
+        and len(status.ranks) in (0, capacity.dp_ranks)
         and 0 <= capacity.max_num_seqs <= MAX_TOKENS
         and 1 <= capacity.max_batched_tokens <= MAX_TOKENS
         and 0 <= capacity.kv_cache_tokens <= MAX_TOKENS

@@ -110,6 +110,8 @@ class AnnouncedPlacement(msgspec.Struct):
     weight: float = 1.0
     epoch: str = ""
     """The scheduler that charged it last, so that announced counters contain its estimate; empty = none."""
+    rank: int | None = None
+    """Rank of the replica that it is on."""
 
 
 class AnnouncedRequest(msgspec.Struct):

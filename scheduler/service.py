@@ -38,6 +38,7 @@ from scheduler.model_activity import ModelActivity
 from scheduler.sessions import Session
 from scheduler.views import HostRegistry, pool_snapshot
 from scheduler.wire import Placement, PlanView, PoolSnapshot
+from workers.ranks import target_names
 from workers.targets import TargetDirectory
 from workers.wire import CommandResult, Heartbeat, KvDelta, KvResync, ReplicaCommand
 
@@ -307,7 +308,8 @@ class SchedulerService:
                 status.targets = self._targets.applied(status.model, status.targets)
         self._changed |= self.state.heartbeat(beat, now)
         for status in beat.replicas:
-            self._resync(session, status.replica_id, now)
+            for name in target_names(status.replica_id, len(status.ranks)):
+                self._resync(session, name, now)
         for on_heartbeat in self._observers.heartbeat:
             on_heartbeat(beat, self.state.active_on, now)
 
@@ -329,10 +331,11 @@ class SchedulerService:
             session.send(KvResync(replica_id))
 
     def _command(self, session: Session, command: ReplicaCommand) -> None:
-        replica = self.state.fleet.replicas.get(command.replica_id)
+        replica = next(iter(self.state.fleet.targets_of(command.replica_id)), None)
         agent = self._agents.get(replica.agent_id) if replica else None
         if replica is None:
-            known = ", ".join(sorted(self.state.fleet.replicas)) or "none"
+            names = {each.engine.replica_id for each in self.state.fleet.replicas.values()}
+            known = ", ".join(sorted(names)) or "none"
             why = f"no such replica: {command.replica_id!r}; known replicas: {known}"
             session.send(CommandResult(command.command_id, False, why))
         elif agent is None:

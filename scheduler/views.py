@@ -47,17 +47,18 @@ class HostRegistry(Listener):
 
 def pool_snapshot(state: SchedulerState, hosts: HostRegistry, now: float, at: datetime) -> PoolSnapshot:
     """The snapshot for the console and the clients' fallback; the service adds plan and models."""
-    replicas = [_status(replica, now) for _, replica in sorted(state.fleet.replicas.items())]
+    by_name = {replica.engine.replica_id: replica for replica in state.fleet.replicas.values()}
+    replicas = [_status(by_name[name], now) for name in sorted(by_name)]
     unix_ms = int(at.timestamp() * 1000)
     return PoolSnapshot(state.epoch, unix_ms, replicas, hosts.views(now), state.queue_views(now))
 
 
 def _status(replica: Replica, now: float) -> ReplicaStatus:
-    """The status of a replica. A silent replica is shown as failed, a commanded one in its expected state."""
+    """The status of a replica with all its ranks. A silent one is shown as failed, a commanded one as expected."""
     silent_s = now - replica.last_seen_at
     if silent_s > HEARTBEAT_STALE_S:
         detail = f"no heartbeat for {silent_s:.0f} s"
-        return msgspec.structs.replace(replica.status, state=ReplicaState.FAILED, detail=detail)
+        return msgspec.structs.replace(replica.engine, state=ReplicaState.FAILED, detail=detail)
     if replica.expected_state is not None:
-        return msgspec.structs.replace(replica.status, state=replica.expected_state)
-    return replica.status
+        return msgspec.structs.replace(replica.engine, state=replica.expected_state)
+    return replica.engine

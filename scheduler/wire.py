@@ -58,6 +58,8 @@ class Placement(msgspec.Struct, array_like=True):
     priority: int | None = None
     """The priority that the engine gets with the request: the number of its band, 0 = served first. None = the engine
     does not schedule by it."""
+    rank: int | None = None
+    """Rank of the replica that computes the request (workers/ranks.py); None = it has none."""
 
 
 class Released(msgspec.Struct, array_like=True):

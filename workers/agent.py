@@ -30,10 +30,11 @@ from workers.external import ExternalEngine, ExternalSettings, ReplicaNames
 from workers.host_lock import HostLock
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import KvSubscriber
-from workers.kv_events_feed import KvOutbox
+from workers.kv_events_feed import KvFeed, KvOutbox
 from workers.machine import engine_address
 from workers.plan import HostPlan, ReplicaPlan
 from workers.prepare import prepare
+from workers.ranks import target_names
 from workers.replica import EngineAccess, ReplicaRunner, SavedEngine
 from workers.replica_view import Replica
 from workers.scheduler_link import SchedulerLink
@@ -277,25 +278,29 @@ class Agent:
     def _subscribe(self, runner: ReplicaRunner, kv: KvEndpoints) -> None:
         make_directory(self._settings.data_dir)
         self._kv_context = self._kv_context or zmq.asyncio.Context()
-        feed = self._outbox.feed(runner.plan.replica_id)
+        feeds = [
+            self._outbox.feed(name)
+            for name in target_names(runner.plan.replica_id, runner.plan.capacity.dp_ranks)
+        ]
 
-        def is_live() -> bool:
+        def is_live(feed: KvFeed) -> bool:
             """Whether the feed is of this boot and its blocks have the size that prompts are split into."""
             sizes = (0, runner.metrics.block_size)
             same_size = feed.blocks.fits and feed.blocks.block_tokens in sizes
             return feed.live and feed.boot_id == runner.boot_id and same_size
 
-        runner.events_live = is_live
-        self._subscribers.append(
+        runner.events_live = lambda: all(is_live(feed) for feed in feeds)
+        self._subscribers += [
             KvSubscriber(
-                kv,
+                kv.of_rank(rank),
                 feed,
                 boot_id=lambda: runner.boot_id,
                 now=self._clock.monotonic,
                 context=self._kv_context,
                 block_tokens=lambda: runner.metrics.block_size,
             )
-        )
+            for rank, feed in enumerate(feeds)
+        ]
 
     def _save(self) -> None:
         engines: dict[str, SavedEngine] = {}

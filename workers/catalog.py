@@ -19,11 +19,10 @@ from core.errors import InvalidRequest
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
 from workers.kv_endpoints import KvEndpoints
 from workers.kv_links import PCIE, token_s
+from workers.ranks import MAX_RANKS
 from workers.service_level import TargetFigures, Tier, service_level, target_problem
 from workers.wire import USUAL_BATCHED_TOKENS, Capacity, Targets
 
-MAX_RANKS = 4096
-"""Most ranks of attention data parallelism."""
 DEFAULT_CATALOG = Path(__file__).with_name("catalog.toml")
 
 ArgValue = bool | int | float | str | dict[str, bool | int | float | str]

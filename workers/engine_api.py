@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import re
+from collections.abc import Mapping
 
 import aiohttp
 import msgspec
 
 from core.errors import EngineFailed
-from workers.wire import EngineCounters
+from workers.ranks import MAX_RANKS
+from workers.wire import EngineCounters, RankStatus
 
 _LINE = re.compile(r"^(vllm:[a-z_]+|penstock_simulated)(?:\{(.*)\})? ([0-9.eE+-]+|NaN|\+Inf)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -46,6 +48,12 @@ class EngineMetrics(msgspec.Struct, frozen=True):
     """KV blocks of the cache; 0 = not reported."""
     simulated: bool = False
     asleep: bool = False
+    ranks: tuple[RankStatus, ...] = ()
+    """The values by rank, of an engine that labels them with several."""
+
+    def of_ranks(self, count: int) -> list[RankStatus]:
+        """The values of `count` ranks; of those that the scrape does not have, the values of an idle one."""
+        return [self.ranks[rank] if rank < len(self.ranks) else RankStatus() for rank in range(count)]
 
 
 def parse_metrics(text: str) -> EngineMetrics:
@@ -54,37 +62,61 @@ def parse_metrics(text: str) -> EngineMetrics:
     Values of several engine cores (ranks of attention data parallelism) are summed, their KV blocks too; `kv_usage` is
     their maximum.
     """
-    sums: dict[str, float] = {}
-    usage = 0.0
-    asleep = False
-    block_size = kv_blocks = 0
-    for name, labels, value in _LINE.findall(text):
+    sums: dict[tuple[int, str], float] = {}
+    """By rank and name."""
+    asleep = simulated = False
+    block_size = 0
+    for name, labelled, value in _LINE.findall(text):
+        labels = dict(_LABEL.findall(labelled))
+        rank = min(_whole(labels.get("engine", "")), MAX_RANKS)
         if name == "vllm:cache_config_info":
-            cache = dict(_LABEL.findall(labels))
-            block_size = _whole(cache.get("block_size", ""))
-            kv_blocks += _whole(cache.get("num_gpu_blocks", ""))
+            block_size = _whole(labels.get("block_size", ""))
+            key, added = (rank, name), float(_whole(labels.get("num_gpu_blocks", "")))
         elif name == "vllm:engine_sleep_state":
-            asleep = asleep or ('sleep_state="awake"' in labels and float(value) == 0)
-        elif name == "vllm:kv_cache_usage_perc":
-            usage = max(usage, float(value))
+            asleep = asleep or (labels.get("sleep_state") == "awake" and float(value) == 0)
+            continue
         else:
-            sums[name] = sums.get(name, 0.0) + float(value)
+            simulated = simulated or (name == "penstock_simulated" and float(value) > 0)
+            key, added = (rank, name), float(value)
+        sums[key] = sums.get(key, 0.0) + added
+    ranks = tuple(_rank_status(sums, rank) for rank in range(1 + max((rank for rank, _ in sums), default=0)))
     return EngineMetrics(
-        running=int(sums.get("vllm:num_requests_running", 0)),
-        waiting=int(sums.get("vllm:num_requests_waiting", 0)),
-        kv_usage=usage,
+        running=sum(rank.running for rank in ranks),
+        waiting=sum(rank.waiting for rank in ranks),
+        kv_usage=max(rank.kv_usage for rank in ranks),
         counters=EngineCounters(
-            prompt_tokens=int(sums.get("vllm:prompt_tokens_total", 0)),
-            generation_tokens=int(sums.get("vllm:generation_tokens_total", 0)),
-            cached_prompt_tokens=int(sums.get("vllm:prompt_tokens_cached_total", 0)),
-            preemptions=int(sums.get("vllm:num_preemptions_total", 0)),
-            drafts=int(sums.get("vllm:spec_decode_num_drafts_total", 0)),
-            accepted_tokens=int(sums.get("vllm:spec_decode_num_accepted_tokens_total", 0)),
+            *(
+                sum(getattr(rank.counters, field) for rank in ranks)
+                for field in EngineCounters.__struct_fields__
+            )
         ),
         block_size=block_size,
-        kv_blocks=kv_blocks,
-        simulated=sums.get("penstock_simulated", 0) > 0,
+        kv_blocks=sum(rank.kv_blocks for rank in ranks),
+        simulated=simulated,
         asleep=asleep,
+        ranks=ranks if len(ranks) > 1 else (),
+    )
+
+
+def _rank_status(sums: Mapping[tuple[int, str], float], rank: int) -> RankStatus:
+    """The values of one rank."""
+
+    def of(name: str) -> float:
+        return sums.get((rank, f"vllm:{name}"), 0.0)
+
+    return RankStatus(
+        running=int(of("num_requests_running")),
+        waiting=int(of("num_requests_waiting")),
+        kv_usage=of("kv_cache_usage_perc"),
+        kv_blocks=int(of("cache_config_info")),
+        counters=EngineCounters(
+            prompt_tokens=int(of("prompt_tokens_total")),
+            generation_tokens=int(of("generation_tokens_total")),
+            cached_prompt_tokens=int(of("prompt_tokens_cached_total")),
+            preemptions=int(of("num_preemptions_total")),
+            drafts=int(of("spec_decode_num_drafts_total")),
+            accepted_tokens=int(of("spec_decode_num_accepted_tokens_total")),
+        ),
     )
 
 

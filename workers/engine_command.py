@@ -76,6 +76,8 @@ def engine_command(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(plan.gpu_ids)
     else:
         env |= _CPU_ENV
+        if plan.capacity.dp_ranks > 1:  # a rank is a process of its own
+            del env["VLLM_ENABLE_V1_MULTIPROCESSING"]
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         env["OMP_NUM_THREADS"] = "1" if plan.model.toy else str(max(1, cores // replicas))
     if "enable-sleep-mode" in plan.profile.args:

@@ -1,5 +1,9 @@
 """The endpoints of an engine's KV events: Unix sockets that only this user can open.
 
+With ranks (workers/ranks.py) vLLM makes the endpoint of each from that of the first: it adds the rank to the number
+behind the last colon unless that is 0, and refuses endpoints without `tcp` in them. So the sockets' names end with
+`.tcp:1`, which is part of a path here.
+
 Events hold the token ids of prompts and ZMQ does not authenticate, so they must not be on a network. vLLM binds
 `tcp://*:port` to every address of the host and connects to `tcp://127.0.0.1:port` instead of binding it. It binds
 `ipc://` endpoints, which the mode of their directory protects.
@@ -24,11 +28,22 @@ class KvEndpoints(msgspec.Struct, frozen=True):
     events: str
     replay: str
 
+    def of_rank(self, rank: int) -> "KvEndpoints":
+        """The endpoints of a rank, where these are those of the first. Raises ValueError when they end with no
+        number."""
+        return KvEndpoints(_offset(self.events, rank), _offset(self.replay, rank)) if rank else self
+
 
 def kv_endpoints(data_dir: Path, replica_id: str) -> KvEndpoints:
     """The endpoints of a replica, the same after a restart of the agent, which adopts running engines."""
     base = str(_directory(data_dir.resolve()) / _digest(replica_id))
-    return KvEndpoints(f"ipc://{base}.pub", f"ipc://{base}.replay")
+    return KvEndpoints(f"ipc://{base}.pub.tcp:1", f"ipc://{base}.replay.tcp:1")
+
+
+def _offset(endpoint: str, rank: int) -> str:
+    """An endpoint with the rank added to its last number; an empty one stays empty."""
+    base, _, number = endpoint.rpartition(":")
+    return f"{base}:{int(number) + rank}" if endpoint else ""
 
 
 def make_directory(data_dir: Path) -> None:
@@ -42,7 +57,7 @@ def make_directory(data_dir: Path) -> None:
 
 def _directory(data_dir: Path) -> Path:
     near = data_dir / "kv"
-    if len(str(near)) + len("/12345678.replay") <= _MAX_PATH_BYTES:
+    if len(str(near)) + len("/12345678.replay.tcp:4096") <= _MAX_PATH_BYTES:
         return near
     return Path(tempfile.gettempdir()) / f"penstock-kv-{os.getuid()}-{_digest(str(data_dir))}"
 

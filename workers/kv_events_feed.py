@@ -4,6 +4,7 @@ import asyncio
 
 from workers.kv_events_map import BlockMap
 from workers.kv_events_wire import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from workers.ranks import target_names
 from workers.wire import Heartbeat, KvDelta
 
 MAX_HASHES = 200_000
@@ -90,7 +91,7 @@ class KvFeed:
 
 
 class KvOutbox:
-    """The feeds of all replicas of a host, which the connection to the scheduler drains."""
+    """The feeds of all replicas of a host, or of their ranks, which the connection to the scheduler drains."""
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
@@ -112,13 +113,14 @@ class KvOutbox:
         The scheduler starts with an empty cache whenever a replica becomes matched by `tokens`.
         """
         for status in heartbeat.replicas:
-            feed = self._feeds.get(status.replica_id)
-            if feed is None or feed.boot_id != status.boot_id:
-                continue
-            exact = status.prefix_kind == "tokens"
-            if exact and not feed.announced:
-                feed.resend()
-            feed.announced = exact
+            for name in target_names(status.replica_id, len(status.ranks)):
+                feed = self._feeds.get(name)
+                if feed is None or feed.boot_id != status.boot_id:
+                    continue
+                exact = status.prefix_kind == "tokens"
+                if exact and not feed.announced:
+                    feed.resend()
+                feed.announced = exact
 
     def resend(self, replica_id: str) -> None:
         """Send the whole content of a replica's cache again."""

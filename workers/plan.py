@@ -68,10 +68,15 @@ class HostPlan(msgspec.Struct, frozen=True):
     """Base URLs of external engines; their replicas follow from what the engines list."""
 
 
-def plan_sim(catalog: Catalog, host_id: str, model_name: str, replicas: int) -> HostPlan:
-    """Simulated replicas; the host counts as the kind of machine that the profile needs, with its cost."""
+def plan_sim(
+    catalog: Catalog, host_id: str, model_name: str, replicas: int, *, profile_name: str = ""
+) -> HostPlan:
+    """Simulated replicas; the host counts as the kind of machine that the profile needs, with its cost.
+
+    Without `profile_name` the model's first profile. Raises InvalidRequest when there is no such model or profile.
+    """
     model = catalog.model(model_name or TINY)
-    profile = model.profile()
+    profile = model.profile(profile_name)
     return _host(
         host_id, model, profile, "sim", replicas, max(profile.gpus * replicas, 0), profile.host_kind, []
     )
@@ -103,11 +108,18 @@ def plan_external(
 
 
 def plan_vllm(
-    catalog: Catalog, host_id: str, model_name: str, replicas: int, gpus: Gpus, *, hub_answers: bool
+    catalog: Catalog,
+    host_id: str,
+    model_name: str,
+    replicas: int,
+    gpus: Gpus,
+    *,
+    hub_answers: bool,
+    profile_name: str = "",
 ) -> HostPlan:
     """Replicas on the host's GPUs, or on the CPU when it has none. Raises InvalidRequest when they do not fit.
 
-    `hub_answers` decides the default model of a host without GPUs.
+    `hub_answers` decides the default model of a host without GPUs. Without `profile_name` the profile is one that fits.
     """
     if not gpus.ids:
         name = model_name or (SMALL if hub_answers else TINY)
@@ -120,10 +132,17 @@ def plan_vllm(
                 f"{TINY} and {SMALL}, and `--engine sim` simulates any model",
                 param="model",
             )
-        return _host(host_id, model, profiles[0], "vllm", replicas, 0, "local-cpu", [])
+        chosen = model.profile(profile_name) if profile_name else profiles[0]
+        if chosen.gpus:
+            raise InvalidRequest(
+                f"profile {chosen.name} of {name} needs {chosen.gpus} GPUs and this machine has none; without one "
+                f"it has: {', '.join(each.name for each in profiles)}",
+                param="profile",
+            )
+        return _host(host_id, model, chosen, "vllm", replicas, 0, "local-cpu", [])
     for name in [model_name] if model_name else _GPU_DEFAULTS:
         model = catalog.model(name)
-        profile = _matching_profile(catalog, model, gpus)
+        profile = model.profile(profile_name) if profile_name else _matching_profile(catalog, model, gpus)
         if profile is not None:
             break
     else:

@@ -28,7 +28,9 @@ async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPla
     """
     match settings.engine:
         case "sim":
-            return plan_sim(catalog, f"sim-{host_id}", settings.model, settings.replicas)
+            return plan_sim(
+                catalog, f"sim-{host_id}", settings.model, settings.replicas, profile_name=settings.profile
+            )
         case "external":
             return HostPlan("external", 0, (), tuple(engine_urls(settings.engine_url)))
         case "auto" | "vllm":
@@ -51,7 +53,15 @@ async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> H
         log.info(
             "the hub %s; serving %s", "answers" if hub else "does not answer", SMALL if hub else "a toy model"
         )
-    plan = plan_vllm(catalog, host_id, settings.model, settings.replicas, gpus, hub_answers=hub)
+    plan = plan_vllm(
+        catalog,
+        host_id,
+        settings.model,
+        settings.replicas,
+        gpus,
+        hub_answers=hub,
+        profile_name=settings.profile,
+    )
     directory = tiny_directory(settings.data_dir)
     if any(replica.model.toy for replica in plan.replicas) and not is_complete(directory):
         await _run(str(python), str(CHECKOUT / "workers" / "tiny_model.py"), str(directory))

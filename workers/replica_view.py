@@ -130,6 +130,7 @@ class ReplicaView:
             simulated=self.plan.engine == "sim" or metrics.simulated,
             prefix_kind="tokens" if self.events_live() and metrics.block_size else "text",
             stream_interval=self.stream_interval,
+            ranks=metrics.of_ranks(capacity.dp_ranks) if capacity.dp_ranks > 1 else [],
             metrics_url=f"{self.url}/metrics",
             pid=self.pid,
             detail=self.detail,

@@ -53,7 +53,8 @@ class Capacity(msgspec.Struct, frozen=True):
     """q: added seconds per pair of a new prompt token and a token before it (attention over the context)."""
     dp_ranks: int = 1
     """Attention data parallelism: ranks of which each computes whole requests, in steps that all take together. The
-    other figures are those of the whole engine with evenly loaded ranks; a prompt alone has one rank's share of R."""
+    other figures are those of the whole engine with evenly loaded ranks; a prompt alone has one rank's share of R.
+    workers/ranks.py has the part of one rank."""
     request_s: float = 0.0
     """h: seconds by which a request's first token is later, beside the engine's steps (HTTP, tokens, scheduling)."""
     accept_per_step: float = 1.0
@@ -127,6 +128,17 @@ class EngineCounters(msgspec.Struct, frozen=True):
     """Drafted tokens that were accepted."""
 
 
+class RankStatus(msgspec.Struct, frozen=True):
+    """One rank of an engine with attention data parallelism, from its /metrics."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of its KV cache in use, 0 to 1."""
+    kv_blocks: int = 0
+    counters: EngineCounters = EngineCounters()
+
+
 class ReplicaStatus(msgspec.Struct):
     """One replica in a heartbeat."""
 
@@ -163,6 +175,9 @@ class ReplicaStatus(msgspec.Struct):
     """Of a sleeping replica: 1 = weights in host memory, 2 = weights dropped."""
     stream_interval: bool = False
     """Whether the engine takes `stream_interval` with a request: the number of tokens per event of a stream."""
+    ranks: list[RankStatus] = []
+    """The ranks of its engine, in order, where a request can be sent to one; the other figures are those of all
+    together. Empty = requests are sent to the replica as a whole."""
     metrics_url: str = ""
     pid: int = 0
     detail: str = ""
@@ -237,13 +252,14 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
 
 
 class KvDelta(msgspec.Struct, tag="kv_delta"):
-    """Agent to scheduler: changes of one replica's prefix cache, translated from the engine's KV events.
+    """Agent to scheduler: changes of the prefix cache of one replica, or rank, translated from the engine's KV events.
 
     Block hashes are those of workers/token_blocks.py, which PlaceRequest.blocks carries for a model whose `prefix_kind`
     is `tokens`.
     """
 
     replica_id: str
+    """Name of the replica, or of one rank of it (`ranks.rank_id`)."""
     boot_id: str
     seq: int
     """Incremented by each delta of a boot. After a reconnection or a KvResync, the next deltas hold the whole content,

@@ -93,6 +93,14 @@ Model = Annotated[
         help="Model to serve; default: one that fits this machine, or all that external engines list.",
     ),
 ]
+Profile = Annotated[
+    str,
+    typer.Option(
+        "--profile",
+        envvar="PENSTOCK_PROFILE",
+        help="Engine profile of the model, by its name in the catalog; default: one that fits this machine.",
+    ),
+]
 Replicas = Annotated[int, typer.Option("--replicas", min=1, max=64, help="Engines to start.")]
 Schedulers = Annotated[
     int,
@@ -123,6 +131,7 @@ def up(
     context_len: ContextLen = 0,
     embeddings: Embeddings = None,
     model: Model = "",
+    profile: Profile = "",
     replicas: Replicas = 1,
     api_workers: ApiWorkers = 1,
     schedulers: Schedulers = 1,
@@ -150,6 +159,7 @@ def up(
             engine=str(engine),
             external=_external(engine_url, engine_key_file, prices, max_num_seqs, context_len, embeddings),
             model=model,
+            profile=profile,
             replicas=replicas,
             api_workers=api_workers,
             schedulers=schedulers,

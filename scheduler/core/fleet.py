@@ -4,6 +4,7 @@ The scheduler state calls it for every event, and the policy reads it. Pure: tim
 """
 
 import math
+from collections import Counter
 
 from scheduler.core.acceptance import Acceptance
 from scheduler.core.capacity_estimate import CapacityEstimate
@@ -19,6 +20,7 @@ from scheduler.core.replica import DerivedCapacity, Load, Replica, speeds
 from scheduler.core.replica_meter import PARTIAL_S, ReplicaMeter
 from scheduler.core.rules import band_index
 from scheduler.wire import PlaceRequest, Released
+from workers.ranks import targets_of
 from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
 
 MIN_REPLICA_BLOCKS = 1024
@@ -32,10 +34,13 @@ class Fleet:
         self.config = config or PolicyConfig()
         self._choose = choose
         self.replicas: dict[str, Replica] = {}
+        """Replicas by name, or in place of those that have ranks the ranks by `rank_id`."""
         self.reports: dict[str, PredictionReport] = {}
         """Accuracy of predictions by model."""
         self._pools: dict[str, Pool] = {}
         self._loads: dict[str, Load] = {}
+        self._running: Counter[str] = Counter()
+        """Active placements by replica, of all its ranks together."""
 
     # Events from agents
 
@@ -46,48 +51,49 @@ class Fleet:
         """
         changed = False
         models: set[str] = set()
-        for status in heartbeat.replicas:
-            known = self.replicas.get(status.replica_id)
-            if known is not None and _redefined(known.status, status):
-                models.add(self._forget(status.replica_id))
-                known = None
-            if known is None:
-                known = self._discover(status, heartbeat.agent_id, now)
-                changed = True
-            changed |= (known.status.state, known.status.boot_id) != (status.state, status.boot_id)
-            if known.status.boot_id != status.boot_id:
-                known.prefix.clear()
-                known.prefill_share = PrefillShare()
-                known.acceptance = Acceptance()
-                known.prefill_done_at = float("-inf")
-            if (known.status.boot_id, speeds(known.status.capacity)) != (
-                status.boot_id,
-                speeds(status.capacity),
-            ):
-                known.meter = _meter(status)
-            known.acceptance.observe(status.counters)
-            known.stated = known.acceptance.apply(status.capacity)
-            pool = self._pools[status.model]
-            known.status, known.agent_id, known.last_seen_at, known.expected_state = (
-                status,
-                heartbeat.agent_id,
-                now,
-                None,
-            )
-            pool.learn_speed(known)
-            known.derived = DerivedCapacity(status, known.capacity, self.config)
-            known.heartbeats += 1
-            known.prefix.room_tokens = known.derived.cache_tokens
-            known.prefix.trim(now)
-            pool.prefill_rate = known.derived.prefill_rate
-            pool.refresh(known, now)
-            models.add(status.model)
-        listed = {status.replica_id for status in heartbeat.replicas}
+        listed: set[str] = set()
+        for engine in heartbeat.replicas:
+            for rank, status in enumerate(targets_of(engine)):
+                listed.add(status.replica_id)
+                known = self.replicas.get(status.replica_id)
+                if known is not None and _redefined(known.status, status):
+                    models.add(self._forget(status.replica_id))
+                    known = None
+                if known is None:
+                    own_rank = rank if len(engine.ranks) > 1 else None
+                    known = self._discover(status, engine, own_rank, heartbeat.agent_id, now)
+                    changed = True
+                changed |= self._update(known, status, now)
+                known.engine, known.agent_id = engine, heartbeat.agent_id
+                models.add(status.model)
         for replica_id, replica in list(self.replicas.items()):
             if replica.agent_id == heartbeat.agent_id and replica_id not in listed:
                 models.add(self._forget(replica_id))
                 changed = True
         return changed, models
+
+    def _update(self, known: Replica, status: ReplicaStatus, now: float) -> bool:
+        """Replace the status of a replica, or rank; returns whether its state or its engine's process has changed."""
+        changed = (known.status.state, known.status.boot_id) != (status.state, status.boot_id)
+        if known.status.boot_id != status.boot_id:
+            known.prefix.clear()
+            known.prefill_share = PrefillShare()
+            known.acceptance = Acceptance()
+            known.prefill_done_at = float("-inf")
+        if (known.status.boot_id, speeds(known.status.capacity)) != (status.boot_id, speeds(status.capacity)):
+            known.meter = _meter(status)
+        known.acceptance.observe(status.counters)
+        known.stated = known.acceptance.apply(status.capacity)
+        known.status, known.last_seen_at, known.expected_state = status, now, None
+        pool = self._pools[status.model]
+        pool.learn_speed(known)
+        known.derived = DerivedCapacity(status, known.capacity, self.config)
+        known.heartbeats += 1
+        known.prefix.room_tokens = known.derived.cache_tokens
+        known.prefix.trim(now)
+        pool.prefill_rate = known.derived.prefill_rate
+        pool.refresh(known, now)
+        return changed
 
     def forget_silent(self, now: float, after_s: float) -> set[str]:
         """Drop replicas without a heartbeat for `after_s` seconds; returns the models that lost one."""
@@ -95,8 +101,8 @@ class Fleet:
         return {self._forget(replica_id) for replica_id in gone}
 
     def expect_state(self, replica_id: str, state: ReplicaState) -> None:
-        """Assume that a replica is in `state` until its next heartbeat, because a command was sent."""
-        if replica := self.replicas.get(replica_id):
+        """Assume that a replica, with its ranks, is in `state` until its next heartbeat, because of a command."""
+        for replica in self.targets_of(replica_id):
             replica.expected_state = state
             self._pools[replica.status.model].refresh(replica, replica.last_seen_at)
 
@@ -123,10 +129,14 @@ class Fleet:
         pool = self._pools.get(model)
         return list(pool) if pool is not None else []
 
+    def targets_of(self, replica_id: str) -> list[Replica]:
+        """A replica, or its ranks in order; empty when it is not known."""
+        found = [replica for replica in self.replicas.values() if replica.engine.replica_id == replica_id]
+        return sorted(found, key=lambda replica: replica.rank or 0)
+
     def running_on(self, replica_id: str) -> int:
-        """Number of active placements on a replica, whether it is known or not."""
-        load = self._loads.get(replica_id)
-        return load.running if load is not None else 0
+        """Number of active placements on a replica with all its ranks, whether it is known or not."""
+        return self._running[replica_id]
 
     def has_room(self, model: str, now: float) -> bool:
         """Whether any replica of `model` may have room for some request. When False, no placement is possible."""
@@ -148,14 +158,15 @@ class Fleet:
 
     def on_open(self, entry: ActivePlacement, now: float | None = None) -> None:
         """Add a placement to the load. `now` is given when a client announced it, and defaults to its `placed_at`."""
-        load = self._loads.get(entry.replica_id)
+        load = self._loads.get(entry.target_id)
         if load is None:
-            load = self._loads[entry.replica_id] = Load()
+            load = self._loads[entry.target_id] = Load()
         replica, baseline, uncached = self._current(entry), entry.baseline, entry.uncached
         now = baseline.opened_at = entry.placed_at if now is None else now
         if replica is not None:
             replica.meter.advance(now, load)
         load.running += 1
+        self._running[entry.replica_id] += 1
         load.decoding += entry.prefilled
         load.by_band[band_index(entry.tier)] += 1
         load.kv_tokens += uncached + entry.produced
@@ -186,7 +197,7 @@ class Fleet:
             return
         entry.prefilled = True
         entry.first_token_at = now
-        load = self._loads[entry.replica_id]
+        load = self._loads[entry.target_id]
         load.drop_prefill(entry.uncached, entry.pairs)
         load.first_tokens_due.pop(id(entry), None)
         replica = self._current(entry)
@@ -222,7 +233,7 @@ class Fleet:
         """Note the output tokens produced so far; counts never decrease."""
         if produced <= entry.produced:
             return
-        load = self._loads[entry.replica_id]
+        load = self._loads[entry.target_id]
         load.kv_tokens += produced - entry.produced
         load.context_tokens += produced - entry.produced
         load.outstanding -= _outstanding(entry)
@@ -235,11 +246,14 @@ class Fleet:
 
     def on_close(self, entry: ActivePlacement, released: Released | None, now: float) -> None:
         """Remove a placement from the load. `released` is None when the client is lost or no longer announces it."""
-        load = self._loads[entry.replica_id]
+        load = self._loads[entry.target_id]
         replica = self._current(entry)
         if replica is not None:
             replica.meter.advance(now, load)
         load.running -= 1
+        self._running[entry.replica_id] -= 1
+        if not self._running[entry.replica_id]:
+            del self._running[entry.replica_id]
         load.decoding -= entry.prefilled
         load.by_band[band_index(entry.tier)] -= 1
         load.kv_tokens -= entry.uncached + entry.produced
@@ -248,8 +262,8 @@ class Fleet:
         if not entry.prefilled:
             load.drop_prefill(entry.uncached, entry.pairs)
             load.first_tokens_due.pop(id(entry), None)
-        if load.running == 0 and entry.replica_id not in self.replicas:
-            del self._loads[entry.replica_id]
+        if load.running == 0 and entry.target_id not in self.replicas:
+            del self._loads[entry.target_id]
         if replica is not None:
             self._learn(replica, entry, released, now)
             self._pools[entry.model].refresh(replica, now)
@@ -314,14 +328,16 @@ class Fleet:
 
     def _current(self, entry: ActivePlacement) -> Replica | None:
         """The replica of a placement, if it is still the same incarnation."""
-        replica = self.replicas.get(entry.replica_id)
+        replica = self.replicas.get(entry.target_id)
         same = replica is not None and (replica.status.boot_id, replica.status.model) == (
             entry.boot_id,
             entry.model,
         )
         return replica if same else None
 
-    def _discover(self, status: ReplicaStatus, agent_id: str, now: float) -> Replica:
+    def _discover(
+        self, status: ReplicaStatus, engine: ReplicaStatus, rank: int | None, agent_id: str, now: float
+    ) -> Replica:
         pool = self._pools.setdefault(status.model, Pool(self.config))
         load = self._loads.setdefault(status.replica_id, Load())
         row = pool.next_row()
@@ -329,6 +345,8 @@ class Fleet:
         derived = DerivedCapacity(status, capacity, self.config)
         found = Replica(
             status,
+            engine,
+            rank,
             agent_id,
             now,
             load,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler.core.predict import Baseline
+from workers.ranks import rank_id
 from workers.step_time import context_pairs
 
 
@@ -43,6 +44,13 @@ class ActivePlacement:
     """The part of the charge that is in its tenant's counter."""
     reserved: int = 0
     """Tokens of KV cache that count against its tenant's cap."""
+    rank: int | None = None
+    """Rank of the replica that it is on; None = the replica has none, or none was chosen."""
+    target_id: str = field(init=False)
+    """Name of the replica, or of the rank, whose load it is part of."""
+
+    def __post_init__(self) -> None:
+        self.target_id = self.replica_id if self.rank is None else rank_id(self.replica_id, self.rank)
 
     @property
     def uncached(self) -> int:

@@ -176,8 +176,7 @@ def filter_(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Fl
         warm &= scores.backlog_s <= config.backlog_warm_s
         able |= warm
     for replica_id in request.exclude:
-        if (row := pool.row_of(replica_id)) is not None:
-            able[row] = False
+        able[list(pool.rows_of(replica_id))] = False
     return able
 
 
@@ -218,12 +217,11 @@ def blocked(request: PlaceRequest, pool: Pool, now: float) -> Blocked:
     excluded = set(request.exclude)
     awake = pool.columns.awake_until >= now
     for replica_id in excluded:
-        if (row := pool.row_of(replica_id)) is not None:
-            awake[row] = False
+        awake[list(pool.rows_of(replica_id))] = False
     if awake.any():
         fits = awake & (pool.columns.kv_room >= request.prompt_tokens + request.output_tokens)
         return Blocked(Reason.BUSY if fits.any() else Reason.KV_FULL)
-    reasons = {replica.status.replica_id: blocked_reason(replica, pool, now) for replica in pool}
+    reasons = {replica.engine.replica_id: blocked_reason(replica, pool, now) for replica in pool}
     reasons |= {replica_id: Reason.EXCLUDED for replica_id in excluded & reasons.keys()}
     return Blocked(min(reasons.values(), key=_PRECEDENCE.__getitem__))
 

@@ -1,4 +1,4 @@
-"""The replicas of one model in columns: a decision takes a few vector operations for 256 replicas.
+"""The replicas of one model, or their ranks, in columns: a decision takes a few vector operations for 256 replicas.
 
 `Replica` and `Load` hold the state; `inputs` is derived from them whenever one changes.
 """
@@ -58,7 +58,9 @@ class Pool:
         self.inputs: list[ScoreInputs[float]] = []
         """The score inputs of each row."""
         self._rows: list[Replica | None] = []
-        self._by_id: dict[str, int] = {}
+        self._rows_of: dict[str, list[int]] = {}
+        """By replica: its row, or those of its ranks."""
+        self._count = 0
         self.gates: list[tuple[Gate[float], ...]] = []
         """What each row takes, by band."""
         self._table = np.zeros((GATES_AT + len(BANDS) * len(CLOSED), INITIAL_ROWS))
@@ -85,7 +87,7 @@ class Pool:
         self._dirty_rows.clear()
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return self._count
 
     def __iter__(self) -> Iterator[Replica]:
         return (replica for replica in self._rows if replica is not None)
@@ -102,9 +104,9 @@ class Pool:
             raise LookupError(f"row {row} is free")
         return found
 
-    def row_of(self, replica_id: str) -> int | None:
-        """The row of a replica of this model, or None."""
-        return self._by_id.get(replica_id)
+    def rows_of(self, replica_id: str) -> Sequence[int]:
+        """The row of a replica of this model, or those of its ranks; empty when it is not known."""
+        return self._rows_of.get(replica_id, ())
 
     def next_row(self) -> int:
         """The row that the next replica takes."""
@@ -124,13 +126,18 @@ class Pool:
             self._dirty_rows.add(replica.row)
         else:
             self._rows[replica.row] = replica
-        self._by_id[replica.status.replica_id] = replica.row
+        self._rows_of.setdefault(replica.engine.replica_id, []).append(replica.row)
+        self._count += 1
 
     def remove(self, replica: Replica) -> None:
         """Remove a replica and its cached prefixes."""
         replica.prefix.clear()
         self._rows[replica.row] = None
-        del self._by_id[replica.status.replica_id]
+        rows = self._rows_of[replica.engine.replica_id]
+        rows.remove(replica.row)
+        if not rows:
+            del self._rows_of[replica.engine.replica_id]
+        self._count -= 1
         self.inputs[replica.row] = EMPTY_ROW
         self.gates[replica.row] = (CLOSED,) * len(BANDS)
         self._dirty_rows.add(replica.row)

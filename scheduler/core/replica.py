@@ -1,4 +1,4 @@
-"""The state of one replica: last heartbeat, routed load, prefix cache, learnt corrections."""
+"""The state of one replica, or of one rank of it: last heartbeat, routed load, prefix cache, learnt corrections."""
 
 from dataclasses import dataclass, field
 
@@ -107,9 +107,14 @@ def speeds(stated: Capacity) -> tuple[float, ...]:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One replica. Every heartbeat replaces `status`."""
+    """What requests are placed on: one replica, or one rank of a replica. Every heartbeat replaces `status`."""
 
     status: ReplicaStatus
+    """Of the rank alone, where it is one."""
+    engine: ReplicaStatus
+    """Of the whole replica, as its agent reports it; `status` itself where it has no ranks."""
+    rank: int | None
+    """Number of the rank; None = the replica has no ranks."""
     agent_id: str
     last_seen_at: float
     """Monotonic seconds of the last heartbeat."""
@@ -159,6 +164,13 @@ class Replica:
         Prompts that share a prefix share its room in the cache, but not the time to read it.
         """
         return max(self.load.context_tokens, self.derived.kv_used)
+
+    @property
+    def engine_capacity(self) -> Capacity:
+        """The believed capacity of the whole replica."""
+        if self.rank is None:
+            return self.capacity
+        return self.meter.estimate.apply(self.acceptance.apply(self.engine.capacity))
 
     def target_itl_s(self, band: int) -> float:
         """Seconds per output token that a batch with one more request of `band` may take.

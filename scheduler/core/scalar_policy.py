@@ -35,7 +35,7 @@ def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: floa
     config, prompt, output = pool.config, request.prompt_tokens, request.output_tokens
     need, held = prompt + output, cached_tokens(request, pool, rows)
     holding, band = sticky_threshold(request, config), band_index(request.tier)
-    excluded = [pool.row_of(replica_id) for replica_id in request.exclude]
+    excluded = [row for replica_id in request.exclude for row in pool.rows_of(replica_id)]
     able = []
     for row in rows:
         inputs = pool.inputs[row]

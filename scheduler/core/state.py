@@ -112,8 +112,7 @@ class SchedulerState:
     def expect_state(self, replica_id: str, state: ReplicaState) -> None:
         """Assume that a replica is in `state` until its next heartbeat, because a command was sent."""
         self.fleet.expect_state(replica_id, state)
-        if replica := self.fleet.replicas.get(replica_id):
-            self._mark_dirty({replica.status.model}, True)
+        self._mark_dirty({replica.status.model for replica in self.fleet.targets_of(replica_id)}, True)
 
     # Events from clients
 
@@ -201,7 +200,11 @@ class SchedulerState:
         """Restore an announced placement: one that is active, an orphaned one, or one of an earlier scheduler."""
         key = (client, held.request_id, held.replica_id)
         entry = self.active.get(key)
-        if entry is not None and (entry.boot_id, entry.model) == (held.boot_id, held.model):
+        if entry is not None and (entry.boot_id, entry.model, entry.rank) == (
+            held.boot_id,
+            held.model,
+            held.rank,
+        ):
             if held.prefilled:
                 self.fleet.assume_prefilled(entry, now)
             self.progress(*key, held.produced, now)
@@ -317,7 +320,7 @@ class SchedulerState:
     def _placed(self, assignment: Assignment, now: float) -> Placed:
         """Activate a placement for an assignment."""
         queued, choice = assignment
-        request, status = queued.request, choice.replica.status
+        request, status, rank = queued.request, choice.replica.engine, choice.replica.rank
         entry = ActivePlacement(
             queued.client,
             request.tenant_id,
@@ -337,6 +340,7 @@ class SchedulerState:
             weight=request.weight,
             blocks=request.blocks,
             block_tokens=request.block_tokens,
+            rank=rank,
         )
         service = self._activate(entry, request.request_id, now, retried=bool(request.exclude))
         band = band_index(request.tier)
@@ -355,6 +359,7 @@ class SchedulerState:
             service,
             status.stream_interval,
             band if status.capacity.by_priority else None,
+            rank,
         )
         return Placed(queued.client, placement, BANDS[band])
 
@@ -421,4 +426,5 @@ def _from_announced(client: str, held: AnnouncedPlacement, now: float) -> Active
         placed_at=now - max(0.0, held.age_s),
         tier=held.tier,
         weight=min(max(held.weight, WEIGHTS[0]), WEIGHTS[1]) if held.weight > 0 else 1.0,
+        rank=held.rank,
     )

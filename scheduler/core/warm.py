@@ -16,12 +16,13 @@ class WarmCapacity:
     """Sums over the replicas of a model that take requests now."""
 
     ready: int
+    """Replicas; all ranks of one are one."""
     slots: int
     kv_tokens: int
     ttft_targets_s: tuple[float, ...] = (0.0,) * len(BANDS)
     """Target for the first token by band."""
     largest_kv_tokens: int = 0
-    """The largest KV cache of the model's replicas, warm or not, in tokens; 0 = not known."""
+    """The largest KV cache of the model's replicas or ranks, warm or not, in tokens; 0 = not known."""
 
 
 class WarmPool:
@@ -41,7 +42,7 @@ class WarmPool:
             known = self._fleet.replicas_of(self._model)
             ready = [replica for replica in known if usable(replica, now, self.stale_s)]
             self._capacity = WarmCapacity(
-                len(ready),
+                len({replica.engine.replica_id for replica in ready}),
                 sum(replica.slots for replica in ready),
                 sum(replica.kv_capacity for replica in ready),
                 tuple(

@@ -73,14 +73,16 @@ def build(arguments: argparse.Namespace) -> SimServer:
         noise_cv=arguments.noise,
         kv_events=bool(arguments.kv_events_endpoint),
     )
-    publisher = None
-    if arguments.kv_events_endpoint:
-        publisher = KvPublisher(arguments.kv_events_endpoint, arguments.kv_replay_endpoint, topic=model.name)
+    ranks = profile.dp_ranks if arguments.kv_events_endpoint else 0
+    publishers = [
+        KvPublisher(arguments.kv_events_endpoint, arguments.kv_replay_endpoint, topic=model.name, rank=rank)
+        for rank in range(ranks)
+    ]
     loop = EngineLoop(
         EngineModel(config, arguments.seed),
         speedup=arguments.speedup,
         failpoints=parse_failpoints(arguments.failpoints),
-        publisher=publisher,
+        publishers=publishers,
     )
     log = RequestLog.from_environment()
     return SimServer(loop, model=model.name, api_key=arguments.api_key, clock=SystemClock(), log=log)

@@ -15,6 +15,7 @@ import zmq.asyncio
 
 from sim.engine.model import CacheChange, Sequence
 from sim.engine.text import BYTES_PER_TOKEN, token_ids
+from workers.kv_endpoints import KvEndpoints
 from workers.kv_events_wire import END_OF_REPLAY, BlockRemoved, BlockStored, KvEvent
 
 KEPT_MESSAGES = 10_000
@@ -72,9 +73,12 @@ def _stored(sequence: Sequence, hashes: tuple[int, ...], block_size: int) -> lis
 class KvPublisher:
     """PUB and ROUTER sockets with a bounded replay buffer. Both sockets bind for any address."""
 
-    def __init__(self, endpoint: str, replay_endpoint: str, *, topic: str = "") -> None:
-        self._endpoint = endpoint
-        self._replay_endpoint = replay_endpoint
+    def __init__(self, endpoint: str, replay_endpoint: str, *, topic: str = "", rank: int = 0) -> None:
+        """The endpoints are those of the first rank; the others follow from them (`KvEndpoints.of_rank`)."""
+        own = KvEndpoints(endpoint, replay_endpoint).of_rank(rank)
+        self._endpoint = own.events
+        self._replay_endpoint = own.replay
+        self._rank = rank
         self._topic = topic.encode()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_MESSAGES)
         self._next = 0
@@ -110,7 +114,7 @@ class KvPublisher:
         """Send one message; `ts` in seconds since 1970. A subscriber that does not read loses messages."""
         if not events or self._pub is None:
             return
-        payload = self._encoder.encode([ts, events, 0])
+        payload = self._encoder.encode([ts, events, self._rank])
         sequence, self._next = self._next, self._next + 1
         self._kept.append((sequence, payload))
         await self._pub.send_multipart([self._topic, sequence.to_bytes(8, "big"), payload])

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Several
 
 from sim.engine.failpoints import Failpoints
 from sim.engine.kv_events import KvPublisher, cache_events
@@ -50,7 +51,7 @@ class EngineLoop:
         speedup: float = 1.0,
         failpoints: Failpoints | None = None,
         die: Callable[[int], None] = os._exit,
-        publisher: KvPublisher | None = None,
+        publishers: Several[KvPublisher] = (),
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.model = model
@@ -59,19 +60,20 @@ class EngineLoop:
         self.sleep_level = 0
         self._speedup = speedup
         self._die = die
-        self._publisher = publisher
+        self._publishers = publishers
+        """Those of the ranks, in order; empty = events are not published."""
         self._wall = wall
         """Returns seconds since 1970, for the time stamps of KV events."""
-        self._pending_events: list[KvEvent] = []
-        """Cache events of the current step, published when the step ends."""
+        self._pending_events: list[list[KvEvent]] = []
+        """Cache events of the current step by rank, published when the step ends."""
         self._collectors: dict[int, tuple[RequestOutputCollector, int]] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin stepping; needs a running event loop."""
-        if self._publisher is not None:
-            self._publisher.start()
+        for publisher in self._publishers:
+            publisher.start()
         self._task = asyncio.create_task(self._run(), name="sim-engine")
 
     async def close(self) -> None:
@@ -79,8 +81,8 @@ class EngineLoop:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._publisher is not None:
-            await self._publisher.close()
+        for publisher in self._publishers:
+            await publisher.close()
 
     async def receive(self) -> None:
         """Wait for the time that a request takes before it reaches the engine's queue (`Capacity.request_s`)."""
@@ -136,8 +138,13 @@ class EngineLoop:
                 due = loop.time()
                 continue
             step = self.model.step()
-            if self._publisher is not None:
-                self._pending_events = cache_events(step.cache, self.model.config.block_size)
+            if self._publishers:
+                self._pending_events = [
+                    cache_events(
+                        [change for change in step.cache if change.rank == rank], self.model.config.block_size
+                    )
+                    for rank in range(len(self._publishers))
+                ]
             due += step.seconds / self._speedup + self.failpoints.step_delay_s
             wait = due - loop.time()
             await asyncio.sleep(wait if wait >= _SMALLEST_WAIT_S else 0)
@@ -154,10 +161,10 @@ class EngineLoop:
             await self._apply_failpoints(generated)
 
     async def _publish_events(self, *after: KvEvent) -> None:
-        """Publish pending cache events, then those in `after`."""
-        events, self._pending_events = [*self._pending_events, *after], []
-        if self._publisher is not None:
-            await self._publisher.publish(events, self._wall())
+        """Publish pending cache events on the publisher of each rank, then those in `after` on all."""
+        pending, self._pending_events = self._pending_events, []
+        for rank, publisher in enumerate(self._publishers):
+            await publisher.publish([*(pending[rank] if pending else ()), *after], self._wall())
 
     async def _apply_failpoints(self, generated: int) -> None:
         """Subtract `generated` tokens from the token-counting failpoints and trigger those that reach 0."""

@@ -7,8 +7,9 @@ job also has text, and the blocks of its answer become cached as the words are c
 import random
 from dataclasses import dataclass, field
 
-from sim.engine.step_model.engine import EventKind, StepConfig, StepEngine
+from sim.engine.step_model.interface import EventKind, StepConfig
 from sim.engine.step_model.job import Job
+from sim.engine.step_model.lockstep import step_engine
 from sim.engine.text import HashSampler, block_hashes, count
 
 
@@ -25,6 +26,8 @@ class Sequence:
     salt: str = ""
     priority: int = 0
     """As in `Job.priority`."""
+    rank: int | None = None
+    """As in `Job.rank`."""
     counts_prompt: bool = True
     """Whether usage counts the prompt for this choice; False for all but the first choice of a request."""
     generated: int = 0
@@ -77,6 +80,8 @@ class CacheChange:
 
     sequence: Sequence | None
     hashes: tuple[int, ...]
+    rank: int = 0
+    """Rank whose cache changed."""
 
 
 @dataclass(slots=True)
@@ -92,23 +97,31 @@ class Step:
     """Cache changes in order; recorded only where the configuration enables KV events."""
 
 
+@dataclass(slots=True)
+class _Tally:
+    """What one rank has generated."""
+
+    generated: int = 0
+    accepted: int = 0
+    finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
+
+
 class EngineModel:
-    """Requests with text on one `StepEngine`, executed one step at a time."""
+    """Requests with text on one engine of the step model, executed one step at a time."""
 
     def __init__(self, config: StepConfig, seed: int = 0) -> None:
         self.config = config
-        self._engine = StepEngine(config, random.Random(seed), on_ending=self._end)  # noqa: S311 - a simulation
-        self.pool = self._engine.pool
+        self._engine = step_engine(config, random.Random(seed), on_ending=self._end)  # noqa: S311 - a simulation
+        self.ranks = self._engine.ranks
+        """The step model's engine of each rank; one where the profile has no ranks."""
         self._sequences: dict[int, Sequence] = {}
         self._keys = 0
         self._said: list[tuple[Sequence, bytes]] = []
-        self._generated = 0
         self._embedded = 0
-        self._accepted = 0
-        self._finished = {"stop": 0, "length": 0, "abort": 0}
+        self._tallies = [_Tally() for _ in self.ranks]
 
     def count_embedded(self, tokens: int) -> None:
-        """Add the tokens of inputs whose embeddings were answered; no step computes them."""
+        """Add the tokens of inputs whose embeddings were answered, to the first rank; no step computes them."""
         self._embedded += tokens
 
     @property
@@ -126,32 +139,26 @@ class EngineModel:
         """Number of queued sequences."""
         return self._engine.waiting
 
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV blocks in use, 0 to 1."""
-        return self._engine.kv_usage
-
-    @property
-    def counters(self) -> Counters:
-        """Return all counters at present."""
-        engine = self._engine.counters
+    def counters(self, rank: int = 0) -> Counters:
+        """Return all counters of a rank at present."""
+        engine, tally = self.ranks[rank].counters, self._tallies[rank]
         return Counters(
-            prompt_tokens=engine.prompt_tokens + self._embedded,
+            prompt_tokens=engine.prompt_tokens + (0 if rank else self._embedded),
             cached_prompt_tokens=engine.cached_prompt_tokens,
-            generation_tokens=self._generated,
+            generation_tokens=tally.generated,
             prefix_queries=engine.prefix_queries,
             prefix_hits=engine.prefix_hits,
             preemptions=engine.preemptions,
             drafts=engine.drafts,
-            accepted_tokens=self._accepted,
-            finished=dict(self._finished),
+            accepted_tokens=tally.accepted,
+            finished=dict(tally.finished),
         )
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ValueError when it can never fit."""
         if sequence.max_total_tokens > self.config.capacity.max_model_len:
             raise ValueError("prompt and answer are longer than the model's context")
-        if -(-sequence.max_total_tokens // self.config.block_size) > self.pool.blocks:
+        if -(-sequence.max_total_tokens // self.config.block_size) > self.ranks[0].pool.blocks:
             raise ValueError("the sequence is larger than the KV cache")
         self._keys += 1
         block_hashes(bytes(sequence.content), self.config.block_size, sequence.salt, sequence.hashes)
@@ -162,6 +169,7 @@ class EngineModel:
             blocks=sequence.hashes,
             block_tokens=self.config.block_size,
             priority=sequence.priority,
+            rank=sequence.rank,
         )
         self._engine.add(job, self._engine.clock)
         sequence.job = job
@@ -185,7 +193,9 @@ class EngineModel:
                 engine.publish(sequence.job)
         events += engine.advance(engine.clock)  # what `publish` has stored
         cache = [
-            CacheChange(self._sequences[event.job.key] if event.job is not None else None, event.hashes)
+            CacheChange(
+                self._sequences[event.job.key] if event.job is not None else None, event.hashes, event.rank
+            )
             for event in events
             if event.hashes
         ]
@@ -207,8 +217,9 @@ class EngineModel:
         words = b"".join([sequence.sampler.next() for _ in range(new)])
         sequence.content += words
         sequence.generated = tokens
-        self._generated += new
-        self._accepted += new - 1
+        tally = self._tallies[self._rank_of(sequence)]
+        tally.generated += new
+        tally.accepted += new - 1
         self._said.append((sequence, words))
         size = self.config.block_size
         # the newest token enters the cache with the next step only
@@ -224,14 +235,18 @@ class EngineModel:
         natural = sequence.natural_length
         reason = "stop" if natural is not None and natural <= sequence.max_tokens else "length"
         sequence.finish_reason = reason
-        self._finished[reason] += 1
+        self._tallies[self._rank_of(sequence)].finished[reason] += 1
+
+    def _rank_of(self, sequence: Sequence) -> int:
+        """Return the rank that has a sequence in progress."""
+        return self._engine.rank_of(sequence.job) if sequence.job is not None else 0
 
     def _drop(self, sequence: Sequence, reason: str) -> None:
         job = sequence.job
         if sequence.finish_reason is not None or job is None:
             return
         sequence.finish_reason = reason
-        self._finished[reason] += 1
+        self._tallies[self._rank_of(sequence)].finished[reason] += 1
         del self._sequences[job.key]
         self._engine.abort(job, self._engine.clock)
 
@@ -245,6 +260,7 @@ def new_sequence(
     stops_by_itself: bool = True,
     salt: str = "",
     priority: int = 0,
+    rank: int | None = None,
 ) -> Sequence:
     """Return a sequence for a prompt of whole tokens."""
     speaker = HashSampler(content, seed, choice)
@@ -256,5 +272,6 @@ def new_sequence(
         sampler=speaker,
         salt=salt,
         priority=priority,
+        rank=rank,
         counts_prompt=choice == 0,
     )

@@ -20,6 +20,7 @@ from sim.engine.metrics import SimMetrics
 from sim.engine.model import Sequence, new_sequence
 from sim.engine.request_log import RequestLog
 from sim.engine.schemas import ChatBody, CompletionBody, TokenizeBody
+from workers.ranks import RANK_HEADER
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -29,6 +30,7 @@ VERSION = "0.32.0+penstock.sim"
 _MAX_BODY = 64 * 2**20
 _MAX_CHOICES = 128
 _MAX_SALT = 128
+_MAX_RANK_DIGITS = 6
 _SALT_REFUSES = frozenset("@/\\\0")
 _OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/load", "/openapi.json"})
 _OPENAPI = msgspec.json.encode(msgspec.json.schema(ChatBody))
@@ -210,7 +212,7 @@ class SimServer:
         body = _parse(raw, shape)
         if body.model not in ("", self._model):
             raise HttpError(404, "NotFoundError", f"The model `{body.model}` does not exist.")
-        sequences = self._sequences(body)
+        sequences = self._sequences(body, self._rank(scope))
         await self._loop.receive()
         try:
             collector = self._loop.submit(sequences)
@@ -249,7 +251,18 @@ class SimServer:
             else None,
         )
 
-    def _sequences(self, body: ChatBody | CompletionBody) -> list[Sequence]:
+    def _rank(self, scope: Scope) -> int | None:
+        """Return the rank that a request asks for; None = it leaves the choice to the engine, or asks for no number."""
+        asked = _header(scope, RANK_HEADER.lower().encode())
+        if not (asked.isdecimal() and len(asked) <= _MAX_RANK_DIGITS):
+            return None
+        ranks = len(self._loop.model.ranks)
+        if int(asked) >= ranks:
+            message = f"data_parallel_rank {int(asked)} is out of range [0, {ranks})."
+            raise HttpError(400, "BadRequestError", message)
+        return int(asked)
+
+    def _sequences(self, body: ChatBody | CompletionBody, rank: int | None) -> list[Sequence]:
         prompts = body.prompts()
         choices = body.n or 1
         if not 1 <= choices <= _MAX_CHOICES or not prompts:
@@ -286,6 +299,7 @@ class SimServer:
                     stops_by_itself=wanted is None and not body.ignore_eos,
                     salt=salt,
                     priority=body.priority,
+                    rank=rank,
                 )
                 for choice in range(choices)
             ]

@@ -32,6 +32,8 @@ class Call:
     """Job of the present attempt, once it has reached the engine; None before that."""
     priority: int = 0
     """Priority of the present attempt at the engine."""
+    rank: int | None = None
+    """Rank that the present attempt asks for."""
 
     @property
     def key(self) -> int:
@@ -39,8 +41,8 @@ class Call:
         return self.record.request.key
 
 
-def job_of(request: SimRequest, priority: int = 0) -> Job:
-    """Return a request as an engine sees it, with its priority there."""
+def job_of(request: SimRequest, priority: int = 0, rank: int | None = None) -> Job:
+    """Return a request as an engine sees it, with its priority there and the rank that it asks for."""
     return Job(
         request.key,
         request.prompt_tokens,
@@ -49,4 +51,5 @@ def job_of(request: SimRequest, priority: int = 0) -> Job:
         request.block_tokens,
         request.output_blocks,
         priority,
+        rank,
     )

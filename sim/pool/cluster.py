@@ -192,7 +192,7 @@ class Cluster:
         record.predicted_hit_tokens = decision.predicted_hit_tokens
         record.predicted_ttft_s = decision.predicted_ttft_s
         record.attempts += 1
-        call.priority = decision.priority
+        call.priority, call.rank = decision.priority, decision.rank
         before_s = self.replicas[decision.replica_id].spec.capacity.request_s
         self.timeline.after(back_s + call.delays.to_engine_s + before_s, self._start, call)
 
@@ -203,7 +203,7 @@ class Cluster:
         if not replica.takes_work:
             self.timeline.after(call.delays.from_engine_s, self._on_attempt_failed, call, 0)
             return
-        call.job = job_of(call.record.request, call.priority)
+        call.job = job_of(call.record.request, call.priority, call.rank)
         if replica.wake_at <= self.timeline.now:
             self._advance(replica)
         replica.add(call.job, self.timeline.now)
@@ -328,15 +328,12 @@ class Cluster:
         """Advance an engine to the present and handle its events."""
         now = self.timeline.now
         after = self.timeline.after
-        stored: list[int] = []
-        removed: list[int] = []
+        changes: dict[int, tuple[list[int], list[int]]] = {}
         for event in replica.advance(now):
             job = event.job
-            if event.kind is EventKind.REMOVED:
-                removed += event.hashes
-                continue
-            if event.kind is EventKind.STORED:
-                stored += event.hashes
+            if event.hashes:
+                of_rank = changes.setdefault(event.rank, ([], []))
+                of_rank[event.kind is EventKind.REMOVED].extend(event.hashes)
                 continue
             if job is None or (call := self.calls.get(job.key)) is None:
                 continue
@@ -345,8 +342,8 @@ class Cluster:
             elif event.kind is EventKind.FINISHED:
                 del replica.jobs[job.key]
                 after(call.delays.from_engine_s, self._on_finished, call, job)
-        if stored or removed:
-            self.kv_wire.send(replica, stored, removed)
+        for rank, (stored, removed) in changes.items():
+            self.kv_wire.send(replica, rank, stored, removed)
         self.lifecycle.suspend_if_idle(replica)
         self._schedule_engine(replica)
 
@@ -379,7 +376,8 @@ class Cluster:
         self._notify_metrics(self.scraper.views())
         if self.routing.wants_kv_events:
             for replica in self.replicas.values():
-                self.kv_wire.send(replica, replica.cached_hashes(), [], cleared=True)
+                for rank, hashes in enumerate(replica.cached_hashes()):
+                    self.kv_wire.send(replica, rank, hashes, [], cleared=True)
 
     def _kill_api_process(self, router: int) -> None:
         """End an API process and its requests; engines abort them, and the other processes take the arrivals."""

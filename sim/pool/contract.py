@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from workers.wire import Capacity, KvDelta, ReplicaState, Targets
+from workers.wire import Capacity, KvDelta, RankStatus, ReplicaState, Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ class ReplicaView:
     kv_usage: float
     """Share of the KV cache in use, 0 to 1."""
     scraped_at: float
+    ranks: tuple[RankStatus, ...] = ()
+    """The figures by rank, where the engine has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Dispatch:
     """Predicted seconds from now to the first token; -1 = the system does not predict it."""
     priority: int = 0
     """The priority that it sends to the engine, the lowest first."""
+    rank: int | None = None
+    """The rank of the replica that it asks for; None = the engine chooses one, or has none."""
 
 
 @dataclass(frozen=True, slots=True)

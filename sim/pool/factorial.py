@@ -72,7 +72,7 @@ def crossed() -> dict[str, RoutingFactory]:
 
 
 def _factory(name: str, kind: type[Baseline], rules: SchedulerConfig) -> RoutingFactory:
-    options = PenstockOptions(exact=kind.wants_kv_events, state=rules, name=name)
+    options = PenstockOptions(exact=kind.wants_kv_events, state=rules, name=name, by_rank=False)
     return lambda setup: PublishedPlacement(setup, options, kind(setup.rng))
 
 

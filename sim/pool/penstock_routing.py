@@ -37,6 +37,8 @@ class PenstockOptions:
     )
     """Rules of placement, queue and admission; admission is off where all policies refuse the same share."""
     name: str = "penstock"
+    by_rank: bool = True
+    """Whether ranks are targets of their own; otherwise a replica is one target, and its engine chooses the rank."""
     blind: bool = False
     """Whether placement uses load alone, as in a pool without prefix routing."""
 
@@ -258,6 +260,7 @@ class PenstockRouting:
             placement.hit_tokens,
             placement.predicted_ttft_s,
             placement.priority or 0,
+            placement.rank,
         )
 
     def _status(self, view: ReplicaView) -> ReplicaStatus:
@@ -274,6 +277,7 @@ class PenstockRouting:
             view.kv_usage,
             simulated=True,
             targets=view.targets,
+            ranks=list(view.ranks) if self._options.by_rank else [],
             prefix_kind="tokens" if self._options.exact else "text",
         )
 

@@ -21,6 +21,8 @@ from sim.pool.shed import SheddingPolicy
 
 OURS = "penstock"
 """Name of Penstock's policy."""
+WHOLE = "penstock_whole"
+"""Ours with every replica as one target: an engine with ranks chooses the rank itself."""
 STRONGEST = Sticky.name
 """Name of the published policy that defines load 1.0."""
 PREFIX_KINDS = ("mirrored", "exact")
@@ -78,7 +80,7 @@ _QUEUES: Mapping[str, Callable[[], SchedulerConfig]] = {"fifo": fifo, "vtc": pla
 _CROSSED: Mapping[str, RoutingFactory] = crossed()
 ABLATED = tuple(f"{OURS}-{mechanism}" for mechanism in MECHANISMS)
 """Penstock's policy without one of its mechanisms each."""
-NAMES = (OURS, "penstock_exact", "penstock_mirrored", *_QUEUES, *BASELINES, *_CROSSED, *ABLATED)
+NAMES = (OURS, "penstock_exact", "penstock_mirrored", WHOLE, *_QUEUES, *BASELINES, *_CROSSED, *ABLATED)
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "present": (OURS, "penstock_exact", *RIVALS),
     "older": tuple(OLDER),
@@ -143,6 +145,7 @@ def _ours(name: str, variant: Variant) -> RoutingFactory:
         deadline_s=variant.deadline_s,
         state=replace(state, admission=replace(AdmissionRules(), enabled=admission)),
         name=name,
+        by_rank=name != WHOLE,
     )
     return lambda setup: PenstockRouting(setup, options)
 

@@ -2,13 +2,15 @@
 
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 
-from sim.engine.step_model.engine import Event, StepEngine
+from sim.engine.step_model.interface import Event
 from sim.engine.step_model.job import Job
+from sim.engine.step_model.lockstep import step_engine
 from sim.pool.contract import ReplicaView
 from sim.pool.pool import ReplicaSpec
-from workers.wire import ReplicaState
+from workers.wire import RankStatus, ReplicaState
 
 _ROUNDING_S = 1e-9
 _TAKES_WORK = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
@@ -57,12 +59,13 @@ class SimReplica:
         """Time of the engine's next advance in seconds; timeline entries for other times are ignored."""
         self.change_id = 0
         """Number of state changes; a planned change is ignored when another came first."""
-        self.kv_seq = 0
+        self.kv_seq: Counter[int] = Counter()
+        """Deltas of KV events that were sent, by rank."""
         self.kv_delivered_until = 0.0
         self._rng = rng
         self._clock = EngineClock(spec.speed)
         self._config = replace(spec.engine, kv_events=kv_events)
-        self._engine = StepEngine(self._config, rng)
+        self._engine = step_engine(self._config, rng)
         self._advanced_to = 0.0
         """Time to which the engine was advanced, on its own clock; prevents rounding from moving it back."""
         self._since = 0.0
@@ -96,9 +99,9 @@ class SimReplica:
         """Return a job's output tokens so far."""
         return self._engine.produced(job)
 
-    def cached_hashes(self) -> list[int]:
-        """Return all prefix blocks in the engine's cache."""
-        return self._engine.pool.hashes()
+    def cached_hashes(self) -> list[list[int]]:
+        """Return all prefix blocks in the engine's cache, by rank."""
+        return [rank.pool.hashes() for rank in self._engine.ranks]
 
     def next_event_at(self) -> float:
         """Return the time of the engine's next event; infinity when it is idle or hangs."""
@@ -123,10 +126,10 @@ class SimReplica:
         self.jobs.clear()
         self.boots += 1
         self.boot_id = f"{self.spec.replica_id}#{self.boots}"
-        self._engine = StepEngine(self._config, self._rng)
+        self._engine = step_engine(self._config, self._rng)
         self._clock = EngineClock(self.spec.speed)
         self._advanced_to = 0.0
-        self.kv_seq = 0
+        self.kv_seq.clear()
         self._view = None
         return lost
 
@@ -156,8 +159,18 @@ class SimReplica:
             self._engine.waiting if serving else 0,
             self._engine.kv_usage if serving else 0.0,
             now,
+            self._rank_views(serving),
         )
         return self._view
+
+    def _rank_views(self, serving: bool) -> tuple[RankStatus, ...]:
+        """Return what a scrape shows of each rank; empty where the engine has none."""
+        ranks = self._engine.ranks
+        if len(ranks) == 1:
+            return ()
+        if not serving:
+            return (RankStatus(),) * len(ranks)
+        return tuple(RankStatus(rank.running, rank.waiting, rank.kv_usage) for rank in ranks)
 
     def _engine_time(self, now: float) -> float:
         """Return `now` on the engine's clock plus a rounding error, so that rounding does not miss a planned event."""

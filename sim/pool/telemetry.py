@@ -10,6 +10,7 @@ from sim.pool.control import ModelLoad, PoolView
 from sim.pool.network import Delays
 from sim.pool.sim_replica import SimReplica
 from sim.pool.timeline import Timeline
+from workers.ranks import target_names
 from workers.wire import KvDelta, ReplicaState
 
 REUSED_S = 600.0
@@ -56,11 +57,12 @@ class KvWire:
         self._deliver = deliver
 
     def send(
-        self, replica: SimReplica, stored: list[int], removed: list[int], *, cleared: bool = False
+        self, replica: SimReplica, rank: int, stored: list[int], removed: list[int], *, cleared: bool = False
     ) -> None:
-        """Send the latest changes of a replica's prefix cache."""
-        replica.kv_seq += 1
-        delta = KvDelta(replica.spec.replica_id, replica.boot_id, replica.kv_seq, stored, removed, cleared)
+        """Send the latest changes of the prefix cache of a replica, or of one rank of it."""
+        replica.kv_seq[rank] += 1
+        name = target_names(replica.spec.replica_id, replica.spec.capacity.dp_ranks)[rank]
+        delta = KvDelta(name, replica.boot_id, replica.kv_seq[rank], stored, removed, cleared)
         arrives = max(replica.kv_delivered_until, self._timeline.now + self._delays.kv_age_s())
         replica.kv_delivered_until = arrives
         self._timeline.at(arrives, self._deliver, delta)

@@ -141,9 +141,12 @@ class Api:
 
 
 @asynccontextmanager
-async def engine(speedup: float, model: str = MODEL, **failpoints: Any) -> AsyncIterator[Engine]:
+async def engine(
+    speedup: float, model: str = MODEL, profile: str = "", **failpoints: Any
+) -> AsyncIterator[Engine]:
     """A simulated engine on the test's loop."""
-    server = build(parse_arguments(["--speedup", str(speedup), "--api-key", ENGINE_KEY, "--model", model]))
+    options = ["--speedup", str(speedup), "--api-key", ENGINE_KEY, "--model", model, "--profile", profile]
+    server = build(parse_arguments(options))
     server._loop.failpoints = Failpoints(**failpoints)
     async with serving(server) as url:
         yield Engine(url, server)
@@ -152,7 +155,7 @@ async def engine(speedup: float, model: str = MODEL, **failpoints: Any) -> Async
 @asynccontextmanager
 async def api_process(
     pg_url: str, redis_url: str, data_dir: Path, *, credit: str = "10", engines: int = 1, speedup: float = 20.0,
-    model: str = MODEL, tokenizer: PromptTokenizer | None = None, **settings: Any,
+    model: str = MODEL, profile: str = "", tokenizer: PromptTokenizer | None = None, **settings: Any,
 ) -> AsyncIterator[Api]:  # fmt: skip
     """Everything up: an organisation with credit, a priced model, engines known to a real scheduler."""
     async with contextlib.AsyncExitStack() as stack:
@@ -164,10 +167,17 @@ async def api_process(
         await admin_credits.grant_credit(
             database, ADMIN, tenant_id=organisation.tenant_id, amount_usd=credit, reason="test"
         )
-        running = [await stack.enter_async_context(engine(speedup, model)) for _ in range(engines)]
+        running = [await stack.enter_async_context(engine(speedup, model, profile)) for _ in range(engines)]
         service = await stack.enter_async_context(scheduling.service())
         replicas = [
-            scheduling.replica(f"host/r{index}", slots=64, url=one.url, simulated=True, model=model)
+            scheduling.replica(
+                f"host/r{index}",
+                slots=64,
+                url=one.url,
+                simulated=True,
+                model=model,
+                **scheduling.ranked(len(one.server._loop.model.ranks)),
+            )
             for index, one in enumerate(running)
         ]
         await stack.enter_async_context(scheduling.agent(service.port, *replicas))

@@ -206,6 +206,7 @@ class FakeScheduler:
         self.predicted_ttft_s = 0.0
         self.stream_interval = False
         self.priority: int | None = None
+        self.rank: int | None = None
         self.pauses = 0
         self.block: asyncio.Event | None = None
         self.requests: list[PlaceRequest] = []
@@ -237,6 +238,7 @@ class FakeScheduler:
             predicted_ttft_s=self.predicted_ttft_s,
             stream_interval=self.stream_interval,
             priority=self.priority,
+            rank=self.rank,
         )
 
     def prefill_done(self, placement: Placement) -> None:

@@ -21,6 +21,7 @@ from workers.wire import (
     CommandResult,
     Heartbeat,
     KvResync,
+    RankStatus,
     ReplicaCommand,
     ReplicaState,
     ReplicaStatus,
@@ -51,6 +52,14 @@ def replica(name: str = "host/r0", slots: int = 4, kv: int = 100_000, **fields) 
         capacity=capacity(slots, kv),
     )
     return msgspec.structs.replace(status, **fields)
+
+
+def ranked(ranks: int) -> dict[str, object]:
+    """The fields of a replica whose engine has `ranks` ranks of 64 sequences; none for one rank."""
+    if ranks == 1:
+        return {}
+    whole = msgspec.structs.replace(capacity(64 * ranks, 100_000 * ranks), dp_ranks=ranks)
+    return {"capacity": whole, "ranks": [RankStatus() for _ in range(ranks)]}
 
 
 def beat(*replicas: ReplicaStatus, agent: str = "agent-1", seq: int = 1) -> Heartbeat:

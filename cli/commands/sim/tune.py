@@ -17,7 +17,7 @@ from rich.table import Table
 
 from cli.blocking import check_output, run_blocking
 from cli.context import AsJson
-from sim.pool.tuning import chunk_page, split, split_page, tier_page, tiers
+from sim.pool.tuning import chunk_page, ranks, ranks_page, split, split_page, tier_page, tiers
 from sim.pool.tuning.chunks import CHUNK_S, SizeFigures, chosen, study
 from sim.pool.tuning.plots import plot_shares
 from workers.catalog import Catalog, CatalogModel, EngineProfile, HostKind, load_catalog
@@ -115,6 +115,27 @@ def split_command(
 
     rows = run_blocking(act)
     _write(rows, lambda drawn: split_page.markdown(rows, played=played(), plot=drawn), page, plot, as_json)
+
+
+@app.command("ranks", epilog="Example: penstock sim tune ranks --hosts 1 --workload mixed")
+def ranks_command(
+    hosts: Annotated[int, typer.Option(min=1, help="Hosts of 8 GPUs.")] = 1,
+    workloads: Annotated[
+        list[str] | None, typer.Option("--workload", help="A workload; several times. Default: both.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    page: Page = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare attention data parallelism with TP8, and ranks as targets with the engine's own choice of a rank."""
+
+    def act() -> list[ranks.RankFigures]:
+        check_output(page)
+        with progress() as tick:
+            return ranks.study(hosts, workloads=workloads or tuple(ranks.RATES), workers=workers, tick=tick)
+
+    rows = run_blocking(act)
+    _write(rows, lambda _: ranks_page.markdown(rows, hosts=hosts, played=played()), page, None, as_json)
 
 
 class _Study(Protocol[RowT_co]):

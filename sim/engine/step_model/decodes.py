@@ -21,8 +21,6 @@ class Slot:
     """Admission number; breaks ties in the calendars, so that slots are never compared."""
     arrived: int
     """Number of the request in order of arrival."""
-    rank: int = 0
-    """Number of the attention-data-parallel rank that computes it."""
     computed: int = 0
     """Number of tokens in blocks, as of the last prefill chunk."""
     target: int = 0

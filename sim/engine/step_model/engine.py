@@ -1,4 +1,4 @@
-"""The engine as a state machine over counts: batching, KV pool, prefill, preemption and step time.
+"""One engine, or one rank of it, as a state machine over counts: batching, KV pool, prefill, preemption and step time.
 
 A step gives every running decode its tokens first (1 + k positions with k drafts), then spends the rest of the token
 budget on prefill, first come first served, in chunks. Out of blocks, the newest running request is preempted and
@@ -6,9 +6,7 @@ recomputed later. With `Capacity.by_priority` requests are admitted in order of 
 this order is preempted; a request that runs is never interrupted for one that waits. Rules and formula: `pool.py`,
 `host_tier.py`, `workers/step_time.py` and the model of vLLM's scheduler that they cite.
 
-**Ranks.** With attention data parallelism (`Capacity.dp_ranks`) a request belongs to the rank that had most of its
-token budget left when the request was admitted, and a step lasts as long as the rank with most prefill needs. Decoding
-sequences and the KV cache count as spread evenly; one request fits into one rank's share of the cache.
+**Ranks.** With attention data parallelism each rank is such a machine; `lockstep.py` has their common step.
 
 **Plans.** Between arrivals most steps only lengthen every sequence at its own rate. Such steps form one *plan*:
 with the batch fixed, KV grows linearly, so the time of its first j steps is an arithmetic series,
@@ -39,7 +37,7 @@ __all__ = ["Counters", "Event", "EventKind", "StepConfig", "StepEngine"]
 
 
 class StepEngine:
-    """One replica. The times passed to its methods must not decrease."""
+    """One engine without ranks. The times passed to its methods must not decrease."""
 
     def __init__(
         self,
@@ -56,7 +54,13 @@ class StepEngine:
         seconds of the longest of them.
         """
         capacity = config.capacity
+        if capacity.dp_ranks != 1:
+            raise ValueError(
+                f"a StepEngine has no ranks, but dp_ranks is {capacity.dp_ranks}; use step_engine()"
+            )
         self.config = config
+        self.ranks: Sequence[StepEngine] = (self,)
+        """Itself: the one rank of an engine without attention data parallelism."""
         self.cost = StepCost(capacity)
         self.counters = Counters()
         self.clock = 0.0
@@ -82,11 +86,10 @@ class StepEngine:
         self._plan = Plan()
         """The steps planned from `clock` on."""
         self._by_priority = capacity.by_priority
-        self._ranks = capacity.dp_ranks
-        self._budgets = [0] * self._ranks
-        """Tokens that each rank may still prefill in the planned step."""
-        self._prefill_s = [0.0] * self._ranks
-        """Seconds of prefill in the planned step, by rank, at one rank's share of the engine's speed."""
+        self._budget = 0
+        """Tokens that may still be prefilled in the planned step."""
+        self._prefill_s = 0.0
+        """Seconds of prefill in the planned step."""
         self._completing: list[Slot] = []
         """Slots whose prefill the planned step completes."""
 
@@ -135,7 +138,7 @@ class StepEngine:
             raise ValueError("a job needs at least one prompt token and one output token")
         if most > config.capacity.max_model_len:
             raise ValueError("prompt and answer are longer than the model's context")
-        if -(-most // config.block_size) > self.pool.blocks // self._ranks:
+        if -(-most // config.block_size) > self.pool.blocks:
             raise ValueError("the sequence is larger than the KV cache")
         if job.blocks and job.block_tokens % config.block_size:
             raise ValueError(f"block_tokens {job.block_tokens} is no multiple of {config.block_size}")
@@ -207,6 +210,10 @@ class StepEngine:
         if slot is not None and slot.decoding:
             self._publish(slot, job.blocks, job.prompt_tokens + self._decodes.produced(slot) - 1)
 
+    def rank_of(self, job: Job) -> int:
+        """Return the number of the rank that has the job: there is one."""
+        return 0
+
     def produced(self, job: Job) -> int:
         """Return the tokens generated so far."""
         slot = self._slots.get(job.key)
@@ -236,20 +243,21 @@ class StepEngine:
         """Plan the next steps: one step with prefill, or several pure decode steps."""
         decodes, plan = self._decodes, self._plan
         preempted = self._grow_decodes(decodes.step + 1)
-        budget = self.config.capacity.max_batched_tokens - decodes.count * (1 + self._drafts) // self._ranks
-        self._budgets = [budget] * self._ranks
-        self._prefill_s = [0.0] * self._ranks
+        budget = self.config.capacity.max_batched_tokens - decodes.count * (1 + self._drafts)
+        self._budget = budget
+        self._prefill_s = 0.0
         if self._prefilling:
             before = self.counters.preemptions
             self._continue_prefills()
             preempted = preempted or self.counters.preemptions != before
         if self._waiting and not preempted and not self._head_blocked:
             self._admit()
-        prefilled = budget * self._ranks - sum(self._budgets)
+        prefilled = budget - self._budget
         plan.left = 1 if prefilled or self._prefilling or preempted else self._pure_decode_steps()
         factor = noise(self.config.noise_cv, plan.left, self._rng)
-        prefill_s = max(self._prefill_s) + (self.config.chunk_s if prefilled else 0.0)
-        plan.first = factor * self.cost.seconds(decodes.count, decodes.kv, prefill_s)
+        if prefilled:
+            self._prefill_s += self.config.chunk_s
+        plan.first = factor * self.cost.seconds(decodes.count, decodes.kv, self._prefill_s)
         plan.slope = factor * self.cost.per_kv_token * decodes.rate
         if self._host.loading:  # what arrives meanwhile joins at the next boundary
             plan.left = min(plan.left, 1 + plan.within(self.clock, self._host.loading[0][0]))
@@ -292,7 +300,7 @@ class StepEngine:
     def _continue_prefills(self) -> None:
         """Schedule the next chunks of incomplete prompts."""
         for slot in list(self._prefilling):
-            budget = self._budgets[slot.rank]
+            budget = self._budget
             if budget > 0 and slot in self._running:
                 chunk = min(budget, slot.target - slot.computed)
                 if self._allocate_or_preempt(slot, slot.computed + chunk):
@@ -302,8 +310,7 @@ class StepEngine:
         """Start waiting requests in order of arrival while budget, seats and blocks last."""
         waiting, running, pool = self._waiting, self._running, self.pool
         size, seats = self.config.block_size, self.config.capacity.max_num_seqs
-        budgets = self._budgets
-        while (budget := max(budgets)) > 0 and waiting and len(running) < seats:
+        while (budget := self._budget) > 0 and waiting and len(running) < seats:
             slot = waiting[0]
             job = slot.job
             slot.target = job.prompt_tokens + job.produced
@@ -323,7 +330,6 @@ class StepEngine:
             waiting.popleft()
             self._orders += 1
             slot.order = self._orders
-            slot.rank = budgets.index(budget)
             slot.entries = hit
             slot.published = len(hit)
             slot.computed = cached
@@ -340,9 +346,8 @@ class StepEngine:
     def _compute(self, slot: Slot, chunk: int) -> None:
         """Account for a chunk of prefill in the planned step."""
         slot.computed += chunk
-        self._budgets[slot.rank] -= chunk
-        seconds = self.cost.prefill(chunk, context_pairs(chunk, slot.computed))
-        self._prefill_s[slot.rank] += self._ranks * seconds
+        self._budget -= chunk
+        self._prefill_s += self.cost.prefill(chunk, context_pairs(chunk, slot.computed))
         self._publish(slot, slot.job.blocks, slot.computed)
         if slot.computed >= slot.target:
             self._completing.append(slot)

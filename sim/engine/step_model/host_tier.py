@@ -16,12 +16,11 @@ from workers.wire import Capacity
 class HostTier:
     """The blocks of an engine in host memory, least recently used first, and the link that brings them back."""
 
-    __slots__ = ("_blocks", "_free_at", "_load_s", "_ranks", "_room", "loading")
+    __slots__ = ("_blocks", "_free_at", "_load_s", "_room", "loading")
 
     def __init__(self, capacity: Capacity) -> None:
         self._room = capacity.host_kv_tokens
         self._load_s = capacity.kv_load_s
-        self._ranks = capacity.dp_ranks
         self._blocks: OrderedDict[int, int] = OrderedDict()
         """Tokens by hash."""
         self._free_at = 0.0
@@ -53,10 +52,10 @@ class HostTier:
         return min(limit, len(hashes))
 
     def load(self, slot: Slot, tokens: int, now: float) -> None:
-        """Bring `tokens` tokens back for a request. The link serves one after the other, a rank has its share of it."""
+        """Bring `tokens` tokens back for a request. The link serves one after the other."""
         begins = max(now, self._free_at)
         self._free_at = begins + tokens * self._load_s
-        heappush(self.loading, (begins + tokens * self._load_s * self._ranks, slot.arrived, slot))
+        heappush(self.loading, (self._free_at, slot.arrived, slot))
 
     def arrived(self, now: float) -> list[Slot]:
         """Return the requests whose blocks have arrived by `now`, in this order; they no longer wait."""

@@ -47,6 +47,8 @@ class Event:
     """The job of the event; None for a removal."""
     hashes: tuple[int, ...] = ()
     """Hashes that a KV event stored or removed."""
+    rank: int = 0
+    """Rank of the engine that it happened on."""
 
 
 @dataclass(slots=True)

@@ -19,6 +19,8 @@ class Job:
     """Hashes that continue `blocks`, under which prompt and answer together are cached afterwards."""
     priority: int = 0
     """The lowest goes first; only engines that order by it (`Capacity.by_priority`) read it."""
+    rank: int | None = None
+    """Rank of the engine that is to compute it; None = the engine chooses."""
     loaded_tokens: int = 0
     """Number of prompt tokens whose KV comes from elsewhere: it needs blocks here, but no computation."""
 

@@ -68,10 +68,11 @@ class EventIndexed(Baseline):
     def kv_events(self, delta: KvDelta, now: float) -> None:
         """Apply the blocks that an engine stored and evicted."""
         del now
+        replica_id = _replica_of(delta.replica_id)
         if delta.cleared:
-            self._cached.clear(delta.replica_id)
-        self._cached.remove(delta.replica_id, delta.removed)
-        self._cached.add(delta.replica_id, delta.stored)
+            self._cached.clear(replica_id)
+        self._cached.remove(replica_id, delta.removed)
+        self._cached.add(replica_id, delta.stored)
         self._last = (-1, -1.0, {})
 
     def _expire(self, now: float) -> None:
@@ -84,3 +85,10 @@ class EventIndexed(Baseline):
                     del self._times[replica_id, block]
                     over.append(block)
             self._expected.remove(replica_id, over)
+
+
+def _replica_of(name: str) -> str:
+    """Return the replica of a rank's name (`workers.ranks.rank_id`): these policies know no ranks, and take what all
+    of them hold for what the replica holds."""
+    head, _, tail = name.rpartition("/")
+    return head if tail.isdigit() else name

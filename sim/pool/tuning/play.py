@@ -15,8 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
-from sim.engine.step_model.engine import Event, EventKind, StepConfig, StepEngine
+from sim.engine.step_model.interface import Event, EventKind, StepConfig
 from sim.engine.step_model.job import Job
+from sim.engine.step_model.lockstep import step_engine
 from sim.pool.calls import job_of
 from sim.pool.contract import SimRequest
 from workers.step_time import own_prefill_s
@@ -38,7 +39,7 @@ class Watched:
 
     def __init__(self, config: StepConfig, seed: int) -> None:
         rng = random.Random(seed)  # noqa: S311 - a simulation, not a secret
-        self.engine = StepEngine(config, rng, on_steps=self._record)
+        self.engine = step_engine(config, rng, on_steps=self._record)
         self._ends: list[float] = []
         self._seconds: list[float] = []
         self._next_at: float | None = None
@@ -57,9 +58,10 @@ class Watched:
         return self._next_at
 
     def cached(self, request: SimRequest) -> int:
-        """Return how many of a request's prompt tokens are cached."""
+        """Return how many of a request's prompt tokens are cached; of ranks, the most."""
         blocks, width = request.blocks, request.block_tokens
-        return width * len(self.engine.pool.match(blocks, (request.prompt_tokens - 1) // width)[0])
+        limit = (request.prompt_tokens - 1) // width
+        return width * max(len(rank.pool.match(blocks, limit)[0]) for rank in self.engine.ranks)
 
     def add(self, job: Job, at: float) -> None:
         """Add a job that arrives at `at`."""

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sim.engine.step_model.engine import StepConfig, StepEngine
+from sim.engine.step_model.engine import StepEngine
+from sim.engine.step_model.interface import StepConfig
 from sim.engine.step_model.job import Job
+from sim.engine.step_model.lockstep import LockstepEngine, step_engine
 from workers.catalog import Catalog, EngineProfile
 from workers.wire import USUAL_BATCHED_TOKENS, Capacity
 
@@ -72,10 +74,10 @@ def saturated(capacity: Capacity, prompt: int, output: int, at_once: int) -> flo
     return wanted * output / engine.clock
 
 
-def _engine(capacity: Capacity) -> StepEngine:
+def _engine(capacity: Capacity) -> StepEngine | LockstepEngine:
     """An engine with steps of the usual size, whatever the profile's: these figures are not of our engines."""
     usual = msgspec.structs.replace(capacity, max_batched_tokens=USUAL_BATCHED_TOKENS)
-    return StepEngine(StepConfig(usual, noise_cv=0.0), random.Random(0))  # noqa: S311 - a simulation
+    return step_engine(StepConfig(usual, noise_cv=0.0), random.Random(0))  # noqa: S311 - a simulation
 
 
 def _decode_speed(capacity: Capacity, prompt: int = 100) -> float:

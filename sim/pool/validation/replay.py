@@ -5,8 +5,9 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-from sim.engine.step_model.engine import EventKind, StepConfig, StepEngine
+from sim.engine.step_model.interface import EventKind, StepConfig
 from sim.engine.step_model.job import Job
+from sim.engine.step_model.lockstep import step_engine
 from sim.pool.validation.sweeps import Point
 from workers.wire import Capacity
 
@@ -38,7 +39,7 @@ def replay(
     Lengths are drawn evenly from `shortest` to 1 times the nominal ones. Every request spends `Capacity.request_s`
     before it reaches the engine. Steps have no noise. Prefix caches are cold, because prompts are random.
     """
-    engine = StepEngine(StepConfig(capacity, block_size, noise_cv=0.0), random.Random(seed))  # noqa: S311 - a simulation
+    engine = step_engine(StepConfig(capacity, block_size, noise_cv=0.0), random.Random(seed))  # noqa: S311 - a simulation
     jobs = _jobs(point, point.concurrency * per_user, shortest, seed)
     sent = [0.0] * len(jobs)
     at_engine = deque((capacity.request_s, job) for job in jobs[: point.concurrency])

@@ -651,3 +651,11 @@ def test_the_cost_is_a_number_of_exact_decimals(cost: int) -> None:
     text = pico_to_usd(cost)
     found = json.loads(msgspec.json.encode(usage_object(TokenUsage(), text)), parse_float=Decimal)
     assert found["cost"] * 10**12 == cost
+
+
+@pytest.mark.parametrize(("rank", "sent"), [(3, "3"), (0, "0"), (None, None)])
+async def test_the_engine_is_asked_for_the_rank_of_the_placement(rank: int | None, sent: str | None) -> None:
+    gateway = Gateway(FakeEngines(answer(["a"])))
+    gateway.scheduler.rank = rank
+    await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
+    assert [headers.get("X-data-parallel-rank") for headers in gateway.engines.headers] == [sent]

@@ -32,7 +32,7 @@ class Rig:
         capacity = Capacity(1e6, 1e-4, 1e-5, kv_cache_tokens=blocks * BLOCK)
         config = StepConfig(capacity, block_size=BLOCK, noise_cv=0, kv_events=True)
         publisher = KvPublisher(self.endpoints.events, self.endpoints.replay, topic="m")
-        self.loop = EngineLoop(EngineModel(config), publisher=publisher, speedup=100.0)
+        self.loop = EngineLoop(EngineModel(config), publishers=[publisher], speedup=100.0)
         self.context = zmq.asyncio.Context()
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -91,7 +91,7 @@ async def test_a_block_that_was_evicted_is_known_to_be_gone(rig: Rig) -> None:
     for number in range(6):
         last = await rig.say(f"story number {number} " * 20, "", 100)
     await until(lambda: feed.live and last <= set(feed.blocks.block_hashes()))
-    findable = rig.loop.model.pool.cached_count
+    findable = rig.loop.model.ranks[0].pool.cached_count
     await until(lambda: len(set(feed.blocks.block_hashes())) == findable)
     assert findable <= 30
 
@@ -126,7 +126,7 @@ async def test_what_a_step_under_way_stored_is_told_before_sleep_clears_it() -> 
     capacity = Capacity(1e6, 1e-4, 1e-5, kv_cache_tokens=30 * BLOCK)
     config = StepConfig(capacity, block_size=BLOCK, noise_cv=0, kv_events=True)
     recorder = Recorder()
-    loop = EngineLoop(EngineModel(config), publisher=recorder, speedup=1e-6)
+    loop = EngineLoop(EngineModel(config), publishers=[recorder], speedup=1e-6)
     loop.start()
     sequence = new_sequence(encode("once upon a time " * 8), max_tokens=40, stops_by_itself=False, salt="")
     loop.submit([sequence])

@@ -43,7 +43,7 @@ def drain(model: EngineModel, limit: int = 10_000) -> float:
         if not model.busy:
             return seconds
         seconds += model.step().seconds
-        model.pool.check()
+        model.ranks[0].pool.check()
     raise AssertionError("the model makes no progress")
 
 
@@ -61,9 +61,9 @@ def test_counters_agree_with_the_sequences() -> None:
         model.add(item)
     drain(model)
     assert all(item.finish_reason == "length" and item.generated == 7 + i for i, item in enumerate(sequences))
-    assert model.counters.prompt_tokens == sum(10 + i for i in range(12))
-    assert model.counters.generation_tokens == sum(7 + i for i in range(12))
-    assert model.pool.used == 0
+    assert model.counters().prompt_tokens == sum(10 + i for i in range(12))
+    assert model.counters().generation_tokens == sum(7 + i for i in range(12))
+    assert model.ranks[0].pool.used == 0
 
 
 def test_second_request_finds_the_first_ones_prefix() -> None:
@@ -74,7 +74,7 @@ def test_second_request_finds_the_first_ones_prefix() -> None:
     model.add(again)
     drain(model)
     assert again.cached_tokens == 48  # the last block is computed anew, so that a token comes out
-    assert model.counters.cached_prompt_tokens == 48
+    assert model.counters().cached_prompt_tokens == 48
 
 
 def test_another_salt_shares_nothing() -> None:
@@ -110,10 +110,10 @@ def test_preemption_recomputes_and_changes_no_answer() -> None:
             model.add(item)
         drain(model)
         texts.append([bytes(item.content) for item in items])
-        assert model.counters.generation_tokens == 240
-        assert model.counters.prompt_tokens == 160
-    assert tight.counters.preemptions > 0
-    assert roomy.counters.preemptions == 0
+        assert model.counters().generation_tokens == 240
+        assert model.counters().prompt_tokens == 160
+    assert tight.counters().preemptions > 0
+    assert roomy.counters().preemptions == 0
     assert texts[0] == texts[1]
 
 
@@ -127,7 +127,7 @@ def test_abort_frees_everything_at_once() -> None:
     for item in items:
         model.abort(item)
     assert not model.busy
-    assert model.pool.used == 0
+    assert model.ranks[0].pool.used == 0
     assert {item.finish_reason for item in items} == {"abort"}
 
 
@@ -136,7 +136,7 @@ def test_speculation_yields_more_tokens_a_step() -> None:
     for model in (plain, fast):
         model.add(sequence(16, 400))
     assert drain(plain) / drain(fast) == pytest.approx(1.9, rel=0.1)
-    assert fast.counters.generation_tokens == 400
+    assert fast.counters().generation_tokens == 400
 
 
 def test_what_can_never_fit_is_refused() -> None:
@@ -189,16 +189,16 @@ def test_blocks_are_conserved_whatever_happens(
                 break
             step = model.step()
             expected += sum(count(new) for _, new in step.produced)
-            model.pool.check()
+            model.ranks[0].pool.check()
         if data.draw(st.booleans()):
             model.abort(live[data.draw(st.integers(0, len(live) - 1))])
-            model.pool.check()
+            model.ranks[0].pool.check()
     while model.busy:
         step = model.step()
         assert step.produced or step.prefilled
         expected += sum(count(new) for _, new in step.produced)
-        model.pool.check()
-    assert model.pool.used == 0
-    assert model.counters.generation_tokens == expected == sum(item.generated for item in live)
+        model.ranks[0].pool.check()
+    assert model.ranks[0].pool.used == 0
+    assert model.counters().generation_tokens == expected == sum(item.generated for item in live)
     assert all(item.finish_reason in {"length", "abort"} for item in live)
     assert all(item.generated == item.max_tokens for item in live if item.finish_reason == "length")

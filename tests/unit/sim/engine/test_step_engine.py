@@ -414,41 +414,6 @@ def test_every_job_ends_once_and_hits_what_was_stored(script: list[Act], blocks:
         assert all(value in stored for value in job.blocks[: job.cached_tokens // WIDTH])
 
 
-def test_a_prompt_alone_has_one_ranks_share_and_prompts_together_have_all() -> None:
-    """Attention data parallelism: what one rank computes, the others wait for."""
-
-    def first_tokens(ranks: int, prompts: int) -> list[float]:
-        model = engine(tokens=1000, dp_ranks=ranks, prefill_pair_s=1e-6)
-        jobs = [Job(key, 200, 2) for key in range(prompts)]
-        for job in jobs:
-            model.add(job, 0.0)
-        drain(model)
-        return [job.first_token_at for job in jobs]
-
-    work = 200 / 1000 + 1e-6 * 200**2 / 2
-    assert first_tokens(1, 1) == pytest.approx([0.01 + work])
-    assert first_tokens(4, 1) == pytest.approx([0.01 + 4 * work])
-    assert first_tokens(4, 4) == pytest.approx([0.01 + 4 * work] * 4)
-    assert first_tokens(1, 4) == pytest.approx([0.01 + 4 * work] * 4)
-    assert first_tokens(4, 5) == pytest.approx([0.01 + 8 * work] * 5)
-
-
-def test_each_rank_has_a_token_budget_of_its_own() -> None:
-    model = engine(tokens=64, dp_ranks=2)
-    jobs = [Job(key, 64, 2) for key in range(4)]
-    for job in jobs:
-        model.add(job, 0.0)
-    drain(model)
-    firsts = [job.first_token_at for job in jobs]
-    assert firsts[0] == firsts[1] < firsts[2] == firsts[3]
-
-
-def test_a_request_must_fit_into_one_ranks_cache() -> None:
-    with pytest.raises(ValueError, match="larger than the KV cache"):
-        engine(dp_ranks=4, kv_cache_tokens=400).add(Job(0, 100, 10), 0.0)
-    engine(dp_ranks=4, kv_cache_tokens=400).add(Job(0, 90, 10), 0.0)
-
-
 @pytest.mark.parametrize(("by_priority", "order"), [(True, [0, 3, 2, 1]), (False, [0, 1, 2, 3])])
 def test_the_priority_of_a_request_decides_only_where_the_profile_says_so(
     by_priority: bool, order: list[int]
