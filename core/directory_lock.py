@@ -5,11 +5,18 @@ Child processes that inherit its descriptor hold it, too: it is free when the la
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from core.process_identity import ProcessIdentity, identify
+
+
+def hold_alone(descriptor: int) -> None:
+    """Keep an inherited lock to this process: what it starts may outlive it. Does nothing where it is not open."""
+    with suppress(OSError):
+        os.set_inheritable(descriptor, False)
 
 
 class Holder(msgspec.Struct, frozen=True):

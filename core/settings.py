@@ -67,6 +67,8 @@ class Settings(BaseSettings):
     """Address that the internal port binds; 0.0.0.0 where Prometheus scrapes over a private network."""
     supervisor_pid: int = 0
     """Process id of the `penstock up` that runs this role, which ends with it; 0 = none."""
+    supervisor_lock: int = -1
+    """File descriptor of its data directory's lock, which this role holds until it has ended; -1 = none."""
     region: str = "local"
     """Name of the region that this role runs in."""
 

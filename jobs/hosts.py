@@ -31,8 +31,10 @@ _NOT_FOR_AGENTS = {
     "STRIPE_WEBHOOK_SECRET",
     "DIGITALOCEAN_TOKEN",
     "PENSTOCK_METRICS_PORT",
+    "PENSTOCK_SUPERVISOR_PID",
+    "PENSTOCK_SUPERVISOR_LOCK",
 }
-"""Variables of this role that an agent must not have: credentials, and the port that this process listens on."""
+"""Variables of this role that an agent must not have: credentials, and this process's port, supervisor and lock."""
 
 
 async def reconcile_hosts(database: Database, settings: Settings) -> int:

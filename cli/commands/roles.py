@@ -13,6 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from cli.server_errors import database_url, redis_url, server_errors
+from core.directory_lock import hold_alone
 from core.errors import InvalidRequest
 from core.logs import setup_logging
 from core.settings import Settings
@@ -76,6 +77,8 @@ def run_role(role: str, settings: Settings) -> int:
         database_url(settings.database_url)
     if settings.redis_url:
         redis_url(settings.redis_url)
+    if settings.supervisor_lock >= 0:
+        hold_alone(settings.supervisor_lock)
     setup_logging(role, settings.log_level)
     setup_tracing(role, settings)
     return _main_of(role)(settings)

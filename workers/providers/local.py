@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from core.process_identity import ProcessIdentity, identify, runs
 from workers.providers.interface import (
     CallResult,
     Endings,
@@ -28,14 +29,13 @@ _FILE = "host.json"
 
 
 class _Process(msgspec.Struct):
-    """A host's process. Its start tells it from a later process of the same id."""
+    """A host's process."""
 
     name: str
     kind: str
     region: str
     created_at: datetime
-    pid: int
-    started: float
+    process: ProcessIdentity
     stopping: bool = False
     ended_at: datetime | None = None
 
@@ -72,7 +72,7 @@ class LocalProcesses:
         if known is None or known.ended_at is not None:
             return CallResult("destroy", Outcome.ABSENT, detail="no such process")
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(known.pid)
+            process = psutil.Process(known.process.pid)
             if known.stopping:
                 for each in [*process.children(recursive=True), process]:
                     with suppress(psutil.NoSuchProcess):
@@ -109,8 +109,7 @@ class LocalProcesses:
             ],
             setsid=True,
         )
-        started = psutil.Process(pid).create_time()
-        host = _Process(request.name, request.kind, request.region, self._now(), pid, started)
+        host = _Process(request.name, request.kind, request.region, self._now(), identify(pid))
         self._write(host)
         return host
 
@@ -134,12 +133,8 @@ class LocalProcesses:
 
 def _alive(host: _Process) -> bool:
     with suppress(ChildProcessError):
-        os.waitpid(host.pid, os.WNOHANG)
-    try:
-        process = psutil.Process(host.pid)
-        return process.create_time() == host.started and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        os.waitpid(host.process.pid, os.WNOHANG)
+    return runs(host.process)
 
 
 def _observed(host: _Process) -> ObservedHost:

@@ -271,7 +271,9 @@ async def test_old_events_of_lists_are_pruned_and_those_of_hosts_kept(database: 
         assert await prune_events(connection, 100) == 1
 
 
-async def test_hosts_on_this_machine(database: Database, tmp_path: Path) -> None:
+async def test_hosts_on_this_machine(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two processes come, one that dies is replaced, all go; a later run of the provider knows them by their files."""
     sleeper = [
         sys.executable,
@@ -295,8 +297,12 @@ async def test_hosts_on_this_machine(database: Database, tmp_path: Path) -> None
     assert (tmp_path / "hosts" / names[0] / "host-id").read_text().strip() == names[0]
     again = await provider().create(HostRequest(names[0], "here", "local-cpu"))
     assert again.host is not None
+    booted = psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 2.0)  # the clock was set
     assert sorted(host.name for host in (await provider().list_hosts()).hosts) == names
-    pids = [json.loads((tmp_path / "hosts" / name / "host.json").read_text())["pid"] for name in names]
+    pids = [
+        json.loads((tmp_path / "hosts" / name / "host.json").read_text())["process"]["pid"] for name in names
+    ]
     psutil.Process(pids[0]).kill()
     await until(lambda: gone(pids[0]))
     await settle()

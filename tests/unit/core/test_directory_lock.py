@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from core.directory_lock import DirectoryLock, Holder
+from core.directory_lock import DirectoryLock, Holder, hold_alone
 from core.process_identity import identify
+from tests.support.waiting import until_sync
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -81,3 +82,22 @@ def test_a_note_is_read_by_those_who_wait(tmp_path: Path) -> None:
     assert other.acquire()
     assert other.holder() == Holder(identify(os.getpid()))
     other.release()
+
+
+def test_what_a_holder_starts_does_not_hold_it(tmp_path: Path) -> None:
+    """Hosts on this machine and engines outlive the role that starts them."""
+    lock, other = DirectoryLock(tmp_path / "lock"), DirectoryLock(tmp_path / "lock")
+    assert lock.acquire()
+    os.set_inheritable(lock.descriptor, True)  # as it is in a process that has inherited it
+    hold_alone(lock.descriptor)
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "600"], {})
+    try:
+        os.close(lock.descriptor)
+        until_sync(
+            other.acquire
+        )  # the kernel closes its descriptors a moment after it lets this process go on
+        other.release()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    hold_alone(1 << 20)
