@@ -128,6 +128,8 @@ class Platform:
         while True:
             self._supervisor.tick()
             for name, server in self._servers.items():
+                if server.url:
+                    server.rotate_log()
                 running = self._restarts.get(name)
                 if server.url and not server.pid and (running is None or running.done()):
                     self._restarts[name] = asyncio.create_task(self._restart(name, server))
@@ -289,6 +291,7 @@ class Platform:
             "REDIS_URL": self._urls["redis_url"],
             "PENSTOCK_DATA_DIR": str(self._dir.path),
             "PENSTOCK_SUPERVISOR_PID": str(os.getpid()),
+            "PENSTOCK_SUPERVISOR_LOCK": str(self._dir.lock_descriptor),
             "PENSTOCK_HOST": HOST,
             "PENSTOCK_PORT": str(self._ports.get("port", 0)),
             "PENSTOCK_CONSOLE_PORT": str(self._ports.get("console-port", 0)),

@@ -6,7 +6,6 @@ import ctypes
 import logging
 import math
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -21,12 +20,12 @@ import psutil
 from cli.probes import PROBE_S, ProbeCount, probe
 from core import child
 from core.errors import Unavailable
+from core.log_files import rotate
 from core.supervise import supervise
 
 log = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LOG_BYTES = 20_000_000
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
 _BACKOFF_RESET_S = 60.0
@@ -168,11 +167,8 @@ class RoleProcess:
         return last_line(self.log_path) or "it wrote no log"
 
     def rotate_log(self) -> None:
-        """Copy a log above _LOG_BYTES to .log.1 and truncate it in place, because the process keeps it open."""
-        with contextlib.suppress(FileNotFoundError):
-            if self.log_path.stat().st_size > _LOG_BYTES:
-                shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
-                os.truncate(self.log_path, 0)
+        """Move a large log aside."""
+        rotate(self.log_path)
 
     def _kill_group(self) -> None:
         if self._process is not None and not self.spec.keeps_children:

@@ -29,10 +29,10 @@ from redis.exceptions import BusyLoadingError, RedisError
 
 from core import child
 from core.errors import Unavailable
+from core.log_files import rotate
 
 _START_TIMEOUT_S = 60.0
 """Seconds that a server may take to start, and to make progress while it says that it recovers or loads its data."""
-_LOG_BYTES = 10_000_000
 _START_TRIES = 4
 
 
@@ -137,14 +137,19 @@ class _EmbeddedServer(ABC):
         self._process = None
         return False
 
+    def rotate_log(self) -> None:
+        """Move a large log aside. Call it now and then."""
+        rotate(self._log_path)
+
+    @property
+    def _log_path(self) -> Path:
+        return self._home / f"{self.name}.log"
+
     def _open_log(self) -> IO[bytes]:
-        path = self._home / f"{self.name}.log"
-        if path.exists() and path.stat().st_size > _LOG_BYTES:
-            path.replace(path.with_suffix(".log.1"))
-        return path.open("ab")
+        return self._log_path.open("ab")
 
     def _log_tail(self) -> str:
-        path = self._home / f"{self.name}.log"
+        path = self._log_path
         lines = path.read_text(errors="replace").strip().splitlines()[-3:] if path.exists() else []
         return " | ".join(lines) or "it wrote no log"
 

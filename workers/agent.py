@@ -18,6 +18,7 @@ from core.clock import Clock, SystemClock
 from core.errors import InvalidRequest, PenstockError
 from core.exit_deadline import ExitDeadline
 from core.ids import incarnation
+from core.log_files import rotate
 from core.settings import Settings
 from core.supervise import supervise
 from core.telemetry import MetricsServer
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.25
 """Seconds between updates of the host's accounting."""
+ROTATE_S = 10.0
+"""Seconds between looks at the size of the engines' logs."""
 DRAIN_TIMEOUT_S = 15.0
 """Seconds that running requests get when the agent stops, before the engines' own shutdown timeout."""
 STOP_S = 90.0
@@ -132,6 +135,7 @@ class Agent:
         stopping = asyncio.create_task(stop.wait())
         self._tasks.append(supervise("scheduler-link", self._link.run))
         self._tasks.append(supervise("accounting", self._run_accounting))
+        self._tasks.append(supervise("engine-logs", self._rotate_logs))
         try:
             await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not preparing.done():
@@ -329,6 +333,14 @@ class Agent:
                 _RESTARTS.labels(replica.plan.replica_id).set(replica.status().restarts)
             _CONNECTED.set(self._link.connected)
             await asyncio.sleep(TICK_S)
+
+    async def _rotate_logs(self) -> None:
+        """Move large logs of engines aside, whose engines write on."""
+        while True:
+            for replica in self.replicas:
+                if isinstance(replica, ReplicaRunner):
+                    await asyncio.to_thread(rotate, replica.log_file)
+            await asyncio.sleep(ROTATE_S)
 
     def heartbeat(self) -> Heartbeat:
         """The current state of the host, for the scheduler."""

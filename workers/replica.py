@@ -89,7 +89,7 @@ class ReplicaRunner(ReplicaView):
         super().__init__(plan, first.url)
         self._access = access
         self._command, self._api = first.command, first.api
-        self._log_file = log_file
+        self.log_file = log_file
         self._clock = clock
         self._save = save
         self._saved = saved
@@ -163,7 +163,7 @@ class ReplicaRunner(ReplicaView):
             self.enter(ReplicaState.LOADING, "starting the engine")
             fresh = self._access(None)
             self.url, self._command, self._api = fresh.url, fresh.command, fresh.api
-            self._process = EngineProcess.start(self._command, self._log_file)
+            self._process = EngineProcess.start(self._command, self.log_file)
             self.boot_id = incarnation("engine")
             self.metrics, self.warmup = EngineMetrics(), EngineCounters()
             self.pid = self._process.pid
@@ -207,7 +207,7 @@ class ReplicaRunner(ReplicaView):
         self.enter(ReplicaState.LOADING, "loading weights")
         while not await self._answers():
             if not self._alive():
-                raise EngineFailed(f"{self._exit_text()} while loading; see {self._log_file}")
+                raise EngineFailed(f"{self._exit_text()} while loading; see {self.log_file}")
             if self._clock.monotonic() - began > LOAD_TIMEOUT_S:
                 raise EngineFailed(f"the engine did not come up within {LOAD_TIMEOUT_S:.0f} s")
             await asyncio.sleep(POLL_S)

@@ -5,6 +5,7 @@ import logging
 import os
 from enum import StrEnum
 from functools import partial
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ import typer
 from cli.display import Display
 from cli.rundir import RunDir
 from core.errors import InvalidRequest
+from core.log_files import MAX_BYTES
 from core.logs import JsonFormatter
 
 if TYPE_CHECKING:
@@ -240,7 +242,7 @@ def _engine_key(path: Path | None) -> str:
 
 def _log_to(path: Path) -> None:
     """Log to a file, because the display uses the terminal."""
-    handler = logging.FileHandler(path)
+    handler = RotatingFileHandler(path, maxBytes=MAX_BYTES, backupCount=1)
     handler.setFormatter(JsonFormatter("up"))
     root = logging.getLogger()
     root.handlers[:] = [handler]

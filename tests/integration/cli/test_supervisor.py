@@ -14,6 +14,7 @@ import pytest
 from cli.supervisor import RoleSpec, Supervisor, last_line
 from core.child import free_port
 from core.errors import Unavailable
+from core.log_files import rotate
 from tests.support.processes import descendants, gone
 from tests.support.waiting import until
 
@@ -217,7 +218,7 @@ async def test_a_helper_is_run_to_its_end_or_killed(tmp_path: Path, supervisor: 
 async def test_a_large_log_is_moved_aside_and_written_on(
     tmp_path: Path, supervisor: Supervisor, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.supervisor._LOG_BYTES", 100)
+    monkeypatch.setattr("cli.supervisor.rotate", lambda path: rotate(path, 100))
     code = (
         "while True: print('x' * 50, flush=True); input" + "() if False else __import__('time').sleep(0.01)"
     )

@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 from core import child
 from core.embedded import EmbeddedPostgres, EmbeddedRedis, ServerState
 from core.errors import Unavailable
+from core.log_files import MAX_BYTES
 from tests.support.processes import gone
 from tests.support.waiting import until, until_sync
 
@@ -285,6 +286,20 @@ def replaying(postmaster: int) -> psutil.Process | None:
             ):
                 return each
     return None
+
+
+async def test_a_large_log_is_moved_aside_while_the_server_runs(data_dir: Path) -> None:
+    server = EmbeddedRedis(data_dir)
+    await server.start()
+    try:
+        log = data_dir / "redis" / "redis.log"
+        os.truncate(log, MAX_BYTES + 1)
+        server.rotate_log()
+        assert log.with_suffix(".log.1").stat().st_size == MAX_BYTES + 1
+        assert log.stat().st_size == 0
+    finally:
+        await server.stop()
+    assert 0 < log.stat().st_size < MAX_BYTES, "its last words follow"
 
 
 async def test_a_fixed_port_that_is_taken_is_named(data_dir: Path, redis_url: str) -> None:

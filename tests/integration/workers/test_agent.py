@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from core.framing import pack, read_frame
+from core.log_files import MAX_BYTES
 from tests.support.ports import free_port
 from tests.support.processes import gone
 from tests.support.waiting import until
@@ -319,6 +320,17 @@ async def test_engines_of_other_settings_are_not_adopted(begin: Begin) -> None:
     await scheduler.ready()
     await until(lambda: gone(replica.pid))
     assert scheduler.beats[-1].host_kind == "gpu-h100x8-640gb"
+
+
+async def test_a_large_log_of_an_engine_is_moved_aside(begin: Begin, tmp_path: Path) -> None:
+    (tmp_path / "host-id").write_text("host-1")
+    log = tmp_path / "logs" / "engine-sim-host-1-tiny-0.log"
+    log.parent.mkdir()
+    with log.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    _, scheduler = await begin()
+    await until(lambda: log.with_suffix(".log.1").exists() and log.stat().st_size <= MAX_BYTES)
+    await scheduler.ready()
 
 
 async def test_an_engine_that_no_state_file_lists_is_ended(begin: Begin) -> None:
