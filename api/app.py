@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +23,7 @@ from api.key_restrictions import KeyRestrictions
 from api.read_pace import ReadPace
 from api.request_rates import InvalidRequestRate, ListingRate
 from core.body_deadline import BodyDeadline
+from core.db import timed_out
 from core.errors import Conflict, InvalidRequest, NotFound, PenstockError, PermissionDenied
 from gateway.open_requests import StreamTimeouts
 from gateway.parsing.budget import BodyBudget
@@ -127,6 +129,12 @@ def _install_error_handlers(app: FastAPI) -> None:
         code = "method_not_allowed" if error.status_code == 405 else None
         message = f"{request.method} {request.url.path}: {error.detail}"
         return _error_response(request, kind(message, code=code), error.headers, error.status_code)
+
+    @app.exception_handler(DBAPIError)
+    async def on_database_error(request: Request, error: DBAPIError) -> Response:
+        if not timed_out(error):
+            raise error
+        return _error_response(request, errors.TOO_SLOW)
 
     @app.exception_handler(Exception)
     async def on_unforeseen(request: Request, _: Exception) -> Response:

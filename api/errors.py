@@ -52,6 +52,13 @@ _SDK_RETRY_S = 60.0
 _QUOTA = "insufficient_quota"
 """OpenAI's type and code of a request that money refuses."""
 
+TOO_SLOW = errors.Unavailable(
+    "the database took too long, or other work holds what this needs; nothing was changed, try again",
+    code="database_busy",
+    retry_after_s=2.0,
+)
+"""The answer when PostgreSQL has ended a statement by its timeout."""
+
 INTERNAL = errors.EngineFailed(
     "Something broke on our side; nothing is charged. Please try again.", code="internal_error"
 )

@@ -3,7 +3,7 @@
 The hot path has connections of its own besides (billing/metering/dedicated_connection.py).
 """
 
-from core.db import Database
+from core.db import BATCH, Database
 from tenants.keys import MAX_LOOKUPS_RUNNING
 
 
@@ -23,7 +23,7 @@ class Pools:
         """Usage, receipts and statements that customers read, and what members change in their organisation."""
         self.responses = Database(url, name="penstock-api-responses", pool_size=4, max_overflow=0)
         """Stored responses, which inference reads and writes."""
-        self.exports = Database(url, name="penstock-api-exports", pool_size=2, max_overflow=0)
+        self.exports = Database(url, name="penstock-api-exports", pool_size=2, max_overflow=0, timeouts=BATCH)
         """Reports and downloads, which take long."""
         self.admin = Database(url, name="penstock-api-admin")
         """The other administrative acts, and webhooks."""

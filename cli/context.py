@@ -20,7 +20,7 @@ from rich.table import Table
 from admin.actor import Actor
 from admin.logins import authenticate_token
 from cli.server_errors import database_url, redis_url, server_errors
-from core.db import Database
+from core.db import BATCH, Database
 from core.errors import PenstockError, Unavailable, WaitsForApproval
 from core.redis import connect
 
@@ -96,7 +96,7 @@ def runtime(data_dir: Path | None) -> dict[str, Any]:
 async def open_db(data_dir: Path | None = None) -> AsyncIterator[Database]:
     """The database of DATABASE_URL, else of the `penstock up` in `data_dir`. Raises InvalidRequest, Unavailable."""
     url = os.environ.get("DATABASE_URL") or str(runtime(data_dir)["database_url"])
-    database = Database(database_url(url), name="penstock-cli", pool_size=1)
+    database = Database(database_url(url), name="penstock-cli", pool_size=1, timeouts=BATCH)
     try:
         yield database
     finally:

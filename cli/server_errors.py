@@ -8,6 +8,7 @@ import asyncpg
 from redis.exceptions import RedisError
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
+from core.db import timed_out
 from core.errors import InvalidRequest, Unavailable
 
 _UNAVAILABLE_ERRORS = (
@@ -54,6 +55,10 @@ def server_errors() -> Iterator[None]:
         state = str(getattr(error.orig, "sqlstate", None) or "")
         if state == asyncpg.UndefinedTableError.sqlstate:
             raise Unavailable("the database has no Penstock schema yet; run `penstock migrate`") from None
+        if timed_out(error):
+            raise Unavailable(
+                "the database took too long, or other work holds what this needs; nothing was changed, try again"
+            ) from None
         if not (
             isinstance(error, InterfaceError | OperationalError) or state.startswith(_UNAVAILABLE_SQLSTATES)
         ):

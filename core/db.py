@@ -10,12 +10,13 @@ read-only and writing sessions are different context managers.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
 import asyncpg
 from sqlalchemy import MetaData, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 APP_ROLE = "penstock_app"
@@ -39,6 +40,30 @@ def sqlalchemy_url(database_url: str) -> str:
     return urlunsplit(parts._replace(scheme="postgresql+asyncpg"))
 
 
+class Timeouts(NamedTuple):
+    """How long PostgreSQL lets a session wait or work, in seconds, before it ends the statement or the session."""
+
+    statement_s: float
+    lock_s: float
+    """Of one statement for a lock."""
+    idle_s: float
+    """Of an open transaction for its next statement; the session ends, and with it its locks."""
+
+
+ONLINE = Timeouts(statement_s=120.0, lock_s=20.0, idle_s=120.0)
+"""For what somebody waits for."""
+BATCH = Timeouts(statement_s=900.0, lock_s=60.0, idle_s=600.0)
+"""For reports, exports, commands and background jobs."""
+
+TIMED_OUT = (asyncpg.QueryCanceledError.sqlstate, asyncpg.LockNotAvailableError.sqlstate)
+"""SQLSTATEs of a statement that PostgreSQL has ended for its time or that of its lock."""
+
+
+def timed_out(error: BaseException | None) -> bool:
+    """Whether PostgreSQL has ended a statement by one of the Timeouts, as SQLAlchemy raises it."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in TIMED_OUT
+
+
 class Database:
     """A SQLAlchemy engine whose sessions run as `penstock_app` or `penstock_system`.
 
@@ -46,7 +71,13 @@ class Database:
     """
 
     def __init__(
-        self, database_url: str, *, name: str = "penstock", pool_size: int = 5, max_overflow: int = 5
+        self,
+        database_url: str,
+        *,
+        name: str = "penstock",
+        pool_size: int = 5,
+        max_overflow: int = 5,
+        timeouts: Timeouts = ONLINE,
     ) -> None:
         """`name`: the application_name of its connections, which tells pools apart in pg_stat_activity."""
         self.url = database_url
@@ -59,7 +90,15 @@ class Database:
             pool_pre_ping=True,
             # The connection used last, and not each in turn: a backend keeps what it has learnt of every statement.
             pool_use_lifo=True,
-            connect_args={"server_settings": {"timezone": "UTC", "application_name": name}},
+            connect_args={
+                "server_settings": {
+                    "timezone": "UTC",
+                    "application_name": name,
+                    "statement_timeout": f"{timeouts.statement_s * 1000:.0f}",
+                    "lock_timeout": f"{timeouts.lock_s * 1000:.0f}",
+                    "idle_in_transaction_session_timeout": f"{timeouts.idle_s * 1000:.0f}",
+                }
+            },
         )
 
     async def close(self) -> None:

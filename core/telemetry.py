@@ -170,9 +170,10 @@ def _as_sampled(span: ReadableSpan) -> ReadableSpan:
 class MetricsServer:
     """A role's internal port: GET /metrics for Prometheus, GET /healthz for health checks.
 
-    `port` 0 picks a free one; `start` returns the port in use. /healthz answers 503 while `healthy` returns False, and
-    while background tasks of the process keep failing, which it names. With a `token`, /metrics requires it as a
-    bearer token.
+    `port` 0 picks a free one; `start` returns the port in use. /healthz answers 503 while `healthy` returns False,
+    while `overdue` names work that is late, and while background tasks of the process keep failing, which it names.
+    While `stalled` names work that hangs, its status is `stalled`, at which a supervisor starts the process again.
+    With a `token`, /metrics requires it as a bearer token.
     """
 
     def __init__(
@@ -181,6 +182,8 @@ class MetricsServer:
         *,
         host: str = "127.0.0.1",
         healthy: Callable[[], bool] = lambda: True,
+        overdue: Callable[[], Sequence[str]] = lambda: (),
+        stalled: Callable[[], Sequence[str]] = lambda: (),
         token: str = "",
         registry: CollectorRegistry = REGISTRY,
         failing: FailingTasks = FAILING,
@@ -188,6 +191,7 @@ class MetricsServer:
         self.port = port
         self._host = host
         self._healthy = healthy
+        self._overdue, self._stalled = overdue, stalled
         self._failing = failing
         self._token = token
         self._registry = registry
@@ -219,7 +223,9 @@ class MetricsServer:
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
     async def _health(self, request: web.Request) -> web.Response:
-        failing = self._failing.names()
-        healthy = self._healthy() and not failing
-        body = {"status": "ok" if healthy else "unhealthy", "failing_tasks": failing}
+        failing, overdue, stalled = self._failing.names(), list(self._overdue()), list(self._stalled())
+        healthy = self._healthy() and not (failing or overdue or stalled)
+        status = "ok" if healthy else "stalled" if stalled else "unhealthy"
+        late = {name: found for name, found in (("overdue", overdue), ("stalled", stalled)) if found}
+        body = {"status": status, "failing_tasks": failing, **late}
         return web.json_response(body, status=200 if healthy else 503)

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from celery import Celery
 from prometheus_client import Counter, Gauge
 
-from core.db import Database
+from core.db import BATCH, Database
 from core.settings import Settings
+from jobs.successes import Successes
 from jobs.work import Job, schedule
 
 RUNS = Counter("penstock_job_runs_total", "Runs of background jobs, by result.", ["job", "result"])
@@ -30,6 +31,9 @@ NEVER_RUN = datetime.fromtimestamp(0, UTC)
 """Last run of each job at a start of beat, so that all are due at once. A new database needs partitions."""
 
 
+STALLED_S = 600.0
+"""Seconds without any success after which the process is started again: nothing reaches it, or all of it hangs."""
+
 SELDOM_S = 60.0
 """Interval in seconds from which a job closes its connections after each run."""
 
@@ -43,7 +47,7 @@ class _JobContext:
 
     def __init__(self, database_url: str, job: str) -> None:
         self.loop = asyncio.Runner()
-        self.database = Database(database_url, name=job, pool_size=2)
+        self.database = Database(database_url, name=job, pool_size=2, timeouts=BATCH)
 
     def close(self) -> None:
         """Close the pool and the loop. Nothing may run on them any more."""
@@ -58,7 +62,13 @@ class Runner:
         self._settings = settings
         self._lock = threading.Lock()
         self._contexts: dict[str, _JobContext] = {}
-        self._running: set[str] = set()
+        self._running: dict[str, float] = {}
+        """The jobs that run, and until when they may, in monotonic seconds."""
+        self._successes = Successes(
+            {job.name: job.overdue_s for job in schedule(settings)},
+            settings.redis_url,
+            timeout_s=REDIS_TIMEOUT_S,
+        )
         self.last_success = time.monotonic()
         """Monotonic instant of the last success of any job, or of the start."""
 
@@ -68,7 +78,7 @@ class Runner:
             if job.name in self._running:
                 RUNS.labels(job.name, "running").inc()
                 return 0
-            self._running.add(job.name)
+            self._running[job.name] = time.monotonic() + job.limit_s
         try:
             context = self._context(job)
             count = context.loop.run(_run_job(job, context.database, self._settings))
@@ -77,11 +87,23 @@ class Runner:
             raise
         finally:
             with self._lock:
-                self._running.discard(job.name)
+                self._running.pop(job.name, None)
         RUNS.labels(job.name, "ok").inc()
         LAST_SUCCESS.labels(job.name).set_to_current_time()
         self.last_success = time.monotonic()
+        self._successes.add(job.name)
         return count
+
+    def overdue(self) -> list[str]:
+        """Jobs that have not succeeded for too long, in any process of the role, and do not run in this one."""
+        return [name for name in self._successes.overdue() if name not in self._running]
+
+    def hanging(self) -> list[str]:
+        """Jobs that run for longer than they may; `jobs` when for STALLED_S none has succeeded."""
+        now = time.monotonic()
+        with self._lock:
+            late = [name for name, deadline in self._running.items() if now > deadline]
+        return sorted(late) + (["jobs"] if now - self.last_success > STALLED_S else [])
 
     def _context(self, job: Job) -> _JobContext:
         with self._lock:
@@ -96,6 +118,7 @@ class Runner:
             contexts, self._contexts = self._contexts, {}
         for context in contexts.values():
             context.close()
+        self._successes.close()
 
 
 async def _run_job(job: Job, database: Database, settings: Settings) -> int:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from celery import Celery, signals
@@ -50,7 +50,9 @@ def main(settings: Settings) -> int:
     health = HealthThread(
         settings.metrics_host,
         settings.metrics_port,
-        lambda: beating.is_alive() and time.monotonic() - runner.last_success < STALE_S,
+        healthy=lambda: beating.is_alive() and time.monotonic() - runner.last_success < STALE_S,
+        overdue=runner.overdue,
+        stalled=runner.hanging,
     )
     worker = app.Worker(
         pool="threads",
@@ -88,10 +90,18 @@ def _keep_logging(**_: object) -> None:
 class HealthThread:
     """/metrics and /healthz on an event loop in its own thread, because Celery occupies the main thread."""
 
-    def __init__(self, host: str, port: int, healthy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        healthy: Callable[[], bool],
+        overdue: Callable[[], Sequence[str]],
+        stalled: Callable[[], Sequence[str]],
+    ) -> None:
         self._host = host
         self._port = port
-        self._healthy = healthy
+        self._healthy, self._overdue, self._stalled = healthy, overdue, stalled
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
@@ -111,7 +121,13 @@ class HealthThread:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = MetricsServer(self._port, host=self._host, healthy=self._healthy)
+        server = MetricsServer(
+            self._port,
+            host=self._host,
+            healthy=self._healthy,
+            overdue=self._overdue,
+            stalled=self._stalled,
+        )
         try:
             await server.start()
         except OSError as error:

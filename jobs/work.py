@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 
 Work = Callable[[Database, Settings], Awaitable[int]]
 
+OVERDUE_S = 300.0
+"""Shortest time without a success after which a job is overdue."""
+LONG_S = 6 * 3600.0
+"""Limit in seconds of jobs that read or write much: the whole chain, months of usage, exports."""
+
 
 class Job(msgspec.Struct, frozen=True):
     """A job and its interval in seconds. The name identifies its Celery task."""
@@ -37,6 +42,13 @@ class Job(msgspec.Struct, frozen=True):
     name: str
     every_s: float
     work: Work
+    limit_s: float = 1800.0
+    """Seconds that a run may take. One that takes longer hangs, and its process is started again."""
+
+    @property
+    def overdue_s(self) -> float:
+        """Seconds without a success after which the job is overdue, and the role unhealthy."""
+        return max(OVERDUE_S, 3 * self.every_s)
 
 
 async def seal(database: Database, settings: Settings) -> int:
@@ -195,13 +207,13 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
         Job("penstock.reap", reap_every_s(settings), reap),
         Job("penstock.roll_up", 60.0, roll_up),
-        Job("penstock.verify_ledger", 60.0, verify_ledger),
-        Job("penstock.verify_ledger_again", 300.0, verify_ledger_again),
+        Job("penstock.verify_ledger", 60.0, verify_ledger, LONG_S),
+        Job("penstock.verify_ledger_again", 300.0, verify_ledger_again, LONG_S),
         Job("penstock.share_gpu", 300.0, share_gpu),
-        Job("penstock.share_gpu_again", 24 * 3600.0, share_gpu_again),
+        Job("penstock.share_gpu_again", 24 * 3600.0, share_gpu_again, LONG_S),
         Job("penstock.reconcile_hosts", hosts.EVERY_S, hosts.reconcile_hosts),
         Job("penstock.reconcile", 60.0, reconcile),
-        Job("penstock.reconcile_again", 24 * 3600.0, reconcile_again),
+        Job("penstock.reconcile_again", 24 * 3600.0, reconcile_again, LONG_S),
         Job("penstock.check_alerts", 60.0, check_alerts),
         Job("penstock.credit_missed_levels", 3600.0, credit_missed_levels),
         Job("penstock.issue_statements", 10.0, issue_statements),
@@ -219,9 +231,9 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.stripe_overdue", 600.0, payments.follow_overdue),
         Job("penstock.stripe_compare", 3600.0, payments.compare),
         Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
-        Job("penstock.archive_usage", 3600.0, archive_usage),
-        Job("penstock.export", 300.0, export),
-        Job("penstock.prune", 24 * 3600.0, prune),
+        Job("penstock.archive_usage", 3600.0, archive_usage, LONG_S),
+        Job("penstock.export", 300.0, export, LONG_S),
+        Job("penstock.prune", 24 * 3600.0, prune, LONG_S),
         Job("penstock.prune_request_traces", 600.0, prune_request_traces),
     )
 

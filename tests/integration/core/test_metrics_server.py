@@ -4,6 +4,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from cli.probes import probe
 from core.supervise import FAILURES, FailingTasks
 from core.telemetry import MetricsServer
 
@@ -46,6 +47,32 @@ async def test_a_task_that_keeps_failing_makes_its_process_unhealthy() -> None:
             503,
             '{"status": "unhealthy", "failing_tasks": ["scheduler"]}',
         )
+    finally:
+        await server.close()
+
+
+async def test_work_that_is_late_and_work_that_hangs_are_named() -> None:
+    overdue: list[str] = []
+    stalled: list[str] = []
+    server = MetricsServer(registry=CollectorRegistry(), overdue=lambda: overdue, stalled=lambda: stalled)
+    port = await server.start()
+    try:
+        assert (await fetch(port, "/healthz"))[0] == 200
+        overdue.append("penstock.seal")
+        assert await fetch(port, "/healthz") == (
+            503,
+            '{"status": "unhealthy", "failing_tasks": [], "overdue": ["penstock.seal"]}',
+        )
+        stalled.append("penstock.export")
+        status, text = await fetch(port, "/healthz")
+        assert (status, '"status": "stalled"' in text, '"stalled": ["penstock.export"]' in text) == (
+            503,
+            True,
+            True,
+        )
+        async with aiohttp.ClientSession() as session:
+            why = await probe(session, f"http://127.0.0.1:{port}/healthz")
+        assert why == "it stands still: penstock.export"
     finally:
         await server.close()
 

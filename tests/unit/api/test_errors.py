@@ -3,9 +3,14 @@
 import inspect
 import json
 
+import asyncpg
+import httpx
 import pytest
+from fastapi import FastAPI
+from sqlalchemy.exc import DBAPIError
 
 from api import errors as api_errors
+from api.app import _install_error_handlers
 from core import errors
 
 
@@ -99,3 +104,28 @@ def test_a_limit_on_requests_is_told_in_headers_too() -> None:
     assert found[b"x-ratelimit-reset-requests"] == b"60.000s"
     other = headers(errors.RateLimited("too many", details={**facts, "kind": "concurrency"}))
     assert not any(name.startswith(b"x-ratelimit") for name in other)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (asyncpg.QueryCanceledError("canceling statement due to statement timeout"), 503, "database_busy"),
+        (asyncpg.LockNotAvailableError("canceling statement due to lock timeout"), 503, "database_busy"),
+        (asyncpg.UniqueViolationError("duplicate key"), 500, "internal_error"),
+    ],
+)
+async def test_a_statement_that_postgresql_ended_for_its_time_is_no_bug(
+    error: Exception, status: int, code: str
+) -> None:
+    app = FastAPI()
+    _install_error_handlers(app)
+
+    @app.get("/")
+    async def fail() -> None:
+        raise DBAPIError("UPDATE", {}, error)
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+        answer = await client.get("/")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert ("retry-after" in answer.headers) == (status == 503)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from cli.server_errors import database_url, redis_url, server_errors
 from core.errors import InvalidRequest, Unavailable
@@ -50,6 +50,18 @@ def test_a_database_without_a_schema_names_the_command_and_a_bug_stays_a_bug() -
         raise ProgrammingError("SELECT", {}, asyncpg.UndefinedTableError('relation "x" does not exist'))
     with pytest.raises(ProgrammingError), server_errors():
         raise ProgrammingError("SELEC", {}, asyncpg.PostgresSyntaxError("syntax error"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.QueryCanceledError("canceling statement due to statement timeout"),
+        asyncpg.LockNotAvailableError("canceling statement due to lock timeout"),
+    ],
+)
+def test_a_statement_that_was_ended_for_its_time_says_to_try_again(error: Exception) -> None:
+    with pytest.raises(Unavailable, match="nothing was changed, try again"), server_errors():
+        raise DBAPIError("UPDATE", {}, error)
 
 
 @pytest.mark.parametrize("url", ["", "rubbish", NOBODY])
