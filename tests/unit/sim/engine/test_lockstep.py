@@ -100,6 +100,17 @@ def test_evenly_loaded_ranks_take_the_whole_engines_formula_and_uneven_ones_wait
     assert decode_s([2, 2, 2, 2]) == pytest.approx(waits)
 
 
+def test_the_rank_that_becomes_the_slowest_is_waited_for_from_then_on() -> None:
+    """A long context that grows by one token a step against four shorter ones, which grow by four."""
+    model = engine(2, tokens=4000, step_per_seq_s=0.0, kv_cache_tokens=16_384)
+    jobs = [Job(0, 1000, 61, rank=0), *(Job(key, 240, 61, rank=1) for key in range(1, 5))]
+    for job in jobs:
+        model.add(job, 0.0)
+    drain(model)
+    steps = [2 * 1e-5 * max(1000 + step, 4 * (240 + step)) for step in range(60)]
+    assert jobs[0].finished_at - jobs[0].first_token_at == pytest.approx(60 * 0.01 + sum(steps))
+
+
 def test_one_ranks_part_of_an_engine_predicts_the_evenly_loaded_step() -> None:
     """What the scheduler believes of a rank (`rank_capacity`) is what the engine does when all ranks do the same."""
     whole = config(8, step_experts_s=0.004, expert_share=0.03, draft_tokens=1, accept_per_step=1.9).capacity
