@@ -36,7 +36,8 @@ from core.money import pico_per_token_to_per_mtok, pico_to_usd, usd_to_pico
 from scheduler.core.autoscale.capacity import Load
 from scheduler.core.autoscale.full_load import full_load, saturated_rate
 from tenants.roles import PLATFORM_ROLES
-from workers.catalog import Catalog, EngineProfile, HostKind, load_catalog
+from workers.added_models import read_catalog
+from workers.catalog import Catalog, EngineProfile, HostKind
 from workers.scaling import read_host_prices
 from workers.service_level import TIERS, Tier, with_stored
 from workers.targets import read_targets
@@ -123,7 +124,7 @@ class _Figures(msgspec.Struct, frozen=True):
 async def breakeven(database: Database, actor: Actor, *, choice: Choice) -> BreakevenView:
     """When each layout of a model is paid for, and what price pays. Raises InvalidRequest, PermissionDenied."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        return await compute(connection, load_catalog(), choice)
+        return await compute(connection, await read_catalog(connection), choice)
 
 
 async def compute(connection: AsyncConnection, catalog: Catalog, choice: Choice) -> BreakevenView:
@@ -231,7 +232,7 @@ def _layout(
     tokens = mix.input + mix.output
     row = LayoutView(
         profile=profile.name,
-        layout=layout_of(profile, instances),
+        layout=profile.layout(instances),
         host_kind=kind,
         host_usd_per_hour=None if cost is None else pico_to_usd(cost),
         requests_per_hour=_decimal(per_hour, 3),
@@ -246,17 +247,6 @@ def _layout(
         basis=basis_of(capacity),
     )
     return row, each
-
-
-def layout_of(profile: EngineProfile, instances: int) -> str:
-    """How a host is divided: `4 x TP2`, or `DP8 EP` for attention data parallelism with the experts spread."""
-    if not profile.gpus:
-        return "CPU"
-    tensor, ranks = profile.args.get("tensor-parallel-size", 1), profile.dp_ranks
-    parts = [f"TP{tensor}"] if tensor != 1 or ranks == 1 else []
-    parts += [f"DP{ranks}"] if ranks > 1 else []
-    parts += ["EP"] if profile.args.get("enable-expert-parallel") else []
-    return (f"{instances} x " if instances > 1 else "") + " ".join(parts)
 
 
 def _best(rows: Sequence[tuple[LayoutView, Fraction | None]]) -> str | None:

@@ -142,6 +142,8 @@ async def chosen_rates(
         if price.tenant_id is None and price.tier == choice.tier and price.status == "current"
     ]
     usual: object = listed[0] if listed else model.list_price
+    if usual is None and any(value is None for value in given.values()):
+        return None, "none: proposed prices follow the estimated GPU time of tokens"
     source = _source(tuple(given.values()), "list price in force" if listed else "list price of the catalog")
     rates = {}
     for name, value in given.items():

@@ -1,6 +1,8 @@
 """The life cycle of models: offered, aliased, deprecated, retired."""
 
+from collections.abc import Collection
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 from sqlalchemy import insert, update
@@ -14,9 +16,11 @@ from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from tenants.names import clean_name, is_model_name
 from tenants.roles import PLATFORM_ADMIN, READERS
-from workers.catalog import load_catalog
+from workers.added_models import read_added, read_catalog
 from workers.models import ModelRow, ModelSpec, read_models
 from workers.tables import models
+
+Origin = Literal["catalog", "added", "external", "alias"]
 
 
 class ModelView(msgspec.Struct, frozen=True):
@@ -30,12 +34,15 @@ class ModelView(msgspec.Struct, frozen=True):
     created_at: datetime
     spec: ModelSpec | None = None
     """Of a model that the catalog does not have."""
+    origin: Origin = "catalog"
+    """Where its description is from: the packaged catalog, an entry that an admin has added, or external engines."""
 
 
 async def list_models(database: Database, actor: Actor) -> list[ModelView]:
     """Every model and alias by name, retired ones included. Every role may read them."""
     async with read(database, actor, READERS, tenant_id=actor.tenant_id) as connection:
-        return [_view(row) for row in await read_models(connection)]
+        added = await read_added(connection)
+        return [_view(row, added) for row in await read_models(connection)]
 
 
 async def add_model(
@@ -50,15 +57,15 @@ async def add_model(
     if spec is not None:
         _check_spec(name, spec)
     async with write(database, actor) as connection:
-        before = await _find(connection, name)
+        before = await find_model(connection, name)
         if spec is None and before is not None:
             spec = before.spec
         if spec is None:
-            name = load_catalog().model(clean_name(name, "name")).name
+            name = (await read_catalog(connection)).model(clean_name(name, "name")).name
         if before is not None and before.status != "retired":
             raise Conflict(f"there is a model {name!r} already ({before.status})", param="name")
-        after = await _store(connection, before, name, None, note, spec)
-        await _record(connection, actor, "model.add", before, after)
+        after = await store_model(connection, before, name, None, note, spec)
+        await record_model(connection, actor, "model.add", before, after)
     return after
 
 
@@ -70,7 +77,7 @@ async def describe_model(database: Database, actor: Actor, *, name: str, spec: M
     require(actor, PLATFORM_ADMIN)
     _check_spec(name, spec)
     async with write(database, actor) as connection:
-        before = await _require_model(connection, name)
+        before = await require_model(connection, name)
         if before.alias_of is not None:
             raise Conflict(f"{name!r} is an alias of {before.alias_of!r}; retire it first", param="name")
         if before.spec == spec:
@@ -79,7 +86,7 @@ async def describe_model(database: Database, actor: Actor, *, name: str, spec: M
             update(models).where(models.c.name == name).values(**msgspec.structs.asdict(spec))
         )
         after = msgspec.structs.replace(before, spec=spec)
-        await _record(connection, actor, "model.describe", before, after)
+        await record_model(connection, actor, "model.describe", before, after)
     return after
 
 
@@ -109,19 +116,19 @@ async def set_alias(database: Database, actor: Actor, *, name: str, target: str)
     require(actor, PLATFORM_ADMIN)
     name = clean_name(name, "name")
     async with write(database, actor) as connection:
-        aim = await _require_model(connection, target)
+        aim = await require_model(connection, target)
         if aim.alias_of is not None or aim.status == "retired":
             state = f"an alias of {aim.alias_of!r}" if aim.alias_of else "retired"
             raise Conflict(f"{target!r} is {state}; an alias must stand for a live model", param="target")
-        before = await _find(connection, name)
+        before = await find_model(connection, name)
         if before is not None and before.alias_of is None and before.status != "retired":
             raise Conflict(
                 f"{name!r} is a live model; retire it before its name can stand for another", param="name"
             )
         if any(row.alias_of == name for row in await read_models(connection)):
             raise Conflict(f"{name!r} has aliases of its own; point them elsewhere first", param="name")
-        after = await _store(connection, before, name, aim.name, None)
-        await _record(connection, actor, "model.alias", before, after)
+        after = await store_model(connection, before, name, aim.name, None)
+        await record_model(connection, actor, "model.alias", before, after)
     return after
 
 
@@ -142,19 +149,19 @@ async def _set_status(
 ) -> ModelView:
     require(actor, PLATFORM_ADMIN)
     async with write(database, actor) as connection:
-        before = await _require_model(connection, name)
+        before = await require_model(connection, name)
         if before.status == "retired" and status != "retired":
             raise Conflict(f"{name!r} is retired; add it again before it can be {status}", param="name")
         after = msgspec.structs.replace(before, status=status, note=before.note if note is None else note)
         values = {"status": after.status, "note": after.note}
         await connection.execute(update(models).where(models.c.name == name).values(values))
-        await _record(
+        await record_model(
             connection, actor, f"model.{'retire' if status == 'retired' else 'deprecate'}", before, after
         )
     return after
 
 
-async def _store(
+async def store_model(
     connection: AsyncConnection,
     before: ModelView | None,
     name: str,
@@ -162,6 +169,7 @@ async def _store(
     note: str | None,
     spec: ModelSpec | None = None,
 ) -> ModelView:
+    """Write an active model or alias, in place of `before`. Raises Conflict when another has taken the name."""
     described = dict.fromkeys(ModelSpec.__struct_fields__) if spec is None else msgspec.structs.asdict(spec)
     values = {"status": "active", "alias_of": alias_of, "note": note, **described}
     if before is None:
@@ -171,24 +179,27 @@ async def _store(
             raise Conflict(f"there is a model {name!r} already", param="name") from None
     else:
         await connection.execute(update(models).where(models.c.name == name).values(values))
-    return await _require_model(connection, name)
+    return await require_model(connection, name)
 
 
-async def _find(connection: AsyncConnection, name: str) -> ModelView | None:
+async def find_model(connection: AsyncConnection, name: str) -> ModelView | None:
+    """The model or alias `name`; None when there is none."""
     found = [row for row in await read_models(connection) if row.name == name]
-    return _view(found[0]) if found else None
+    return _view(found[0], await read_added(connection)) if found else None
 
 
-async def _require_model(connection: AsyncConnection, name: str) -> ModelView:
-    found = await _find(connection, name)
+async def require_model(connection: AsyncConnection, name: str) -> ModelView:
+    """The model or alias `name`. Raises NotFound."""
+    found = await find_model(connection, name)
     if found is None:
         raise NotFound(f"there is no model {name!r}; `penstock models list` shows them", param="name")
     return found
 
 
-async def _record(
+async def record_model(
     connection: AsyncConnection, actor: Actor, action: str, before: ModelView | None, after: ModelView
 ) -> None:
+    """Write the audit row of a change of a model."""
     await record(
         connection,
         actor,
@@ -202,5 +213,9 @@ async def _record(
     )
 
 
-def _view(row: ModelRow) -> ModelView:
-    return msgspec.convert(row, ModelView, from_attributes=True)
+def _view(row: ModelRow, added: Collection[str]) -> ModelView:
+    origin: Origin = "added" if row.name in added else "catalog"
+    if row.alias_of is not None or row.spec is not None:
+        origin = "alias" if row.alias_of is not None else "external"
+    view = msgspec.convert(row, ModelView, from_attributes=True)
+    return msgspec.structs.replace(view, origin=origin)

@@ -19,7 +19,7 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from tenants import organisations
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES, READERS
-from workers.catalog import load_catalog
+from workers.added_models import read_catalog
 
 PRICE_BELOW_COST = "price_below_cost"
 """Code of the error that asks for a confirmation."""
@@ -100,7 +100,9 @@ async def _loss(database: Database, actor: Actor, model: str, tier: str, rates: 
         return None
     shown = PriceRates(rates.input, rates.cached_input, rates.output)
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        return await loss_warning(connection, load_catalog(), model=model, tier=tier, rates=shown)
+        return await loss_warning(
+            connection, await read_catalog(connection), model=model, tier=tier, rates=shown
+        )
 
 
 async def apply_price(

@@ -18,6 +18,7 @@ from core.db import Database
 from core.errors import Conflict, InvalidRequest
 from core.money import pico_to_usd, usd_to_pico
 from tenants.roles import PLATFORM_ADMIN, READERS
+from workers.added_models import read_catalog
 from workers.catalog import CatalogModel, load_catalog
 from workers.models import read_models
 from workers.scaling import NO_LIMITS, ScalingLimits, limits_problem, read_host_prices, read_limits
@@ -49,7 +50,7 @@ async def list_scaling(database: Database, actor: Actor, *, model: str | None = 
         stored = await read_limits(connection)
         if model is not None:
             return [_view((await _scaled(connection, model)).name, stored)]
-        catalog = load_catalog()
+        catalog = await read_catalog(connection)
         return [
             _view(row.name, stored)
             for row in await read_models(connection)
@@ -125,7 +126,7 @@ async def reset_scaling(
 async def _scaled(connection: AsyncConnection, name: str) -> CatalogModel:
     """The catalog's entry of an offered model. Raises NotFound, and Conflict for those that are not scaled."""
     row = offered(await read_models(connection), name)
-    known = load_catalog().models.get(name) if row.spec is None else None
+    known = (await read_catalog(connection)).models.get(name) if row.spec is None else None
     if known is None:
         raise Conflict(
             f"{name!r} is served by external engines, which Penstock does not scale", param="model"

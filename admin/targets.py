@@ -16,7 +16,7 @@ from admin.transactions import read, write
 from core.db import Database
 from core.errors import InvalidRequest
 from tenants.roles import PLATFORM_ADMIN, READERS
-from workers.catalog import load_catalog
+from workers.added_models import read_catalog
 from workers.models import read_models
 from workers.plan import EXTERNAL_TARGETS
 from workers.service_level import TIERS, Tier, target_problem, with_stored
@@ -103,7 +103,7 @@ async def _views(connection: AsyncConnection, model: str | None) -> list[Targets
         rows = [row for row in rows if row.alias_of is None and row.status != "retired"]
     else:
         rows = [offered(rows, model)]
-    stored, catalog = await read_targets(connection), load_catalog()
+    stored, catalog = await read_targets(connection), await read_catalog(connection)
     views = []
     for row in rows:
         known = catalog.models.get(row.name) if row.spec is None else None

@@ -42,7 +42,7 @@ from scheduler.availability import Availability
 from scheduler.client import SchedulerClient
 from tenants.keys import KeyRing
 from tenants.rates import RateGrant, RateLimiter
-from workers.catalog import Catalog, load_catalog
+from workers.catalog import load_catalog
 from workers.models import ModelDirectory
 from workers.tokenizer_files import tokenizer_directory
 
@@ -73,14 +73,13 @@ class Deps:
         self.meter = Meter(
             settings.database_url, settings.data_dir / "spool", name, on_settled=self.holds.stop_renewing
         )
-        catalog = load_catalog()
-        self.models = ModelDirectory(self.pools.models, catalog, max_age_s=settings.catalog_max_age_s)
+        self.models = ModelDirectory(self.pools.models, load_catalog(), max_age_s=settings.catalog_max_age_s)
         self.prices = PriceBook(
             self.pools.models, settings.catalog_max_age_s, now=clock.monotonic, today=clock.now
         )
         self.scheduler = _scheduler_client(settings, clock)
         self.availability = Availability(self.scheduler.snapshot, settings.queue_deadline_s)
-        self.prompts = self._hasher(settings, catalog, registry, simulated_tokenizer)
+        self.prompts = self._hasher(settings, registry, simulated_tokenizer)
         self.engines = HttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)
         self.parser = BodyParser(self.models)
@@ -126,12 +125,11 @@ class Deps:
     def _hasher(
         self,
         settings: Settings,
-        catalog: Catalog,
         registry: CollectorRegistry,
         simulated: PromptTokenizer | None,
     ) -> TokenBlockHasher:
         def find(model: str) -> Path:
-            return tokenizer_directory(model, catalog, settings.data_dir, settings.tokenizer_dir)
+            return tokenizer_directory(model, self.models.catalog, settings.data_dir, settings.tokenizer_dir)
 
         return TokenBlockHasher(
             self.scheduler.snapshot,

@@ -76,6 +76,7 @@ async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> No
             reasoning=model.list_price.reasoning,
         )
         for name, model in catalog.models.items()
+        if model.list_price is not None
     }
     await ensure_list_prices(database, actor, rates)
 

@@ -185,6 +185,10 @@ async def _price(
             param="price_input",
         )
     price = catalog.model(TINY).list_price
+    if price is None:
+        raise InvalidRequest(
+            f"the catalog has no list price of {TINY}, which is the demo's", param="price_input"
+        )
     rates = Rates(price.input, price.cached_input, price.output, price.reasoning)
     made = await ensure_list_prices(
         database, actor, dict.fromkeys(missing, rates), reason="demo price of penstock up"

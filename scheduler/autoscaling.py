@@ -4,7 +4,7 @@ Nothing acts on the plan. LivePlanner listens to requests, and the service calls
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -29,6 +29,7 @@ from scheduler.core.placement import ActivePlacement
 from scheduler.core.replica import Replica
 from scheduler.listeners import Listener
 from scheduler.wire import HostView, PlaceRequest, PlanView, QueueView, Released
+from workers.added_models import with_added
 from workers.catalog import Catalog, CatalogModel
 from workers.scaling import NO_LIMITS, ScalingDirectory, ScalingLimits
 from workers.wire import Capacity, ReplicaState, ReplicaStatus, Targets
@@ -56,10 +57,11 @@ def model_spec(
 ) -> ModelSpec:
     """A model's specification for the autoscaler, with the ladder's figures of the catalog.
 
-    The revenue of an answer is its list price at 1,000 prompt and 300 output tokens; it only ranks models.
+    The revenue of an answer is its list price at 1,000 prompt and 300 output tokens; it only ranks models. One
+    without a price there comes last.
     """
     price = model.list_price
-    usd = (1000.0 * float(price.input) + 300.0 * float(price.output)) / 1e6
+    usd = 0.0 if price is None else (1000.0 * float(price.input) + 300.0 * float(price.output)) / 1e6
     budget = limits.budget_usd_pico_per_hour
     return ModelSpec(
         model.name,
@@ -128,9 +130,14 @@ class LivePlanner(Listener):
         catalog: Catalog,
         scaling: ScalingDirectory | None = None,
         settings: AutoscalerSettings | None = None,
+        *,
+        added: Callable[[], Mapping[str, CatalogModel]] = dict,
     ) -> None:
-        """Without `scaling` every model has the default limits, and hosts cost what the catalog says."""
-        self._catalog, self._scaling = catalog, scaling
+        """Without `scaling` every model has the default limits, and hosts cost what the catalog says.
+
+        `added` returns the models that are known beside the catalog's.
+        """
+        self._catalog, self._scaling, self._added = catalog, scaling, added
         self._autoscaler = Autoscaler(settings=settings)
         self._specs: dict[str, ModelSpec] = {}
         self._counts: dict[str, _Counts] = {}
@@ -189,7 +196,7 @@ class LivePlanner(Listener):
         by_engine: dict[str, list[Replica]] = {}
         for replica in replicas.values():
             by_engine.setdefault(replica.engine.replica_id, []).append(replica)
-        for name, model in self._catalog.models.items():
+        for name, model in self._models.items():
             if name in self._limits:
                 self._plan_for(model, model.profile().capacity, model.service_level, served=False)
         for replica in _representatives(replicas):
@@ -221,12 +228,12 @@ class LivePlanner(Listener):
     def _learn(self, replica: Replica) -> None:
         """Take a model's capacity and targets from its replica: an engine may return with another profile."""
         status = replica.engine
-        if status.model not in self._catalog.models or status.engine == "external":
+        if status.model not in self._models or status.engine == "external":
             return  # an external engine is not Penstock's to scale
         planned, capacity = self._specs.get(status.model), replica.engine_capacity
         if planned is not None:
             capacity = _settled(planned.capacity, capacity)
-        self._plan_for(self._catalog.models[status.model], capacity, status.targets)
+        self._plan_for(self._models[status.model], capacity, status.targets)
 
     def _plan_for(
         self, model: CatalogModel, capacity: Capacity, targets: Targets, *, served: bool = True
@@ -242,6 +249,10 @@ class LivePlanner(Listener):
         self._specs[model.name] = spec
         self._counts.setdefault(model.name, _Counts())
         self._autoscaler.add(spec)
+
+    @property
+    def _models(self) -> Mapping[str, CatalogModel]:
+        return with_added(self._catalog, self._added()).models
 
     @property
     def _limits(self) -> Mapping[str, ScalingLimits]:

@@ -5,6 +5,7 @@ A standby admits them as well and tells them that it stands by. So all are conne
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from core.supervise import supervise
 from scheduler import metrics
@@ -29,6 +30,8 @@ class Door:
         """What serves; None while this process stands by."""
         self.heard = 0
         """The highest term that a peer has named."""
+        self.entry_of: Callable[[str], str] = lambda name: ""
+        """The entry of an added model by name, for agents that need it; empty = not known here."""
         self._host = host
         self._token = TokenCheck(token)
         self._server: asyncio.Server | None = None
@@ -92,7 +95,10 @@ class Door:
         if session.kind == "client":
             session.send(Welcome(epoch, wire=WIRE_VERSION, term=term))
         elif session.waits:
-            session.send(Claim(term))
+            entry = self.entry_of(session.wants) if term and session.wants else ""
+            if entry:
+                session.wants = ""  # the agent keeps it
+            session.send(Claim(term, entry))
 
     async def _give_signs(self) -> None:
         """Tell clients of a standby, and all agents, every SIGN_S that this process runs."""

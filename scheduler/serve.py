@@ -28,6 +28,7 @@ from scheduler.lease_keeper import LeaseKeeper, boot_seconds
 from scheduler.lease_table import LeaseTable, owner_at
 from scheduler.request_trace_store import RequestTraceStore
 from scheduler.service import SchedulerService
+from workers.added_models import AddedModelDirectory
 from workers.catalog import load_catalog
 from workers.engine_counters import record_counters
 from workers.host_hours import record_heartbeat
@@ -121,12 +122,14 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
     trace = RequestTraceStore(database, clock, recording=settings.record_request_traces)
     targets = TargetDirectory(database)
     scaling = ScalingDirectory(database)
+    added = AddedModelDirectory(database)
+    door.entry_of = added.entry_of
     service = SchedulerService(
         door,
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         listeners=[host_hours, counters, trace.trace],
-        planner=LivePlanner(load_catalog(), scaling),
+        planner=LivePlanner(load_catalog(), scaling, added=lambda: added.models),
         targets=targets,
         term=tenure.term,
         holds=lambda: tenure.holds(boot_seconds()),
@@ -138,11 +141,14 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
         await trace.start()
         targets.start()
         await scaling.start()
+        await added.start()
         service.start()
         yield service
     finally:
         await service.close()
-        await asyncio.gather(*(part.close() for part in (targets, scaling, host_hours, counters, trace)))
+        await asyncio.gather(
+            *(part.close() for part in (targets, scaling, added, host_hours, counters, trace))
+        )
         await database.close()
 
 

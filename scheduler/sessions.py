@@ -112,6 +112,8 @@ class Session(Link):
         """The agent's id of its run; empty for other peers."""
         self.heard_at = 0.0
         """When an agent has sent something last, in seconds of the service's clock."""
+        self.wants = ""
+        """The added model whose entry the peer needs."""
         self._answers = Answers([], [])
         self._hello_timer: asyncio.TimerHandle | None = None
 
@@ -183,6 +185,7 @@ class Session(Link):
         is_agent = isinstance(hello, AgentHello)
         if isinstance(hello, AgentHello):
             self.waits, self.run, name = hello.waits, hello.run, hello.agent_id
+            self.wants = hello.wants
         else:
             name = hello.name
         why, details = self._fault(hello, name)

@@ -22,6 +22,7 @@ from core.log_files import rotate
 from core.settings import Settings
 from core.supervise import supervise
 from core.telemetry import MetricsServer
+from workers.added_models import with_added
 from workers.catalog import Catalog, load_catalog
 from workers.economics import HostAccount, ReplicaShare
 from workers.engine_api import EngineApi
@@ -33,6 +34,7 @@ from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvFeed, KvOutbox
 from workers.machine import engine_address
+from workers.model_entry import wanted_entry
 from workers.plan import HostPlan, ReplicaPlan
 from workers.prepare import prepare
 from workers.ranks import target_names
@@ -106,6 +108,7 @@ class Agent:
     def __init__(self, settings: Settings, catalog: Catalog, clock: Clock) -> None:
         self._settings = settings
         self._catalog = catalog
+        self._packaged = frozenset(catalog.models)
         self._clock = clock
         self._host_id = host_id(settings.data_dir)
         self._boot_id = incarnation("agent")
@@ -114,6 +117,7 @@ class Agent:
         self._seq = 0
         self.replicas: list[Replica] = []
         self._state_path = settings.data_dir / "agent-state.json"
+        self._entry_path = settings.data_dir / "model-entry.json"
         self._tasks: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
         self._outbox = KvOutbox()
@@ -127,11 +131,25 @@ class Agent:
             execute=self.execute,
             outbox=self._outbox,
             run=self._boot_id,
+            wants="" if self._knows_its_model else settings.model,
         )
+
+    @property
+    def _knows_its_model(self) -> bool:
+        """Whether the catalog says how to serve what this host is to serve; external engines say it themselves."""
+        wanted = self._settings.model
+        return not wanted or wanted in self._catalog.models or self._settings.engine == "external"
+
+    async def _prepare(self) -> HostPlan:
+        """The plan of this host; for a model that an admin has added, when its entry is known."""
+        if not self._knows_its_model:
+            entry = await wanted_entry(self._link, self._settings.model, self._entry_path)
+            self._catalog = with_added(self._catalog, {entry.name: entry})
+        return await prepare(self._settings, self._catalog, self._host_id)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Prepare the host and run its replicas until `stop` is set. Raises PenstockError when it cannot serve."""
-        preparing = asyncio.create_task(prepare(self._settings, self._catalog, self._host_id))
+        preparing = asyncio.create_task(self._prepare())
         stopping = asyncio.create_task(stop.wait())
         self._tasks.append(supervise("scheduler-link", self._link.run))
         self._tasks.append(supervise("accounting", self._run_accounting))
@@ -251,6 +269,7 @@ class Agent:
                 sim_speedup=settings.sim_speedup,
                 replicas=len(host.replicas),
                 kv=kv,
+                entry=None if plan.model.name in self._packaged else self._entry_path,
             )
             return EngineAccess(url, command, EngineApi(session, url, key))
 

@@ -186,6 +186,16 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ranks = self.args.get("data-parallel-size", 1)
         return ranks if isinstance(ranks, int) else 0
 
+    def layout(self, instances: int) -> str:
+        """How a host is divided: `4 x TP2`, or `DP8 EP` for attention data parallelism with the experts spread."""
+        if not self.gpus:
+            return "CPU"
+        tensor, ranks = self.args.get("tensor-parallel-size", 1), self.dp_ranks
+        parts = [f"TP{tensor}"] if tensor != 1 or ranks == 1 else []
+        parts += [f"DP{ranks}"] if ranks > 1 else []
+        parts += ["EP"] if self.args.get("enable-expert-parallel") else []
+        return (f"{instances} x " if instances > 1 else "") + " ".join(parts)
+
     @property
     def _host_kv_tokens(self) -> int:
         """Tokens whose KV fits into the host memory that the profile gives to it."""
@@ -238,7 +248,8 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capabilities: list[Capability]
     weights_gb: float
     profiles: dict[str, EngineProfile]
-    list_price: ListPrice
+    list_price: ListPrice | None = None
+    """None = an admin sets its price; until then its requests are refused."""
     name: str = ""
     max_output_tokens: int = 0
     """Limit of output tokens for requests without max_tokens, from the model's card; 0 in the file = the rest of its
@@ -338,11 +349,15 @@ def load_catalog(path: Path | None = None) -> Catalog:
     for kind, host in raw.hosts.items():
         if host.price is not None:
             _check(source, f"hosts.{kind}.price.usd_per_hour", usd_to_pico, host.price.usd_per_hour)
-    models = {name: _finish_model(source, raw.hosts, name, model) for name, model in raw.models.items()}
+    models = {name: finish_model(source, raw.hosts, name, model) for name, model in raw.models.items()}
     return Catalog(hosts=raw.hosts, models=models, ladder=raw.ladder)
 
 
-def _finish_model(source: Path, hosts: dict[str, HostKind], name: str, model: CatalogModel) -> CatalogModel:
+def finish_model(source: object, hosts: dict[str, HostKind], name: str, model: CatalogModel) -> CatalogModel:
+    """A model with all that follows from its stated facts; `source` is where it is from, for messages.
+
+    Raises InvalidRequest with the place and what is wrong there.
+    """
     where = f"models.{name}"
     if not model.profiles:
         raise InvalidRequest(f"the catalog {source} is wrong: {where} has no profile")
@@ -360,7 +375,7 @@ def _finish_model(source: Path, hosts: dict[str, HostKind], name: str, model: Ca
     for tier, figures in model.targets.items():
         if (problem := target_problem(figures.ttft_s, figures.tpot_s)) is not None:
             raise InvalidRequest(f"the catalog {source} is wrong: {where}.targets.{tier}: {problem}")
-    for kind in ("input", "cached_input", "output", "reasoning"):
+    for kind in ("input", "cached_input", "output", "reasoning") if model.list_price is not None else ():
         price: str = getattr(model.list_price, kind)
         _check(source, f"{where}.list_price.{kind}", per_mtok_to_pico_per_token, price)
     profiles = {
@@ -371,7 +386,7 @@ def _finish_model(source: Path, hosts: dict[str, HostKind], name: str, model: Ca
 
 
 def _finish_profile(
-    source: Path,
+    source: object,
     hosts: dict[str, HostKind],
     model: CatalogModel,
     where: str,
@@ -456,7 +471,7 @@ def _check_placeholders(refuse: Callable[[str], InvalidRequest], flag: str, text
             raise refuse(f".args.{flag}: unknown placeholder in {text!r}")
 
 
-def _check(source: Path, where: str, parse: Callable[[str], int], text: str) -> None:
+def _check(source: object, where: str, parse: Callable[[str], int], text: str) -> None:
     try:
         parse(text)
     except ValueError as error:

@@ -48,10 +48,12 @@ def engine_command(
     sim_speedup: float,
     replicas: int,
     kv: KvEndpoints | None = None,
+    entry: Path | None = None,
 ) -> EngineCommand:
     """The command of a replica's engine, without the platform's secrets in its environment.
 
-    `replicas` is the number of replicas on this host. With `kv` the engine publishes KV events.
+    `replicas` is the number of replicas on this host. With `kv` the engine publishes KV events. `entry` is the file of
+    a model that the packaged catalog does not have.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     env["VLLM_API_KEY"] = engine_key
@@ -64,13 +66,15 @@ def engine_command(
             sys.executable, "-m", "sim.engine", "--model", plan.model.name, "--profile", plan.profile.name,
             "--speedup", str(sim_speedup), "--host", host, "--port", str(port),
         )  # fmt: skip
+        if entry is not None:
+            argv = (*argv, "--entry", str(entry))
         if kv is not None:
             argv = (*argv, "--kv-events-endpoint", kv.events, "--kv-replay-endpoint", kv.replay)
         return EngineCommand(argv, env, stop_s=35.0)
     weights = str(tiny_directory(data_dir)) if plan.model.toy else None
     line = plan.profile.command_line(plan.model, port, host=host, weights=weights, kv=kv)
     env |= _QUIET_ENV | plan.profile.env
-    if plan.model.toy:
+    if plan.model.toy or Path(plan.model.hub_id).is_absolute():
         env |= _OFFLINE_ENV
     if plan.gpu_ids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(plan.gpu_ids)

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from core.db import Database
 from core.errors import ModelNotFound, Unavailable
 from core.polled_snapshot import PolledSnapshot
+from workers.added_models import AddedModels, with_added
 from workers.catalog import Catalog, load_catalog
 from workers.tables import models
 
@@ -124,7 +125,9 @@ class ModelDirectory(PolledSnapshot):
         super().__init__(
             database, "models", task="model-directory", every_s=POLL_S, max_age_s=max_age_s, now=now
         )
-        self._catalog = catalog or load_catalog()
+        self.catalog = catalog or load_catalog()
+        """The packaged catalog, since the first reading with the models that admins have added."""
+        self._packaged, self._added = self.catalog, AddedModels()
         self._by_name: dict[str, ModelInfo] = {}
         self._models: list[ModelInfo] = []
 
@@ -134,7 +137,9 @@ class ModelDirectory(PolledSnapshot):
         AGE.set_function(lambda: self.age_s)
 
     async def _read(self, connection: AsyncConnection) -> None:
-        self._models, self._by_name = _build(await read_models(connection), self._catalog)
+        rows = await read_models(connection)
+        self.catalog = with_added(self._packaged, await self._added.read(connection))
+        self._models, self._by_name = _build(rows, self.catalog)
 
     def resolve(self, name: str) -> ModelInfo:
         """A model by name or alias. Raises ModelNotFound with similar names, and Unavailable when none is `fresh`."""

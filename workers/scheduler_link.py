@@ -16,6 +16,8 @@ import msgspec
 from core.addresses import Address
 from core.framing import FrameTooLarge, pack, read_frame
 from core.supervise import supervise
+from workers.added_models import decode_model
+from workers.catalog import CatalogModel
 from workers.kv_events_feed import KvOutbox
 from workers.wire import AgentHello, AgentRefusal, Claim, CommandResult, Heartbeat, KvResync, ReplicaCommand
 
@@ -60,10 +62,15 @@ class SchedulerLink:
         execute: Callable[[ReplicaCommand], Awaitable[CommandResult]],
         outbox: KvOutbox,
         run: str = "",
+        wants: str = "",
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`token` is the internal token, `run` tells this run of the agent from every other agent. `pause` waits some
-        seconds before the next connection."""
+        """`token` is the internal token, `run` tells this run of the agent from every other agent. `wants` names an
+        added model whose entry a scheduler shall send. `pause` waits some seconds before the next connection."""
+        self.entry: CatalogModel | None = None
+        """The entry of that model, when a scheduler that serves has sent it."""
+        self.entry_arrived = asyncio.Event()
+        self._wants = wants
         self.term = 0
         """The highest term that was seen."""
         self._addresses = tuple(addresses)
@@ -124,7 +131,9 @@ class SchedulerLink:
         """Exchange frames until the connection ends. Returns whether the scheduler served. Raises _Refused."""
         served = False
         try:
-            hello = AgentHello(self._token, self._agent_id, waits=True, term=self.term, run=self._run)
+            hello = AgentHello(
+                self._token, self._agent_id, waits=True, term=self.term, run=self._run, wants=self._wants
+            )
             writer.write(pack(_encode(hello)))
             while True:
                 async with asyncio.timeout(SILENT_S):
@@ -149,6 +158,9 @@ class SchedulerLink:
             raise _Refused(message.error)
         if isinstance(message, Claim):
             self._on_claim(message.term, writer)
+            if message.entry and writer is self._followed and self.entry is None:
+                self.entry = decode_model(message.entry)
+                self.entry_arrived.set()
         elif writer is not self._followed:
             raise _Outdated("it sent a command without being followed")
         elif isinstance(message, KvResync):

@@ -40,6 +40,15 @@ models = Table(
 """Models that customers may use. An alias refers to a model, never to another alias. A model that the catalog does not
 have carries its own context length, longest answer and capabilities."""
 
+added_models = Table(
+    "added_models",
+    metadata,
+    Column("name", Text, ForeignKey("models.name"), primary_key=True),
+    string("definition"),
+    clock_instant("added_at"),
+)
+"""Entries of models that admins have added, as the catalog's, in JSON (workers/added_models.py)."""
+
 model_targets = Table(
     "model_targets",
     metadata,

@@ -6,7 +6,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from core.errors import Unavailable
-from workers.catalog import Catalog
+from workers.catalog import Catalog, CatalogModel
 from workers.engine_command import tiny_directory
 
 _FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
@@ -32,8 +32,15 @@ def tokenizer_directory(name: str, catalog: Catalog, data_dir: Path, tokenizer_d
         if (toy / _NEEDED).exists():
             return toy
         raise Unavailable(f"{toy} has no tokenizer yet; the agent makes it on the machine it runs on")
+    local = Path(model.hub_id)
+    if local.is_absolute():
+        if (local / _NEEDED).exists():
+            return local
+        raise Unavailable(
+            f"{local} on this machine has no {_NEEDED}; put the {', '.join(_FILES)} into {place}"
+        )
     try:
-        snapshot_download(model.hub_id, allow_patterns=_FILES, local_dir=place)
+        snapshot_download(model.hub_id, revision=_revision(model), allow_patterns=_FILES, local_dir=place)
     except (OSError, HfHubHTTPError, ValueError) as error:
         raise Unavailable(
             f"the tokenizer of {model.hub_id} could not be fetched ({type(error).__name__}); put its "
@@ -42,3 +49,9 @@ def tokenizer_directory(name: str, catalog: Catalog, data_dir: Path, tokenizer_d
     if not (place / _NEEDED).exists():
         raise Unavailable(f"{model.hub_id} has no {_NEEDED}, which is needed to match its prompts exactly")
     return place
+
+
+def _revision(model: CatalogModel) -> str | None:
+    """The revision of the weights that the engines load."""
+    stated = model.profile().args.get("revision")
+    return str(stated) if stated else None

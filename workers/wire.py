@@ -205,6 +205,8 @@ class AgentHello(msgspec.Struct, tag="agent_hello"):
     """The highest term of the lease that the agent knows of; a scheduler of a lower one stops."""
     run: str = ""
     """Id of this run of the agent, which tells it from another agent with the same id; an older one sends none."""
+    wants: str = ""
+    """Name of an added model whose entry the agent needs; empty = none."""
 
 
 class AgentRefusal(msgspec.Struct, tag="agent_refusal"):
@@ -225,6 +227,8 @@ class Claim(msgspec.Struct, tag="claim"):
 
     term: int
     """Term of the lease under which the scheduler serves; 0 = it stands by."""
+    entry: str = ""
+    """The entry of the model that the agent wants (workers.added_models.encode_model); empty = not known here."""
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):

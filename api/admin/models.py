@@ -1,14 +1,21 @@
 """Admin API: the models that are offered."""
 
-from datetime import datetime
-from typing import Annotated, Literal
+import asyncio
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from admin import models, scaling, targets
-from admin.actor import Actor
+from admin import added_models, models, scaling, targets
+from admin.actor import Actor, require
 from api.admin.deps import AdminDeps, RequestBody, ResponseModel
+from core.errors import InvalidRequest
+from tenants.roles import PLATFORM_ADMIN
+from workers.catalog import ArgValue
+from workers.model_config import fetch_config
+from workers.model_definition import NewModel, ProfileFile
 from workers.service_level import Tier
 
 _NAME = "A model's name; it may contain slashes."
@@ -22,6 +29,7 @@ class ModelOut(ResponseModel):
     alias_of: str | None
     note: str | None
     created_at: datetime
+    origin: models.Origin = Field(description="Where its description is from.")
 
 
 class ModelCreate(RequestBody):
@@ -29,6 +37,27 @@ class ModelCreate(RequestBody):
 
     name: str = Field(description=_NAME, examples=["llama-3.3-70b"])
     note: str | None = None
+
+
+class ModelAdd(RequestBody):
+    """A model that the catalog does not have, with the kind of host that it is to run on."""
+
+    name: str = Field(description=_NAME, examples=["Qwen/Qwen3-32B"])
+    host_kind: str = Field(max_length=200, examples=["gpu-h100x8-640gb"])
+    gpus: int = Field(ge=0, le=1024, description="GPUs of one engine.", examples=[2])
+    weights: str = Field(
+        default="", max_length=1000, description="A directory that every host has, or a name on the hub."
+    )
+    revision: str | None = Field(default=None, max_length=200)
+    config: dict[str, Any] | None = Field(
+        default=None,
+        description="The model's config.json; default: read from the hub. Needed for a directory.",
+    )
+    weight_bytes: int = Field(default=0, ge=0, le=2**50, description="0 = computed from config.json.")
+    args: dict[str, Any] = Field(default={}, description="Arguments of the engine.")
+    profile: dict[str, Any] = Field(default={}, description="args, env and figures that are known better.")
+    note: str | None = Field(default=None, max_length=500)
+    unchecked: bool = Field(default=False, description="Do not ask the engine's parser about the arguments.")
 
 
 class AliasUpdate(RequestBody):
@@ -124,6 +153,8 @@ def router(deps: AdminDeps) -> APIRouter:
             await models.add_model(deps.database, actor, name=body.name, note=body.note)
         )
 
+    _add_added_routes(routes, deps)
+
     @routes.put("/models/alias")
     async def set_alias(body: AliasUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
         """Create or change an alias."""
@@ -150,6 +181,54 @@ def router(deps: AdminDeps) -> APIRouter:
     _add_target_routes(routes, deps)
     _add_scaling_routes(routes, deps)
     return routes
+
+
+def _add_added_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    @routes.post("/models/added", status_code=201)
+    async def add_any_model(body: ModelAdd, actor: Annotated[Actor, Depends(deps.actor)]) -> dict[str, Any]:
+        """Add a model that the catalog does not have: its fit, where its figures start, its engine's command."""
+        require(actor, PLATFORM_ADMIN)
+        view = await added_models.add(
+            deps.database,
+            actor,
+            new=await _new_model(body),
+            engine_env=deps.settings.engine_env,
+            today=datetime.now(UTC).date(),
+            note=body.note,
+            unchecked=body.unchecked,
+        )
+        shown: dict[str, Any] = msgspec.to_builtins(view)
+        return shown
+
+    @routes.post("/models/removed")
+    async def remove_model(body: ModelStatusUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
+        """Take a model out of service that was added."""
+        return ModelOut.model_validate(
+            await added_models.remove(deps.database, actor, name=body.name, note=body.note)
+        )
+
+
+async def _new_model(body: ModelAdd) -> NewModel:
+    """The model of a body, with its config.json. A directory on this machine is never read. Raises InvalidRequest."""
+    config = body.config
+    if config is None and body.weights.startswith((".", "/")):
+        raise InvalidRequest("weights in a directory need the config: give its config.json", param="config")
+    if config is None:
+        config = await asyncio.to_thread(fetch_config, body.weights or body.name, body.revision)
+    try:
+        return NewModel(
+            name=body.name,
+            config=config,
+            host_kind=body.host_kind,
+            gpus=body.gpus,
+            weights=body.weights,
+            revision=body.revision,
+            args=msgspec.convert(body.args, dict[str, ArgValue]),
+            profile=msgspec.convert(body.profile, ProfileFile),
+            weight_bytes=body.weight_bytes,
+        )
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"args or profile have the wrong shape: {error}", param="args") from None
 
 
 def _add_target_routes(routes: APIRouter, deps: AdminDeps) -> None:

@@ -19,7 +19,9 @@ from decimal import ROUND_HALF_UP, Decimal, localcontext
 from functools import lru_cache
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from workers.added_models import read_added
 from workers.catalog import Catalog, EngineProfile, load_catalog
 from workers.step_time import drafts_of
 
@@ -108,3 +110,11 @@ def _picoseconds(seconds: Decimal) -> int:
 def catalog_weights() -> GpuWeights:
     """Weights of Penstock's own catalog, cached."""
     return GpuWeights.from_catalog(load_catalog())
+
+
+async def weights_in_force(connection: AsyncConnection, packaged: GpuWeights) -> GpuWeights:
+    """`packaged`, the catalog's weights, with those of the models that admins have added."""
+    added = await read_added(connection)
+    return GpuWeights(
+        {name: coefficients(model.profile()) for name, model in added.items()} | packaged.models
+    )

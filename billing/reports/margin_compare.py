@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.gpu_cost import GpuUse
-from billing.economics.weights import catalog_weights
+from billing.economics.weights import catalog_weights, weights_in_force
 from billing.reports.figures import percent
 from billing.reports.margin_bridge import Period, Quantities, Segment, bridge
 from billing.reports.margin_segments import segment_usage
@@ -47,7 +47,7 @@ async def margin_bridge(
     Raises InvalidRequest for an invalid period.
     """
     old, new = await _period(connection, *before), await _period(connection, *after)
-    weights = catalog_weights()
+    weights = await weights_in_force(connection, catalog_weights())
     made = bridge(old, new, {key: weights.of(key[1]) for key in [*old.segments, *new.segments]})
     return BridgeView(
         before=_view(before, old),

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.gpu_cost import HourCost, host_hours
 from billing.economics.split_sql import floors, share
-from billing.economics.weights import GpuWeights, catalog_weights
+from billing.economics.weights import GpuWeights, catalog_weights, weights_in_force
 from billing.usage.query import MAX_DAYS, bucket_start
 from billing.usage.sums import (
     COMPLETE_DAYS,
@@ -168,8 +168,10 @@ class HostCosts(msgspec.Struct, frozen=True):
 
 @platform_wide("host costs are shared over the usage of all organisations")
 async def host_costs(connection: AsyncConnection, start: datetime, end: datetime) -> HostCosts:
-    """The host costs of [start, end), and the catalog's weights."""
-    return HostCosts(await host_hours(connection, start, end), catalog_weights())
+    """The host costs of [start, end), and the weights of the catalog and of added models."""
+    return HostCosts(
+        await host_hours(connection, start, end), await weights_in_force(connection, catalog_weights())
+    )
 
 
 async def share_new_days(database: Database) -> int:

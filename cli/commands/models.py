@@ -1,11 +1,14 @@
 """`penstock models`: which models are offered."""
 
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from admin import models, scaling, targets
+from admin import added_models, models, scaling, targets
+from cli.added_model import engine_environment, given_model
 from cli.context import AsJson, DataDir, perform
 from core.errors import InvalidRequest
 from workers.models import ModelSpec
@@ -165,17 +168,76 @@ def add_model(
         bool,
         typer.Option("--embeddings", help="With --context-len: the model is served on /v1/embeddings only."),
     ] = False,
+    host_kind: Annotated[
+        str | None,
+        typer.Option("--host-kind", help="Any other model: the kind of host that it is to run on."),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="With it: GPUs of one engine; default: all of a host.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            help="With it: a directory that every host has, or a name on the hub; default: the name.",
+        ),
+    ] = None,
+    revision: Annotated[str | None, typer.Option("--revision", help="With it: revision on the hub.")] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg", help="With it: an argument of the engine, as max-model-len=32768; several times."
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile", help="With it: a TOML file of args, env and figures that are known better."
+        ),
+    ] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="With it: do not ask the engine's parser about the arguments.")
+    ] = False,
+    engine_env: Annotated[
+        Path | None,
+        typer.Option("--engine-env", help="The engine's environment; default: as `penstock engine`."),
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Offer a model of the catalog, or with --context-len any that an external engine serves; a retired one again.
+    """Offer a model of the catalog, with --context-len any that an external engine serves, or with --host-kind any
+    other; a retired one again.
+
+    With --host-kind the fit is computed from the model's config.json, its arguments are checked by the engine's parser,
+    and its figures start from a roofline. It needs a price before it answers.
 
     Example: penstock models add llama-3.3-70b
 
     Example: penstock models add meta-llama/Llama-3.1-8B --context-len 8192
 
     Example: penstock models add BAAI/bge-m3 --context-len 8192 --embeddings
+
+    Example: penstock models add Qwen/Qwen3-32B --host-kind gpu-h100x8-640gb --gpus 2 --arg max-model-len=32768
     """
+    if host_kind is not None:
+        if context_len is not None or embeddings or max_output_tokens is not None:
+            raise InvalidRequest("--host-kind goes without the options of external engines' models")
+        new = given_model(name, host_kind, gpus, weights, revision, arg or [], profile)
+        env = engine_environment(engine_env)
+        act = partial(
+            added_models.add,
+            new=new,
+            engine_env=env,
+            today=datetime.now(UTC).date(),
+            note=note,
+            unchecked=unchecked,
+        )
+        perform(act, data_dir, as_json)
+        return
+    if any((gpus, weights, revision, arg, profile, unchecked)):
+        raise InvalidRequest(
+            "--gpus, --weights, --revision, --arg, --profile and --unchecked go with --host-kind"
+        )
     spec = None
     if embeddings and (context_len is None or max_output_tokens is not None):
         raise InvalidRequest("--embeddings goes with --context-len, and without --max-output-tokens")
@@ -184,6 +246,17 @@ def add_model(
     elif context_len is not None:
         spec = ModelSpec(context_len, min(max_output_tokens or context_len, context_len))
     perform(partial(models.add_model, name=name, note=note, spec=spec), data_dir, as_json)
+
+
+@app.command("remove")
+def remove_model(name: Name, note: Note = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Take a model out of service that was added with --host-kind: requests for it get 404.
+
+    Its agents go on until they are stopped. Its entry is kept for the cost of past hours; add it again to change it.
+
+    Example: penstock models remove Qwen/Qwen3-32B
+    """
+    perform(partial(added_models.remove, name=name, note=note), data_dir, as_json)
 
 
 @app.command("alias")

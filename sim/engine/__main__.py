@@ -6,11 +6,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from core.clock import SystemClock
-from core.errors import PenstockError
+from core.errors import InvalidRequest, PenstockError
 from sim.engine.failpoints import parse_failpoints
 from sim.engine.kv_events import KvPublisher
 from sim.engine.loop import EngineLoop
@@ -18,7 +19,8 @@ from sim.engine.model import EngineModel
 from sim.engine.request_log import RequestLog
 from sim.engine.server import SimServer
 from sim.engine.step_model.engine import StepConfig
-from workers.catalog import load_catalog
+from workers.added_models import decode_model
+from workers.catalog import CatalogModel, load_catalog
 
 FAILPOINTS_VARIABLE = "PENSTOCK_SIM_FAILPOINTS"
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -42,6 +44,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="penstock/tiny", help="a model of the catalog")
     parser.add_argument("--profile", default="", help="an engine profile of the model; default: its first")
     parser.add_argument("--catalog", type=Path, default=None, help="another catalog file")
+    parser.add_argument("--entry", type=Path, default=None, help="the entry of an added model, in JSON")
     parser.add_argument("--speedup", type=float, default=1.0, help="how much faster than the profile")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.05, help="coefficient of variation of the step time")
@@ -63,9 +66,19 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def _model(arguments: argparse.Namespace) -> CatalogModel:
+    """Return the model of the entry, else that of the catalog. Raises InvalidRequest."""
+    if arguments.entry is None:
+        return load_catalog(arguments.catalog).model(arguments.model)
+    try:
+        return decode_model(arguments.entry.read_bytes())
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(f"the entry {arguments.entry} cannot be read: {error}") from None
+
+
 def build(arguments: argparse.Namespace) -> SimServer:
     """Return the application that the command line describes. Raises PenstockError for invalid arguments."""
-    model = load_catalog(arguments.catalog).model(arguments.model)
+    model = _model(arguments)
     profile = model.profile(arguments.profile)
     config = StepConfig(
         capacity=profile.capacity,

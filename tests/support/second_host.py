@@ -18,10 +18,11 @@ STOP_S = 120.0
 
 
 @contextmanager
-def second_host(stack: Stack, data_dir: Path, model: str) -> Iterator[None]:
-    """Serve `model` by a real vLLM beside what `stack` serves, with the host's state in `data_dir`.
+def second_host(stack: Stack, data_dir: Path, model: str, engine: str = "vllm") -> Iterator[None]:
+    """Serve `model` by a real vLLM, or by the simulated engine (`sim`), beside what `stack` serves.
 
-    Begins when the scheduler places requests there, and ends when the engine has ended.
+    The state of the host is in `data_dir`. Begins when the scheduler places requests there, and ends when the engine
+    has ended.
     """
     facts = stack.internals()
     settings = {
@@ -31,7 +32,7 @@ def second_host(stack: Stack, data_dir: Path, model: str) -> Iterator[None]:
         "PENSTOCK_ENGINE_KEY": facts["engine_key"],
         "PENSTOCK_ENGINE_ENV": os.environ.get("PENSTOCK_ENGINE_ENV") or str(ROOT / ".engine"),
     }
-    command = [sys.executable, "-m", "cli.main", "agent", "--engine", "vllm", "--model", model]
+    command = [sys.executable, "-m", "cli.main", "agent", "--engine", engine, "--model", model]
     log = data_dir.parent / f"{data_dir.name}-agent.log"
     with log.open("ab") as output:
         agent = subprocess.Popen(

@@ -125,11 +125,11 @@ class Stack:
         port = psutil.Process(self.pids(role)[0]).environ()["PENSTOCK_METRICS_PORT"]
         return Metrics(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60.0).text)
 
-    def command(self, *words: str) -> str:
+    def command(self, *words: str, timeout_s: float = 120.0) -> str:
         """Run a `penstock` command on this platform, as an operator would; returns what it prints."""
         done = subprocess.run(
             [sys.executable, "-m", "cli.main", *words, "--data-dir", str(self.data_dir)],
-            cwd=ROOT, env=self._env, capture_output=True, text=True, timeout=120, check=False,
+            cwd=ROOT, env=self._env, capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"penstock {' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout

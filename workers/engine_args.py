@@ -1,0 +1,62 @@
+"""Checks the arguments of an engine with the parser of the engine's own environment."""
+
+import asyncio
+from pathlib import Path
+
+from core.errors import InvalidRequest, Unavailable
+from workers import engine_install
+from workers.catalog import CatalogModel
+from workers.engine_command import CHECKOUT, cpu_environment
+
+CHECK_TIMEOUT_S = 300.0
+"""Seconds that the check may take: the engine's modules are imported, which reads much from the disk the first time."""
+_SCRIPT = CHECKOUT / "workers" / "engine_args_check.py"
+_PROGRAM = "vllm serve: "
+
+
+async def check_arguments(model: CatalogModel, engine_env: Path) -> None:
+    """Raise InvalidRequest with the parser's words when vLLM would refuse a profile's command line.
+
+    Raises Unavailable when there is no engine environment, or when its parser does not answer.
+    """
+    python = engine_env / "bin" / "python"
+    if engine_install.status(engine_env).state == "absent":
+        raise Unavailable(
+            f"there is no engine in {engine_env} whose parser could check the arguments; `penstock engine install` "
+            "makes one, PENSTOCK_ENGINE_ENV names another, `unchecked` (--unchecked) adds the model without the check",
+            code="engine_absent",
+        )
+    for profile in model.profiles.values():
+        line = profile.command_line(model, 8000)
+        process = await asyncio.create_subprocess_exec(
+            str(python),
+            str(_SCRIPT),
+            *line[2:],
+            env=cpu_environment({"PATH": "/usr/bin:/bin", "VLLM_LOGGING_LEVEL": "ERROR"}),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                _, said = await process.communicate()
+        except TimeoutError:
+            raise Unavailable(
+                f"the engine's parser did not answer within {CHECK_TIMEOUT_S:.0f} s; try again"
+            ) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise _refusal(process.returncode, said.decode("utf-8", "replace"))
+
+
+def _refusal(status: int, said: str) -> InvalidRequest | Unavailable:
+    """What the parser said in its last line; a failure of another kind is not about the arguments."""
+    last = (
+        (said.strip().splitlines() or ["it said nothing"])[-1].removeprefix(_PROGRAM).removeprefix("error: ")
+    )
+    if status == 2:
+        return InvalidRequest(f"vLLM refuses the arguments: {last[:500]}", param="args")
+    return Unavailable(f"the engine's parser failed: {last[:500]}", code="engine_failed")
