@@ -255,7 +255,8 @@ class Agent:
             raise RuntimeError("the agent has not started")
         key = settings.engine_key.get_secret_value()
         address = engine_address(settings.host, settings.advertise_host)
-        kv = kv_endpoints(settings.data_dir, plan.replica_id) if self._is_exact(plan) else None
+        ranks = plan.capacity.dp_ranks
+        kv = kv_endpoints(settings.data_dir, plan.replica_id, ranks) if self._is_exact(plan) else None
 
         def access(url: str | None) -> EngineAccess:
             url = url or address.url(free_port(address.bind))

@@ -56,14 +56,20 @@ class EngineMetrics(msgspec.Struct, frozen=True):
         return [self.ranks[rank] if rank < len(self.ranks) else RankStatus() for rank in range(count)]
 
 
+_KV_USAGE = "vllm:kv_cache_usage_perc"
+
+
 def parse_metrics(text: str) -> EngineMetrics:
     """Parse vLLM's Prometheus text.
 
-    Values of several engine cores (ranks of attention data parallelism) are summed, their KV blocks too; `kv_usage` is
-    their maximum.
+    Values of several engine cores (ranks of attention data parallelism) are summed; `kv_usage` is their maximum. vLLM
+    states the KV blocks of all cores together beside each of them (v1/engine/core_client.py sums them, 0.32), so each
+    has its part of that.
     """
     sums: dict[tuple[int, str], float] = {}
     """By rank and name."""
+    blocks: dict[int, int] = {}
+    """KV blocks of all ranks, as each rank states them."""
     asleep = simulated = False
     block_size = 0
     for name, labelled, value in _LINE.findall(text):
@@ -71,14 +77,16 @@ def parse_metrics(text: str) -> EngineMetrics:
         rank = min(_whole(labels.get("engine", "")), MAX_RANKS)
         if name == "vllm:cache_config_info":
             block_size = _whole(labels.get("block_size", ""))
-            key, added = (rank, name), float(_whole(labels.get("num_gpu_blocks", "")))
-        elif name == "vllm:engine_sleep_state":
+            blocks[rank] = _whole(labels.get("num_gpu_blocks", ""))
+            continue
+        if name == "vllm:engine_sleep_state":
             asleep = asleep or (labels.get("sleep_state") == "awake" and float(value) == 0)
             continue
-        else:
-            simulated = simulated or (name == "penstock_simulated" and float(value) > 0)
-            key, added = (rank, name), float(value)
-        sums[key] = sums.get(key, 0.0) + added
+        simulated = simulated or (name == "penstock_simulated" and float(value) > 0)
+        key, added = (rank, name), float(value)
+        sums[key] = max(sums.get(key, 0.0), added) if name == _KV_USAGE else sums.get(key, 0.0) + added
+    for rank, total in blocks.items():
+        sums[rank, "vllm:cache_config_info"] = float(total // len(blocks))
     ranks = tuple(_rank_status(sums, rank) for rank in range(1 + max((rank for rank, _ in sums), default=0)))
     return EngineMetrics(
         running=sum(rank.running for rank in ranks),

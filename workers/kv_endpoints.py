@@ -34,10 +34,13 @@ class KvEndpoints(msgspec.Struct, frozen=True):
         return KvEndpoints(_offset(self.events, rank), _offset(self.replay, rank)) if rank else self
 
 
-def kv_endpoints(data_dir: Path, replica_id: str) -> KvEndpoints:
-    """The endpoints of a replica, the same after a restart of the agent, which adopts running engines."""
-    base = str(_directory(data_dir.resolve()) / _digest(replica_id))
-    return KvEndpoints(f"ipc://{base}.pub.tcp:1", f"ipc://{base}.replay.tcp:1")
+def kv_endpoints(data_dir: Path, replica_id: str, ranks: int = 1) -> KvEndpoints:
+    """The endpoints of a replica, the same after a restart of the agent, which adopts running engines.
+
+    Without ranks the names have no number: an engine that an earlier version started is adopted, too.
+    """
+    base, ending = str(_directory(data_dir.resolve()) / _digest(replica_id)), ".tcp:1" if ranks > 1 else ""
+    return KvEndpoints(f"ipc://{base}.pub{ending}", f"ipc://{base}.replay{ending}")
 
 
 def _offset(endpoint: str, rank: int) -> str:

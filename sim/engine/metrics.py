@@ -101,6 +101,8 @@ class SimMetrics(Collector):
         config = self._loop.model.config
         labels = ["engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"]
         info = GaugeMetricFamily("vllm:cache_config_info", "Cache configuration.", labels=labels)
-        for number, rank in enumerate(self._loop.model.ranks):
-            info.add_metric([str(number), str(config.block_size), str(rank.pool.blocks), "True"], 1)
+        ranks = self._loop.model.ranks
+        blocks = sum(rank.pool.blocks for rank in ranks)  # vLLM states those of all ranks beside each
+        for number in range(len(ranks)):
+            info.add_metric([str(number), str(config.block_size), str(blocks), "True"], 1)
         return info

@@ -16,6 +16,7 @@ from tests.support.stack import Stack, alive
 from tests.support.waiting import until
 from workers.engine_api import parse_metrics
 from workers.ranks import RANK_HEADER
+from workers.wire import RankStatus
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -40,10 +41,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         assert alive(processes) == []
 
 
+def ranks_of(url: str) -> tuple[RankStatus, ...]:
+    """What the engine's metrics say of each rank."""
+    return parse_metrics(httpx.get(f"{url}/metrics", timeout=60.0).text).ranks
+
+
 def prompts_by_rank(url: str) -> list[int]:
     """Prompt tokens that each rank of the engine has taken."""
-    metrics = parse_metrics(httpx.get(f"{url}/metrics", timeout=60.0).text)
-    return [rank.counters.prompt_tokens for rank in metrics.ranks]
+    return [rank.counters.prompt_tokens for rank in ranks_of(url)]
 
 
 async def replica(stack: Stack) -> dict[str, object]:
@@ -60,6 +65,8 @@ async def replica(stack: Stack) -> dict[str, object]:
 async def test_the_engine_obeys_the_header(stack: Stack) -> None:
     one = await replica(stack)
     url, key = str(one["url"]), engine_key(stack)
+    # The num-gpu-blocks-override of the profile holds for each rank.
+    assert [rank.kv_blocks for rank in ranks_of(url)] == [2304, 2304]
     for rank in (1, 0, 1):
         before = prompts_by_rank(url)
         async with httpx.AsyncClient(timeout=60.0) as client:

@@ -106,8 +106,8 @@ vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="penstock/tiny"} 4
 vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="penstock/tiny"} 26.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="penstock/tiny",position="0"} 18.0
 vllm:engine_sleep_state{engine="0",model_name="penstock/tiny",sleep_state="awake"} 0.0
-vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",num_gpu_blocks="800"} 1.0
-vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="1",num_gpu_blocks="790"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",num_gpu_blocks="1590"} 1.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="1",num_gpu_blocks="1590"} 1.0
 vllm:broken{ 7
 """
 

@@ -24,17 +24,17 @@ vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.5
 vllm:prompt_tokens_total{engine="0",model_name="m"} 100.0
 vllm:prompt_tokens_total{engine="1",model_name="m"} 10.0
 vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 7.0
-vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="200"} 1.0
-vllm:cache_config_info{block_size="32",engine="1",num_gpu_blocks="201"} 1.0
+vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="402"} 1.0
+vllm:cache_config_info{block_size="32",engine="1",num_gpu_blocks="402"} 1.0
 """
 
 
 def test_a_scrape_has_the_sums_and_the_values_of_each_rank() -> None:
     metrics = parse_metrics(METRICS)
     assert (metrics.running, metrics.waiting, metrics.kv_usage) == (4, 2, 0.5)
-    assert (metrics.block_size, metrics.kv_blocks, metrics.counters.prompt_tokens) == (32, 401, 110)
+    assert (metrics.block_size, metrics.kv_blocks, metrics.counters.prompt_tokens) == (32, 402, 110)
     assert metrics.ranks == (
-        RankStatus(3, 0, 0.25, 200, EngineCounters(prompt_tokens=100)),
+        RankStatus(3, 0, 0.25, 201, EngineCounters(prompt_tokens=100)),
         RankStatus(1, 2, 0.5, 201, EngineCounters(prompt_tokens=10, drafts=7)),
     )
     assert metrics.of_ranks(3) == [*metrics.ranks, RankStatus()]
@@ -68,7 +68,7 @@ def test_a_replica_without_ranks_is_its_own_target() -> None:
 
 
 def test_ranks_publish_beside_each_other_in_a_private_directory(tmp_path: Path) -> None:
-    first = kv_endpoints(tmp_path, "h/m-0")
+    first = kv_endpoints(tmp_path, "h/m-0", ranks=3)
     others = [first.of_rank(rank) for rank in range(3)]
     assert others[0] == first
     assert len({each.events for each in others} | {each.replay for each in others}) == 6
