@@ -50,6 +50,11 @@ _GRACE_S = {"jobs": 30.0, "scheduler": 10.0, "agent": 60.0, "console": 10.0}
 _MAX_RESTARTS = 3
 
 
+def _without_cloud(role: str, env: dict[str, str]) -> dict[str, str]:
+    """The environment of a role: only `jobs` creates hosts, and has the token that pays for them."""
+    return env if role == "jobs" else {k: v for k, v in env.items() if not k.startswith("DIGITALOCEAN_")}
+
+
 class Options(msgspec.Struct, frozen=True):
     """Options of `penstock up`. For a port, None means the default or, if taken, a free one; 0 means any free one."""
 
@@ -269,7 +274,7 @@ class Platform:
             name=name,
             role=role,
             command=[sys.executable, "-m", "cli.main", role],
-            env=self._stripe.env(role, self._env()),
+            env=_without_cloud(role, self._stripe.env(role, self._env())),
             cwd=CHECKOUT,
             health_url="",
             grace_s=self._options.drain_s + _API_GRACE_S if role == "api" else _GRACE_S[role],

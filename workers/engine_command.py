@@ -25,7 +25,8 @@ _CPU_ENV = {
 }
 _QUIET_ENV = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _OFFLINE_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-_OURS = ("PENSTOCK_", "DATABASE_URL", "REDIS_URL")
+_OURS = ("PENSTOCK_", "DATABASE_URL", "REDIS_URL", "STRIPE_", "DIGITALOCEAN_")
+"""Beginnings of variables with credentials of the platform. An engine may run code that comes with a model."""
 
 
 class EngineCommand(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """A model that an admin adds: its entry beside those of the catalog, made from its config.json and a kind of host."""
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from datetime import date
@@ -37,6 +38,15 @@ _OURS = frozenset(
      "kv-offloading-backend", "config"}
 )  # fmt: skip
 """Arguments that Penstock sets itself, or has another field for."""
+_RUNS_CODE = re.compile(
+    r"trust-remote-code|middleware|.*-plugins?|worker-cls|worker-extension-cls|logits-processors|allowed-local-media-path"
+)
+"""Arguments by which an engine runs code, or reads files, that an admin of the platform must not bring to its hosts."""
+_ARGUMENT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_ENGINE_ENV = re.compile(
+    r"(?!VLLM_API_KEY$|VLLM_PLUGINS$|VLLM_SERVER_DEV_MODE$)(VLLM|NCCL|OMP|FLASHINFER)_[A-Z0-9_]+"
+)
+"""Variables that a profile may set: those that tune engines."""
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 
@@ -99,8 +109,8 @@ def define(hosts: Mapping[str, HostKind], new: NewModel, today: date) -> tuple[C
     _check_gpus(new, host)
     shape = shape_of(new.config)
     args = {**new.args, **new.profile.args}
-    for flag in sorted(_OURS & args.keys()):
-        raise InvalidRequest(f"the argument {flag} is set by Penstock itself; leave it out", param="args")
+    _check_arguments(args)
+    _check_environment(new)
     args, layout = _layout(new, shape, args)
     seqs = _integer(args, "max-num-seqs", USUAL_SEQS if new.gpus else CPU_SEQS)
     length = _integer(args, "max-model-len", shape.context if new.gpus else min(shape.context, CPU_CONTEXT))
@@ -145,6 +155,38 @@ def define(hosts: Mapping[str, HostKind], new: NewModel, today: date) -> tuple[C
         max_model_len=made.max_model_len,
         instances=made.instances,
     )
+
+
+def _check_arguments(args: Mapping[str, ArgValue]) -> None:
+    """Raise InvalidRequest for what is no argument of an engine, or not an admin's to set."""
+    for flag, value in sorted(args.items()):
+        if not _ARGUMENT.fullmatch(flag):
+            raise InvalidRequest(
+                f"{flag[:80]!r} is no argument; write it in small letters with hyphens, as max-model-len",
+                param="args",
+            )
+        if flag in _OURS:
+            raise InvalidRequest(f"the argument {flag} is set by Penstock itself; leave it out", param="args")
+        if _RUNS_CODE.fullmatch(flag):
+            raise InvalidRequest(
+                f"the argument {flag} lets the engine run code or read files of its host; only the packaged "
+                "catalog may have it",
+                param="args",
+            )
+        if isinstance(value, str) and value.startswith("-"):
+            raise InvalidRequest(f"the value of {flag} begins with a hyphen: {value[:80]!r}", param="args")
+
+
+def _check_environment(new: NewModel) -> None:
+    """Raise InvalidRequest for weights that read as an option, and for variables beyond an engine's own."""
+    if new.weights.startswith("-"):
+        raise InvalidRequest(f"weights begins with a hyphen: {new.weights[:80]!r}", param="weights")
+    for name in new.profile.env:
+        if not _ENGINE_ENV.fullmatch(name):
+            raise InvalidRequest(
+                f"a profile cannot set {name[:80]!r}; it may set VLLM_, NCCL_, OMP_ and FLASHINFER_ variables",
+                param="profile",
+            )
 
 
 def parse_argument(text: str) -> tuple[str, ArgValue]:

@@ -10,7 +10,7 @@ from core.errors import InvalidRequest
 from tests.unit.workers.test_model_config import DEEPSEEK, LLAMA, MINIMAX
 from workers.added_models import decode_model, encode_model, with_added
 from workers.catalog import CatalogModel, load_catalog
-from workers.model_definition import Fit, NewModel, define, parse_argument, read_profile
+from workers.model_definition import Fit, NewModel, ProfileFile, define, parse_argument, read_profile
 from workers.wire import basis_of
 
 TODAY = date(2026, 11, 27)
@@ -113,7 +113,7 @@ def test_weights_of_sixteen_bits_and_stated_sizes_take_their_time() -> None:
 def test_what_is_known_better_goes_before_the_roofline(tmp_path: Path) -> None:
     path = tmp_path / "profile.toml"
     path.write_text(
-        'args.tool-call-parser = "hermes"\nargs.enable-auto-tool-choice = true\nenv.A = "1"\n'
+        'args.tool-call-parser = "hermes"\nargs.enable-auto-tool-choice = true\nenv.VLLM_A = "1"\n'
         'figures.prefill_tokens_per_s = { value = 9000, basis = "measured", date = 2026-11-01, source = "here" }\n'
     )
     model, _ = made(
@@ -122,7 +122,7 @@ def test_what_is_known_better_goes_before_the_roofline(tmp_path: Path) -> None:
     profile = model.profile()
     assert profile.figures["prefill_tokens_per_s"].basis == "measured"
     assert profile.capacity.max_batched_tokens == 2_048
-    assert (profile.env, "tools" in model.capabilities) == ({"A": "1"}, True)
+    assert (profile.env, "tools" in model.capabilities) == ({"VLLM_A": "1"}, True)
     path.write_text("argz = 1")
     with pytest.raises(InvalidRequest, match="argz"):
         read_profile(path)
@@ -153,6 +153,14 @@ def test_a_machine_without_gpus_has_a_cache_of_a_gibibyte() -> None:
         ({"args": CACHE | {"max-model-len": 132_000}}, r"is 132000, must be between 1 and context_len \(131072\)"),
         ({"args": {"max-model-len": "long"}}, "max-model-len is long"),
         ({"args": {"api-key": "x"}}, "api-key is set by Penstock itself"),
+        ({"args": {"api_key": "x"}}, "'api_key' is no argument"),
+        ({"args": {"compilation-config.--uds": "x"}}, "is no argument"),
+        ({"args": {"trust-remote-code": True}}, "trust-remote-code lets the engine run code"),
+        ({"args": {"reasoning-parser-plugin": "x.py"}}, "reasoning-parser-plugin lets the engine run code"),
+        ({"args": {"dtype": "--uds=/x"}}, "the value of dtype begins with a hyphen"),
+        ({"weights": "--uds=/x"}, "weights begins with a hyphen"),
+        ({"profile": ProfileFile(env={"LD_PRELOAD": "x"})}, "cannot set 'LD_PRELOAD'"),
+        ({"profile": ProfileFile(env={"VLLM_API_KEY": ""})}, "cannot set 'VLLM_API_KEY'"),
         ({"args": {"gpu-memory-utilization": 1.5}}, "gpu-memory-utilization is 1.5"),
         ({"args": {"data-parallel-size": 4}}, "tensor-parallel-size is 1, data-parallel-size is 4, but gpus is 2"),
         ({"config": FP8 | LLAMA | {"architectures": ["BertModel"]}}, "BertModel generates no text"),

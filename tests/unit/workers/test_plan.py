@@ -100,7 +100,8 @@ def test_gpus_of_the_drivers_listing(listing: str, visible: str | None, expected
 
 def command_of(plan: HostPlan, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[str, ...], dict[str, str]]:
     monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
-    monkeypatch.setenv("PENSTOCK_KEY_PEPPER", "secret")
+    for name in ("PENSTOCK_KEY_PEPPER", "DIGITALOCEAN_TOKEN", "STRIPE_API_KEY"):
+        monkeypatch.setenv(name, "secret")
     command = engine_command(
         plan.replicas[0], host="127.0.0.1", port=9000, engine_env=Path("/env"), engine_key="key",
         data_dir=Path("/data"), sim_speedup=2.0, replicas=1,
