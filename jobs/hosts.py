@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
 _LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext('penstock_hosts'), hashtext(:provider))")
+_WAITS = text("SET LOCAL idle_in_transaction_session_timeout = 0")
 _LOCAL_FLEET = "local"
 _NOT_FOR_AGENTS = {
     "DATABASE_URL",
@@ -55,6 +56,8 @@ async def reconcile_hosts(database: Database, settings: Settings) -> int:
 async def run_pass(database: Database, settings: Settings, provider: HostProvider) -> PassReport:
     """A pass over one provider under its lock; nothing when another process has it."""
     async with database.system() as lock:
+        # The lock lasts as long as the transaction, which waits for the provider: its calls have time limits.
+        await lock.execute(_WAITS)
         if not await lock.scalar(_LOCK, {"provider": provider.name}):
             return PassReport()
         reconciler = Reconciler(

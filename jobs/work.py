@@ -143,7 +143,11 @@ async def prune(database: Database, settings: Settings) -> int:
     async with database.system() as connection:
         pruned += await changes.prune_changes(connection) + await logins.prune(connection)
         pruned += await retention.prune(connection)
-        pruned += await prune_events(connection, retention.BATCH)
+    events = retention.BATCH
+    while events == retention.BATCH:  # lists are asked for every few seconds: a day has more than a batch
+        async with database.system() as connection:
+            events = await prune_events(connection, retention.BATCH)
+        pruned += events
     return pruned + await retention.forget_end_users(database)
 
 
