@@ -241,6 +241,8 @@ TESTED_APART = {
     ("POST", "/users/{user_id}/enable"),
     ("POST", "/pools/replicas/{replica_id}/{action}"),  # needs a scheduler: tests of admin/pools.py
     ("POST", "/exports/{name}/runs"),  # writes files: tests of billing/exports
+    ("POST", "/models/added"),  # asks an engine's parser: test_added_models.py
+    ("POST", "/models/removed"),
 }
 
 
