@@ -10,7 +10,12 @@ from typing import Any, Literal
 
 import msgspec
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from core.errors import InvalidRequest, Unavailable
 
@@ -116,10 +121,19 @@ def fetch_config(hub_id: str, revision: str | None) -> dict[str, Any]:
     """The config.json of a model on the hub; nothing else is downloaded. Blocks. Raises InvalidRequest, Unavailable."""
     try:
         path = hf_hub_download(hub_id, CONFIG, revision=revision)
+    except HFValidationError:
+        raise InvalidRequest(
+            f"{hub_id[:80]!r} is no name on the hub, such as ORG/NAME", param="weights"
+        ) from None
+    except (RepositoryNotFoundError, RemoteEntryNotFoundError) as error:
+        raise InvalidRequest(
+            f"the hub has no config.json of {hub_id} ({type(error).__name__})", param="weights"
+        ) from None
     except (OSError, HfHubHTTPError, ValueError) as error:
         raise Unavailable(
             f"config.json of {hub_id} could not be fetched from the hub ({type(error).__name__}): is the name right, "
-            "and does this machine reach the hub? --weights DIR reads a local directory"
+            "and does this machine reach the hub? --weights DIR reads a local directory",
+            code="hub_unreachable",
         ) from None
     return read_config(Path(path).parent)
 

@@ -20,8 +20,9 @@ SEED = 20261123
 ALL = ["coverage", "fuzzing"]
 """Phases of Schemathesis: the boundaries of every schema, and drawn requests."""
 DRAWN = ["fuzzing"]
-NO_FAULT = {"payments_off", "billing_unavailable", "billing_account_busy"}
-"""Codes of documented refusals with 503 (529 for messages): no Stripe is configured, and the machine is too busy."""
+NO_FAULT = {"payments_off", "billing_unavailable", "billing_account_busy", "hub_unreachable"}
+"""Codes of documented refusals with 503 (529 for messages): no Stripe is configured, no hub is reached, and the
+machine is too busy."""
 CHECKS = [
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
 ]  # fmt: skip

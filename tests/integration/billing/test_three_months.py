@@ -23,6 +23,7 @@ JANUARY, FEBRUARY, MARCH = MONTHS
 SEEDS = [int(one) for one in os.environ.get("PENSTOCK_PLAY_SEEDS", "1").split(",")]
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_three_months(pg_url: str, tmp_path: Path, seed: int) -> None:
     async with stage(pg_url, tmp_path, seed) as play:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.errors import InvalidRequest
-from workers.model_config import read_config, shape_of, weight_bytes
+from workers.model_config import fetch_config, read_config, shape_of, weight_bytes
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
@@ -108,3 +108,9 @@ def test_a_directory_has_a_configuration_and_weights(tmp_path: Path) -> None:
     (tmp_path / "b.safetensors").write_bytes(b"123")
     assert read_config(tmp_path) == LLAMA
     assert weight_bytes(tmp_path) == 8
+
+
+@pytest.mark.parametrize("name", ["", "a/b/c", "-x", "a b"])
+def test_a_name_that_no_hub_has_is_refused_before_any_call(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="is no name on the hub"):
+        fetch_config(name, None)
