@@ -51,7 +51,7 @@ class Timeouts(NamedTuple):
 
 
 ONLINE = Timeouts(statement_s=120.0, lock_s=20.0, idle_s=120.0)
-"""For what somebody waits for."""
+"""For requests and pages."""
 BATCH = Timeouts(statement_s=900.0, lock_s=60.0, idle_s=600.0)
 """For reports, exports, commands and background jobs."""
 

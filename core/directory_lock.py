@@ -60,7 +60,7 @@ class DirectoryLock:
         os.pwrite(self.descriptor, content + b"\n", 0)
 
     def holder(self) -> Holder | None:
-        """Who took the lock last; None when nobody has, or an earlier version did."""
+        """The process that took the lock last; None before the first, and after an earlier version."""
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=Holder)
         except (FileNotFoundError, msgspec.DecodeError):
@@ -75,7 +75,7 @@ class DirectoryLock:
             try:
                 if any(os.readlink(each) == path for each in (process / "fd").iterdir()):
                     found.append(int(process.name))
-            except OSError:  # it has ended, or belongs to somebody else
+            except OSError:  # it has ended, or belongs to another user
                 continue
         return sorted(found)
 

@@ -1,4 +1,4 @@
-"""Capacity figures of a model that nobody has measured, from its shape and the data sheet of its GPUs.
+"""Capacity figures of a model without measurements, from its shape and the data sheet of its GPUs.
 
 A step takes as long as the slower of arithmetic and memory, each at a share of its peak that engines were seen to reach
 (the roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009). With N GPUs of F floating-point operations and W

@@ -30,7 +30,7 @@ SILENT_S = 4.0
 _INITIAL_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 _REFUSED_BACKOFF_S = (1.0, 30.0)
-"""Shortest and longest wait of an agent that is turned away: somebody has to change a setting first."""
+"""Shortest and longest wait of an agent that is turned away: a setting has to change first."""
 _STEADY_S = 2.0
 """Seconds of being served after which the wait before the next connection is the shortest again."""
 _CONNECT_TIMEOUT_S = 5.0

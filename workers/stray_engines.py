@@ -46,5 +46,5 @@ def end_strays(data_dir: Path, kept: Collection[int]) -> list[int]:
 def _has(process: Path, entry: bytes) -> bool:
     try:
         return entry in (process / "environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or belongs to somebody else
+    except OSError:  # it has ended, or belongs to another user
         return False

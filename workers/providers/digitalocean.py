@@ -3,7 +3,7 @@
 `GET /v2/droplets` lists droplets without GPUs only; `type=gpus` lists those with GPUs and cannot be combined with a
 tag. So both a list of all GPU droplets, filtered here, and a list by tag make the fleet. Tags are put on a droplet
 after it is created; until then it is known by its name. A droplet is destroyed, never powered off: powered off it costs
-as much. Nothing is destroyed by tag, which would hit what nobody has looked at.
+as much. Nothing is destroyed by tag, which would hit hosts without an intent.
 """
 
 import re

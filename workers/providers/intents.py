@@ -1,6 +1,6 @@
 """Intents: one for every host that was ever wanted or found, written down before the first call, and what changes one.
 
-An intent is WRITTEN until a create is called, CALLED while nobody has seen its host, EXISTS from the first sight on,
+An intent is WRITTEN until a create is called, CALLED while no list has shown its host, EXISTS from the first sight on,
 and ENDED when its host is gone or never came. ENDED is left only when the provider shows the host again.
 """
 
@@ -29,7 +29,7 @@ class IntentState(StrEnum):
     WRITTEN = "written"
     """No host was made: there was no call of create yet, or each was refused or is known to have made nothing."""
     CALLED = "called"
-    """A create was called: it was accepted, or its result is not known. Nobody has seen the host."""
+    """A create was called: it was accepted, or its result is not known. No list has shown the host."""
     EXISTS = "exists"
     """The provider shows it, or showed it and has not yet said that it ended."""
     ENDED = "ended"
@@ -151,7 +151,7 @@ class Destroy(msgspec.Struct, frozen=True, tag=True):
 
 
 Note = Saw | Missed | Retire | Release | End
-"""Acts that change one intent and call nobody."""
+"""Acts that change one intent without a call."""
 Act = Add | Adopt | Note | Create | Destroy
 
 
