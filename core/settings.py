@@ -1,5 +1,6 @@
 """Settings, read once from the environment at an entry point and passed down as an argument."""
 
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 
@@ -7,6 +8,15 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.addresses import Address, parse_addresses
+
+_CREDENTIALS = ("DATABASE_URL", "REDIS_URL", "STRIPE_", "DIGITALOCEAN_")
+"""Beginnings of the variables with credentials of servers and providers."""
+
+
+def without_credentials(variables: Mapping[str, str], *others: str) -> dict[str, str]:
+    """Variables for a child process that needs no server and no provider; names that begin with one of `others` are
+    left out, too."""
+    return {name: value for name, value in variables.items() if not name.startswith((*_CREDENTIALS, *others))}
 
 
 class Settings(BaseSettings):

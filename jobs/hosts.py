@@ -12,7 +12,7 @@ from sqlalchemy import text
 from core.db import Database
 from core.errors import InvalidRequest
 from core.ids import uuid7
-from core.settings import Settings
+from core.settings import Settings, without_credentials
 from workers.providers.digitalocean import DigitalOceanHosts, DropletOptions
 from workers.providers.interface import HostProvider
 from workers.providers.local import LocalProcesses
@@ -25,17 +25,8 @@ EVERY_S = 10.0
 _LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext('penstock_hosts'), hashtext(:provider))")
 _WAITS = text("SET LOCAL idle_in_transaction_session_timeout = 0")
 _LOCAL_FLEET = "local"
-_NOT_FOR_AGENTS = {
-    "DATABASE_URL",
-    "REDIS_URL",
-    "STRIPE_API_KEY",
-    "STRIPE_WEBHOOK_SECRET",
-    "DIGITALOCEAN_TOKEN",
-    "PENSTOCK_METRICS_PORT",
-    "PENSTOCK_SUPERVISOR_PID",
-    "PENSTOCK_SUPERVISOR_LOCK",
-}
-"""Variables of this role that an agent must not have: credentials, and this process's port, supervisor and lock."""
+_OF_THIS_PROCESS = ("PENSTOCK_METRICS_PORT", "PENSTOCK_SUPERVISOR_PID", "PENSTOCK_SUPERVISOR_LOCK")
+"""Variables of this role that an agent must not have: this process's port, supervisor and lock."""
 
 
 async def reconcile_hosts(database: Database, settings: Settings) -> int:
@@ -85,7 +76,7 @@ def configured(settings: Settings) -> list[Callable[[], HostProvider]]:
 
 def _local(settings: Settings) -> HostProvider:
     agent = [sys.executable, "-m", "cli.main", "agent"]
-    env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_AGENTS}
+    env = without_credentials(os.environ, *_OF_THIS_PROCESS)
     return LocalProcesses(settings.data_dir.resolve() / "hosts", agent, env, _now)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from core.settings import without_credentials
 from workers import stray_engines
 from workers.kv_endpoints import KvEndpoints
 from workers.plan import ReplicaPlan
@@ -25,8 +26,6 @@ _CPU_ENV = {
 }
 _QUIET_ENV = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _OFFLINE_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-_OURS = ("PENSTOCK_", "DATABASE_URL", "REDIS_URL", "STRIPE_", "DIGITALOCEAN_")
-"""Beginnings of variables with credentials of the platform. An engine may run code that comes with a model."""
 
 
 class EngineCommand(msgspec.Struct, frozen=True):
@@ -56,7 +55,7 @@ def engine_command(
     `replicas` is the number of replicas on this host. With `kv` the engine publishes KV events. `entry` is the file of
     a model that the packaged catalog does not have.
     """
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    env = without_credentials(os.environ, "PENSTOCK_")
     env["VLLM_API_KEY"] = engine_key
     env |= stray_engines.mark(data_dir)
     if plan.engine == "sim":
