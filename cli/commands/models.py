@@ -219,33 +219,38 @@ def add_model(
 
     Example: penstock models add Qwen/Qwen3-32B --host-kind gpu-h100x8-640gb --gpus 2 --arg max-model-len=32768
     """
-    if host_kind is not None:
-        if context_len is not None or embeddings or max_output_tokens is not None:
-            raise InvalidRequest("--host-kind goes without the options of external engines' models")
-        new = given_model(name, host_kind, gpus, weights, revision, arg or [], profile)
-        env = engine_environment(engine_env)
-        act = partial(
-            added_models.add,
-            new=new,
-            engine_env=env,
-            today=datetime.now(UTC).date(),
-            note=note,
-            unchecked=unchecked,
-        )
-        perform(act, data_dir, as_json)
+    if host_kind is None:
+        if any((gpus, weights, revision, arg, profile, unchecked)):
+            raise InvalidRequest(
+                "--gpus, --weights, --revision, --arg, --profile and --unchecked go with --host-kind"
+            )
+        spec = external_spec(context_len, max_output_tokens, embeddings)
+        perform(partial(models.add_model, name=name, note=note, spec=spec), data_dir, as_json)
         return
-    if any((gpus, weights, revision, arg, profile, unchecked)):
-        raise InvalidRequest(
-            "--gpus, --weights, --revision, --arg, --profile and --unchecked go with --host-kind"
-        )
-    spec = None
+    if context_len is not None or embeddings or max_output_tokens is not None:
+        raise InvalidRequest("--host-kind goes without the options of external engines' models")
+    act = partial(
+        added_models.add,
+        new=given_model(name, host_kind, gpus, weights, revision, arg or [], profile),
+        engine_env=engine_environment(engine_env),
+        today=datetime.now(UTC).date(),
+        note=note,
+        unchecked=unchecked,
+    )
+    perform(act, data_dir, as_json)
+
+
+def external_spec(
+    context_len: int | None, max_output_tokens: int | None, embeddings: bool
+) -> ModelSpec | None:
+    """What is said of a model that an external engine serves; None = it is of the catalog. Raises InvalidRequest."""
     if embeddings and (context_len is None or max_output_tokens is not None):
         raise InvalidRequest("--embeddings goes with --context-len, and without --max-output-tokens")
-    if context_len is not None and embeddings:
-        spec = ModelSpec.embedding(context_len)
-    elif context_len is not None:
-        spec = ModelSpec(context_len, min(max_output_tokens or context_len, context_len))
-    perform(partial(models.add_model, name=name, note=note, spec=spec), data_dir, as_json)
+    if context_len is None:
+        return None
+    if embeddings:
+        return ModelSpec.embedding(context_len)
+    return ModelSpec(context_len, min(max_output_tokens or context_len, context_len))
 
 
 @app.command("remove")
