@@ -439,12 +439,31 @@ async def test_external_engine_is_only_probed(begin: Begin, tmp_path: Path) -> N
         await engine.wait()
 
 
-async def test_invalid_settings_are_one_line(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli.main", "agent", "--engine", "sim", "--model", "nope",
+async def start_agent(data_dir: Path, model: str, **env: str) -> asyncio.subprocess.Process:
+    """An agent's process without a scheduler; its messages are in stderr."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli.main", "agent", "--engine", "sim", "--model", model,
         cwd=CHECKOUT, stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PENSTOCK_DATA_DIR": str(tmp_path), "PENSTOCK_INTERNAL_TOKEN": "x"},
+        env={**os.environ, "PENSTOCK_DATA_DIR": str(data_dir), "PENSTOCK_INTERNAL_TOKEN": "x", **env},
     )  # fmt: skip
-    _, errors = await asyncio.wait_for(process.communicate(), 30)
+
+
+async def test_invalid_settings_are_one_line(tmp_path: Path) -> None:
+    process = await start_agent(tmp_path, "penstock/tiny", PENSTOCK_PROFILE="nope")
+    _, errors = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 2
-    assert "the catalog has no model 'nope'" in errors.decode().splitlines()[-1]
+    assert "has no profile 'nope'" in errors.decode().splitlines()[-1]
+
+
+async def test_an_agent_says_that_it_waits_for_a_model_that_is_not_added(tmp_path: Path) -> None:
+    process = await start_agent(tmp_path, "nope")
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(120):
+            async for line in process.stderr:
+                if b"the model nope is not known; waiting until it is added" in line:
+                    break
+        assert process.returncode is None
+    finally:
+        process.terminate()
+        await process.communicate()
