@@ -24,7 +24,9 @@ FOLLOWED = {"go": "look (up|down)", "year": "[0-9]{4}"}
 """What the input of a custom tool has to match, whose grammar says so in its own words."""
 HELLO = [{"role": "user", "content": "hi"}]
 WORDS = "I will look."
-UNFINISHED_CALL = WORDS + r' <tool_call>\{"name": "look", "arguments": \{"ok": "[a-z]{900}"\}\}</tool_call>'
+UNFINISHED_CALL = (
+    r'I will look\. <tool_call>\{"name": "look", "arguments": \{"ok": "[a-z]{900}"\}\}</tool_call>'
+)
 """What the model has to write: text, and a call that is longer than the answer may be."""
 LONG = {"type": "object", "properties": {"ok": {"type": "string", "minLength": 900}}, "required": ["ok"]}
 CALLED = {"type": "function", "function": {"name": "look", "parameters": LONG}}
