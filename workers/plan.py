@@ -153,6 +153,13 @@ def plan_vllm(
             f"model {model_name} needs {need} GPUs, this machine has {len(gpus.ids)}", param="model"
         )
     each = max(profile.gpus, 1)
+    if profile.dp_ranks > each:
+        raise InvalidRequest(
+            f"profile {profile.name} of {model.name} has {profile.dp_ranks} ranks for a machine without GPUs, and this "
+            f"machine has {len(gpus.ids)}, of which each rank would need one; choose another profile of the model: "
+            f"{', '.join(other.name for other in model.profiles.values() if other.dp_ranks <= max(other.gpus, 1))}",
+            param="profile",
+        )
     if each * replicas > len(gpus.ids):
         raise InvalidRequest(
             f"{replicas} replicas of {model.name} need {each * replicas} GPUs, this machine has {len(gpus.ids)}",

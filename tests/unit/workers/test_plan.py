@@ -56,6 +56,17 @@ def test_the_profile_for_these_gpus_is_preferred() -> None:
         plan_vllm(CATALOG, "h", "qwen3.5-397b", 1, two, hub_answers=True)
 
 
+def test_ranks_without_gpus_are_refused_on_a_machine_with_gpus() -> None:
+    with pytest.raises(InvalidRequest, match=r"profile dp2 of penstock/tiny has 2 ranks .* another .*: cpu$"):
+        plan_vllm(CATALOG, "h", "penstock/tiny", 1, H100S, hub_answers=True, profile_name="dp2")
+    (alone,) = plan_vllm(CATALOG, "h", "penstock/tiny", 1, H100S, hub_answers=True).replicas
+    assert alone.capacity.dp_ranks == 1
+    (spread,) = plan_vllm(
+        CATALOG, "h", "deepseek-v3.2", 1, H100S, hub_answers=True, profile_name="dp8"
+    ).replicas
+    assert len(spread.gpu_ids) == spread.capacity.dp_ranks == 8
+
+
 def test_one_small_gpu_gets_the_small_model() -> None:
     plan = plan_vllm(CATALOG, "h", "", 1, Gpus(("0",), "H200"), hub_answers=True)
     assert (plan.replicas[0].model.name, plan.replicas[0].gpu_ids) == ("qwen2.5-0.5b", ("0",))
