@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 
 import aiohttp
 import msgspec
 
 from core.errors import EngineFailed
-from workers.ranks import MAX_RANKS
+from workers.ranks import MAX_RANKS, RANK_HEADER
 from workers.wire import EngineCounters, RankStatus
 
 _LINE = re.compile(r"^(vllm:[a-z_]+|penstock_simulated)(?:\{(.*)\})? ([0-9.eE+-]+|NaN|\+Inf)$", re.MULTILINE)
@@ -143,6 +144,17 @@ class _Answer(msgspec.Struct, frozen=True):
     usage: AnswerUsage = AnswerUsage()
 
 
+def _warm_up_chat(model: str) -> dict[str, object]:
+    """A short chat, as a stream with running usage counts."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": _WARMUP_WORDS}],
+        "max_tokens": 8,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+
+
 class EngineApi:
     """HTTP client of one engine. Every method raises EngineFailed when the engine cannot be reached."""
 
@@ -198,35 +210,36 @@ class EngineApi:
         except msgspec.MsgspecError as error:
             raise EngineFailed(f"the engine's answer is not one of a chat: {error}") from None
 
-    async def warm_up(self, model: str, max_model_len: int, *, embeds: bool = False) -> None:
+    async def warm_up(self, model: str, max_model_len: int, *, embeds: bool = False, ranks: int = 1) -> None:
         """Send requests of several lengths, so that compilation does not delay the first customer's request.
 
         `max_model_len` in tokens bounds their lengths. `embeds`: whether the model gives embeddings, and nothing else.
-        Raises EngineFailed when the engine refuses one.
+        With several `ranks` each gets all requests, because each is a process that compiles for itself. Raises
+        EngineFailed when the engine refuses one.
         """
-        if embeds:
-            for words in (1, max(1, min(max_model_len // 4, 1024) // 16)):
-                await self._generate("/v1/embeddings", {"model": model, "input": _WARMUP_WORDS * words})
-            return
-        for words, answer in ((1, 4), (max(1, min(max_model_len // 4, 1024) // 16), 16)):
-            body = {"model": model, "prompt": _WARMUP_WORDS * words, "max_tokens": answer, "temperature": 0}
-            await self._generate("/v1/completions", body)
-        messages = [{"role": "user", "content": _WARMUP_WORDS}]
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        body = {
-            "model": model,
-            "messages": messages,
-            "max_tokens": 8,
-            "stream": True,
-            "stream_options": options,
-        }
-        await self._generate("/v1/chat/completions", body)
-        await self._warm_features(body)
+        of_ranks: list[dict[str, str]] = (
+            [{RANK_HEADER: str(rank)} for rank in range(ranks)] if ranks > 1 else [{}]
+        )
+        long = max(1, min(max_model_len // 4, 1024) // 16)
+        for headers in of_ranks:
+            if embeds:
+                for words in (1, long):
+                    body: dict[str, object] = {"model": model, "input": _WARMUP_WORDS * words}
+                    await self._generate("/v1/embeddings", body, headers)
+                continue
+            for words, answer in ((1, 4), (long, 16)):
+                prompt = _WARMUP_WORDS * words
+                body = {"model": model, "prompt": prompt, "max_tokens": answer, "temperature": 0}
+                await self._generate("/v1/completions", body, headers)
+            await self._generate("/v1/chat/completions", _warm_up_chat(model), headers)
+        if not embeds:
+            await self._warm_features(model, of_ranks)
 
-    async def _warm_features(self, body: dict[str, object]) -> None:
+    async def _warm_features(self, model: str, of_ranks: Sequence[Mapping[str, str]]) -> None:
         """Use what loads or compiles at its first use: log-probabilities and structured answers.
 
-        An engine that has a feature not, or is slow with it, is ready all the same.
+        An engine that has a feature not, or is slow with it, is ready all the same. `of_ranks` has the headers of each
+        rank.
         """
         schema = {"name": "valve", "schema": _WARMUP_SCHEMA}
         features: tuple[dict[str, object], ...] = (
@@ -235,9 +248,10 @@ class EngineApi:
         )
         try:
             async with asyncio.timeout(_FEATURES_WARMUP_S):
-                for feature in features:
+                for headers, feature in product(of_ranks, features):
+                    body = {**_warm_up_chat(model), **feature}
                     try:
-                        await self._generate("/v1/chat/completions", {**body, **feature})
+                        await self._generate("/v1/chat/completions", body, headers)
                     except EngineFailed as error:
                         log.warning("not warmed up: %s: %s", ", ".join(feature), error.message)
         except TimeoutError:
@@ -251,8 +265,8 @@ class EngineApi:
         """Wake the engine up. Raises EngineFailed when it has no sleep mode."""
         await self._must("POST", "/wake_up")
 
-    async def _generate(self, path: str, body: dict[str, object]) -> None:
-        status, answer = await self._call("POST", path, body, _WARMUP_TIMEOUT)
+    async def _generate(self, path: str, body: dict[str, object], headers: Mapping[str, str]) -> None:
+        status, answer = await self._call("POST", path, body, _WARMUP_TIMEOUT, headers)
         if status != 200:
             raise EngineFailed(
                 f"warm-up: {path} answered {status}: {answer[:200].decode('utf-8', 'replace')}"
@@ -269,9 +283,12 @@ class EngineApi:
         path: str,
         body: dict[str, object] | None = None,
         timeout: aiohttp.ClientTimeout = _TIMEOUT,
+        further: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
         data = msgspec.json.encode(body) if body is not None else None
-        headers = {**self._headers, "Content-Type": "application/json"} if data else self._headers
+        headers = {**self._headers, **(further or {})}
+        if data:
+            headers["Content-Type"] = "application/json"
         try:
             async with self._session.request(
                 method, self.url + path, data=data, headers=headers, timeout=timeout

@@ -212,8 +212,10 @@ class ReplicaRunner(ReplicaView):
                 raise EngineFailed(f"the engine did not come up within {LOAD_TIMEOUT_S:.0f} s")
             await asyncio.sleep(POLL_S)
         self.enter(ReplicaState.LOADING, "warming up")
-        length = self.plan.capacity.max_model_len
-        await self._api.warm_up(self.plan.model_name, length, embeds=self.plan.embeds)
+        plan, capacity = self.plan, self.plan.capacity
+        await self._api.warm_up(
+            plan.model_name, capacity.max_model_len, embeds=plan.embeds, ranks=capacity.dp_ranks
+        )
         self.stream_interval = await self._api.takes_stream_interval()
         await self._count_warm_up()
         self._ready_once = True

@@ -30,7 +30,7 @@ class PlayedApi:
     async def healthy(self) -> bool:
         return True
 
-    async def warm_up(self, model: str, max_model_len: int, *, embeds: bool) -> None:
+    async def warm_up(self, model: str, max_model_len: int, *, embeds: bool, ranks: int) -> None:
         return None
 
     async def takes_stream_interval(self) -> bool:

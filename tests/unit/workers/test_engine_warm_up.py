@@ -29,12 +29,16 @@ class Session:
 
     def __init__(self, status_of: Callable[[dict[str, Any]], int | None]) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self._status_of = status_of
 
     @asynccontextmanager
-    async def request(self, method: str, url: str, *, data: bytes, **_: object) -> AsyncIterator[Answer]:
+    async def request(
+        self, method: str, url: str, *, data: bytes, headers: dict[str, str], **_: object
+    ) -> AsyncIterator[Answer]:
         body = msgspec.json.decode(data)
         self.bodies.append(body)
+        self.headers.append(headers)
         status = self._status_of(body)
         if status is None:
             await asyncio.Event().wait()
@@ -70,6 +74,23 @@ async def test_an_engine_that_is_slow_with_a_feature_is_ready_all_the_same(
 async def test_an_engine_that_cannot_chat_is_not_ready() -> None:
     with pytest.raises(EngineFailed):
         await warm_up(lambda body: 500 if "messages" in body else 200)
+
+
+async def test_every_rank_gets_all_requests() -> None:
+    """A rank is a process of its own, which compiles for itself."""
+    session = Session(lambda _: 200)
+    api = EngineApi(cast(aiohttp.ClientSession, session), "http://engine", "")
+    await api.warm_up("m", 2048, ranks=3)
+    by_rank: dict[str, list[str]] = {}
+    for headers, body in zip(session.headers, session.bodies, strict=True):
+        by_rank.setdefault(headers["X-data-parallel-rank"], []).append(repr(body))
+    assert sorted(by_rank) == ["0", "1", "2"]
+    assert by_rank["0"] == by_rank["1"] == by_rank["2"]
+
+    whole = Session(lambda _: 200)
+    await EngineApi(cast(aiohttp.ClientSession, whole), "http://engine", "").warm_up("m", 2048)
+    assert [repr(body) for body in whole.bodies] == by_rank["0"]
+    assert not any("X-data-parallel-rank" in headers for headers in whole.headers)
 
 
 async def test_an_engine_of_embeddings_is_asked_for_nothing_else() -> None:
