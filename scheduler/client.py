@@ -7,6 +7,7 @@ to the next incarnation. While the scheduler is away the client places requests 
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -21,7 +22,7 @@ from scheduler.announcements import MAX_COUNTERS, CounterCache, announcements
 from scheduler.availability import OFFLINE
 from scheduler.connection import Listener, SchedulerConnection
 from scheduler.core.policy import Reason
-from scheduler.held import HeldPlacement, Waiting, share_texts
+from scheduler.held import HeldPlacement, Waiting, counted_on, share_texts
 from scheduler.messages import (
     AnnouncedRequest,
     Answers,
@@ -71,8 +72,9 @@ class SchedulerClient(Listener):
         self._held: dict[PlacementKey, HeldPlacement] = {}
         self._advanced: dict[PlacementKey, HeldPlacement] = {}
         """Placements with output tokens that have not been reported."""
-        self._running: dict[str, int] = {}
-        self._had: dict[str, int] = {}
+        self._running: Counter[str] = Counter()
+        """Placements by replica, and by rank (`rank_id`)."""
+        self._had: Counter[str] = Counter()
         """What `_running` was when the scheduler was lost."""
         self._commands: dict[str, asyncio.Future[CommandResult]] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -230,7 +232,7 @@ class SchedulerClient(Listener):
 
     def on_disconnected(self) -> None:
         """End what cannot be asked again: commands."""
-        self._had = dict(self._running)
+        self._had = self._running.copy()
         self._snapshot_received.clear()
         for command_id, future in self._commands.items():
             if not future.done():
@@ -276,18 +278,17 @@ class SchedulerClient(Listener):
             request = waiting.request
             counter = TenantCounter(request.tenant_id, request.model, placement.service, request.tier)
             self._counters.update(placement.epoch, [counter])
-        self._running[placement.replica_id] = self._running.get(placement.replica_id, 0) + 1
+        self._running.update(counted_on(placement))
         waiting.future.set_result(placement)
 
     def _drop(self, key: PlacementKey) -> HeldPlacement | None:
         held = self._held.pop(key, None)
         self._advanced.pop(key, None)
         if held is not None:
-            left = self._running[key[1]] - 1
-            if left:
-                self._running[key[1]] = left
-            else:
-                del self._running[key[1]]
+            for name in counted_on(held.placement):
+                self._running[name] -= 1
+                if not self._running[name]:
+                    del self._running[name]
         return held
 
     def _on_refusal(self, refusal: PlaceRefused) -> None:
@@ -330,8 +331,8 @@ class SchedulerClient(Listener):
 
     def _place_locally(self, waiting: Waiting) -> bool:
         """Place a request by the last snapshot. False when no replica has room for it."""
-        running, had = self._running, self._had
-        added = {name: running.get(name, 0) - had.get(name, 0) for name in running.keys() | had.keys()}
+        added = self._running.copy()
+        added.subtract(self._had)
         placement = fallback.choose(waiting.request, self._known, added, self._rng)
         if placement is None:
             return False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from scheduler.core.policy import Rng
 from scheduler.core.rules import band_index
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot
+from workers.ranks import rank_id
 from workers.wire import ReplicaState, ReplicaStatus
 
 LOCAL_CAP = 8
@@ -25,8 +26,9 @@ def choose(
 ) -> Placement | None:
     """The less loaded of two random ready replicas under their local cap; None when there is none.
 
-    `added` is by how much this process's placements on a replica have grown since the scheduler was lost; less than 0
-    when more have ended than begun. What it had then is part of the load in `snapshot`, and leaves the cap alone.
+    `added` is by how much this process's placements on a replica, and on each rank by `rank_id`, have grown since the
+    scheduler was lost; less than 0 when more have ended than begun. What it had then is part of the load in `snapshot`,
+    and leaves the cap alone.
     """
     able = [
         replica
@@ -51,17 +53,18 @@ def choose(
         chosen.simulated,
         stream_interval=chosen.stream_interval,
         priority=band_index(request.tier) if chosen.capacity.by_priority else None,
-        rank=_rank_of(chosen, rng),
+        rank=_rank_of(chosen, added, rng),
     )
 
 
-def _rank_of(replica: ReplicaStatus, rng: Rng) -> int | None:
+def _rank_of(replica: ReplicaStatus, added: Mapping[str, int], rng: Rng) -> int | None:
     """The less loaded of two random ranks of a replica; None when it has none."""
     ranks = replica.ranks
     if not ranks:
         return None
     two = (rng.randrange(len(ranks)), rng.randrange(len(ranks)))
-    return min(two, key=lambda number: ranks[number].running + ranks[number].waiting)
+    own = {number: added.get(rank_id(replica.replica_id, number), 0) for number in two}
+    return min(two, key=lambda number: ranks[number].running + ranks[number].waiting + own[number])
 
 
 def _load(replica: ReplicaStatus, added: Mapping[str, int]) -> float:

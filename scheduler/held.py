@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from scheduler.announcements import announced_placement
 from scheduler.messages import AnnouncedPlacement
 from scheduler.wire import Placement, PlaceRequest
+from workers.ranks import rank_id
 
 
 @dataclass(slots=True)
@@ -47,3 +48,9 @@ def share_texts(placement: Placement, request: PlaceRequest) -> None:
     placement.request_id, placement.model = request.request_id, sys.intern(placement.model)
     placement.epoch, placement.replica_id = sys.intern(placement.epoch), sys.intern(placement.replica_id)
     placement.url, placement.boot_id = sys.intern(placement.url), sys.intern(placement.boot_id)
+
+
+def counted_on(placement: Placement) -> list[str]:
+    """The names under which a client counts a placement: its replica, and its rank where it has one."""
+    name = placement.replica_id
+    return [name] if placement.rank is None else [name, rank_id(name, placement.rank)]

@@ -2,22 +2,29 @@
 
 import asyncio
 import contextlib
+from collections import Counter
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from prometheus_client import generate_latest
 
 from core.errors import Refused, Unavailable
 from core.ids import uuid7
+from scheduler import client as client_module
 from scheduler import connection as connection_module
+from scheduler import fallback
 from scheduler import service as service_module
 from scheduler.core.model_queue import MAX_EXPIRED
+from scheduler.core.policy import Rng
 from scheduler.messages import Announce, AnnouncedRequest, FromClient
 from scheduler.sessions import Session
-from scheduler.wire import Placement, Released
+from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from tests.support.ports import free_port
-from tests.support.scheduling import MODEL, agent, client, replica, request, service
+from tests.support.scheduling import MODEL, agent, capacity, client, replica, request, service
 from tests.support.waiting import until
-from workers.wire import KvDelta, KvResync, ReplicaCommand, ReplicaState
+from workers.ranks import rank_id
+from workers.wire import KvDelta, KvResync, RankStatus, ReplicaCommand, ReplicaState
 
 
 def released(placement: Placement, **fields) -> Released:
@@ -175,6 +182,37 @@ async def test_without_the_scheduler_the_client_places_by_itself_under_a_cap() -
         async with service(port) as second:
             await asyncio.gather(*tasks)
             await until(lambda: len(second.state.active) == 19)
+
+
+async def test_without_the_scheduler_the_client_counts_its_placements_on_each_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[Counter[str]] = []
+
+    def choose(
+        request: PlaceRequest, snapshot: PoolSnapshot, added: Counter[str], rng: Rng
+    ) -> Placement | None:
+        counted.append(added.copy())
+        return fallback.choose(request, snapshot, added, rng)
+
+    monkeypatch.setattr(client_module, "fallback", SimpleNamespace(**{**vars(fallback), "choose": choose}))
+    port = free_port()
+    ranks = [RankStatus(), RankStatus()]
+    engine = replica("host/r0", capacity=msgspec.structs.replace(capacity(64), dp_ranks=2), ranks=ranks)
+    async with agent(port, engine), client(port) as api:
+        async with service(port):
+            await until(lambda: api.snapshot().replicas)
+            before = await api.place(request())
+        held = [await api.place(request()) for _ in range(4)]
+        api.release(released(held.pop(0)))
+        api.release(released(before))
+        await api.place(request())
+        expected = Counter(rank_id("host/r0", each.rank or 0) for each in held)
+        expected.subtract([rank_id("host/r0", before.rank or 0)])
+        expected["host/r0"] = 2
+        assert {name: count for name, count in counted[-1].items() if count} == {
+            name: count for name, count in expected.items() if count
+        }
 
 
 async def test_commands_reach_the_agent_and_its_answer_returns() -> None:

@@ -1,6 +1,7 @@
 """Ranks as targets: each has load, cache and speed of its own, and all of an engine are one replica."""
 
 import random
+from collections import Counter
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from scheduler.views import HostRegistry, pool_snapshot
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from tests.support.clock import ManualClock
 from tests.support.scheduling import MODEL, beat, capacity, replica, request
+from workers.ranks import rank_id
 from workers.wire import KvDelta, RankStatus, ReplicaState, ReplicaStatus
 
 RANKS = 4
@@ -194,6 +196,19 @@ def test_without_a_scheduler_a_less_busy_rank_is_chosen() -> None:
     alone = choose(request(), PoolSnapshot(replicas=[replica()]), {}, random.Random(1))
     assert alone is not None
     assert alone.rank is None
+
+
+def test_without_a_scheduler_own_placements_count_on_their_rank() -> None:
+    """The snapshot stands still meanwhile; by it alone a rank that was idle would take most of a burst."""
+    shown = engine()
+    shown.ranks = [RankStatus(running=6 * rank) for rank in range(RANKS)]
+    snapshot, rng, added = PoolSnapshot(replicas=[shown]), random.Random(1), Counter[str]()
+    for _ in range(60):
+        found = choose(request(), snapshot, added, rng)
+        assert found is not None
+        added[rank_id(found.replica_id, found.rank or 0)] += 1
+    loads = [each.running + added[name] for each, name in zip(shown.ranks, NAMES, strict=True)]
+    assert max(loads) - min(loads) <= 4
 
 
 def test_figures_of_ranks_are_brought_into_range_and_their_number_must_be_right() -> None:
