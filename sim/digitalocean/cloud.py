@@ -78,6 +78,12 @@ class FakeCloud:
         """Seconds that a destroy takes; the droplet is billed until its end."""
         self.tag_gpus_s = 0
         """Seconds until a GPU droplet carries its tags."""
+        self.account_uuid = "b6fr89dbf6d9156cace5f3c78dc9851d957381ef"
+        """Of the user whose token is used."""
+        self.team_uuid = "5df3e3004a17e242b7c20ca6c9fc25b701a47ece"
+        """Of the team that the token belongs to; empty = none."""
+        self.denied: set[str] = set()
+        """Operations for which the token has no scope: 403."""
         self.records_destroys = True
         """Whether the list of actions shows destroys."""
         self.droplets: dict[int, Droplet] = {}
@@ -162,6 +168,8 @@ class FakeCloud:
         if fault in (Fault.LIST_ERROR, Fault.ACTIONS_ERROR):
             return _error(500, "server_error", "Server was unable to give you a response.")
         try:
+            if operation in self.denied:
+                raise _Refused(403, "forbidden", "You are not authorized to perform this operation")
             return self._operate(request, operation, fault, now)
         except _Refused as refused:
             return _error(refused.status, refused.name, str(refused))
@@ -183,7 +191,21 @@ class FakeCloud:
                 return self._page(request, "actions", [action.view(now) for action in begun])
             case "sizes":
                 return self._page(request, "sizes", [size_view(*item) for item in self.prices.items()])
+            case "account":
+                return Response(200, {}, {"account": self._account()})
         raise _Refused(404, "not_found", "The resource you were accessing could not be found.")
+
+    def _account(self) -> dict[str, Any]:
+        view: dict[str, Any] = {
+            "droplet_limit": self.droplet_limit,
+            "floating_ip_limit": 5,
+            "email": "sammy@digitalocean.com",
+            "uuid": self.account_uuid,
+            "email_verified": True,
+            "status": "active",
+            "status_message": " ",
+        }
+        return {**view, "team": {"uuid": self.team_uuid, "name": "My Team"}} if self.team_uuid else view
 
     def _page(self, request: Request, name: str, rows: list[dict[str, Any]]) -> Response:
         try:
@@ -337,6 +359,8 @@ def _operation(request: Request) -> str:
             return "actions"
         case "GET", "/v2/sizes":
             return "sizes"
+        case "GET", "/v2/account":
+            return "account"
     if _ONE.match(request.path):
         return {"GET": "get", "DELETE": "destroy"}.get(request.method, "unknown")
     return "unknown"

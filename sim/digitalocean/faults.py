@@ -65,7 +65,7 @@ def _concerns(fault: Fault, operation: str) -> bool:
     if fault in (Fault.BURST, Fault.SPENT):
         return True
     if fault is Fault.LIST_ERROR:
-        return operation in ("list", "get", "actions", "sizes")
+        return operation in ("list", "get", "actions", "sizes", "account")
     return fault.value.startswith(operation)
 
 
