@@ -1,7 +1,7 @@
 """Hosts from providers: what is desired, what there is and costs, every call, and notices that one is taken back."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 from sqlalchemy import text
@@ -17,12 +17,14 @@ from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
 from workers.providers import static, store
 from workers.providers.costs import before_agent_pico, host_cost_pico
-from workers.providers.intents import Intent, IntentState
+from workers.providers.intents import Intent, IntentState, Overtaken
 from workers.providers.interface import DesiredHosts, HostGroup
 
 PROVIDERS = ("digitalocean", "local")
 """Providers that create hosts."""
 MAX_HOSTS = 1_024
+RECLAIM_WITHIN = timedelta(days=7)
+"""How far ahead a notice may be."""
 MAX_TEXT = 100
 MAX_ROWS = 1_000
 
@@ -197,10 +199,7 @@ async def set_desired(
     """
     require(actor, PLATFORM_ADMIN)
     why = clean_reason(reason)
-    if provider not in PROVIDERS:
-        raise InvalidRequest(
-            f"{provider[:MAX_TEXT]!r} creates no hosts; these do: {', '.join(PROVIDERS)}", param="provider"
-        )
+    require_provider(provider)
     for param, value in (("region", region), ("kind", kind)):
         if not 1 <= len(value) <= MAX_TEXT:
             raise InvalidRequest(f"{param} needs 1 to {MAX_TEXT} characters", param=param)
@@ -227,13 +226,22 @@ async def set_desired(
     return after
 
 
+def require_provider(provider: str) -> None:
+    """Raise InvalidRequest unless it is a provider that creates hosts."""
+    if provider not in PROVIDERS:
+        raise InvalidRequest(
+            f"{provider[:MAX_TEXT]!r} creates no hosts; these do: {', '.join(PROVIDERS)}", param="provider"
+        )
+
+
 async def note_reclaim(
     database: Database, actor: Actor, *, name: str, at: datetime | None, reason: str
 ) -> HostView:
     """Write down that the provider takes a host back at `at`; None = the notice was wrong.
 
     A replacement is created at once, and the host is destroyed at that instant. Raises NotFound, InvalidRequest for an
-    instant without a zone, Conflict for a host that has ended or is not wanted.
+    instant without a zone, of the past or more than RECLAIM_WITHIN ahead, Conflict for a host that has ended, is not
+    wanted or was changed by a pass at the same time.
     """
     require(actor, PLATFORM_ADMIN)
     why = clean_reason(reason)
@@ -250,8 +258,17 @@ async def note_reclaim(
             state = "has ended" if intent.state is IntentState.ENDED else "is being destroyed"
             raise Conflict(f"{name} {state}: {intent.why}", param="name")
         now: datetime = (await connection.execute(_NOW)).scalar_one()
-        await store.note_reclaim(connection, intent, at)
+        if at is not None and not now < at <= now + RECLAIM_WITHIN:
+            raise InvalidRequest(
+                f"{at.isoformat()} must be after {now.isoformat(timespec='seconds')} and at most "
+                f"{RECLAIM_WITHIN.days} days ahead",
+                param="at",
+            )
         changed = msgspec.structs.replace(intent, reclaim_at=at)
+        try:
+            await store.write_intent(connection, intent, changed)
+        except Overtaken:
+            raise Conflict(f"a pass has just changed {name}; try again", param="name") from None
         before, after = _host(intent, now), _host(changed, now)
         await record(
             connection,

@@ -168,6 +168,10 @@ class Settings(BaseSettings):
     fleets are never touched. Without it no hosts are created."""
     hosts_dry_run: bool = False
     """Look at providers' hosts and write down what would be done, but create and destroy nothing."""
+    hosts_max: int = Field(default=16, ge=0)
+    """Hosts that there may be at each provider, those that start and end included; 0 = none are created."""
+    hosts_max_usd_per_hour: Decimal = Field(default=Decimal(100), ge=0, le=10**6)
+    """US dollars per hour that the hosts of each provider may cost together. A create beyond that is refused."""
     local_hosts: bool = False
     """Run the desired hosts of the provider `local` as processes on this machine; `penstock up` sets it."""
     digitalocean_token: SecretStr = Field(default=SecretStr(""), validation_alias="DIGITALOCEAN_TOKEN")

@@ -7,22 +7,30 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from prometheus_client import Gauge
 from sqlalchemy import text
 
 from core.db import Database
 from core.errors import InvalidRequest
 from core.ids import uuid7
+from core.money import usd_to_pico
 from core.settings import Settings, without_credentials
+from workers.providers import digitalocean, local
+from workers.providers.ceilings import Ceilings
 from workers.providers.digitalocean import DigitalOceanHosts, DropletOptions
 from workers.providers.interface import HostProvider
 from workers.providers.local import LocalProcesses
 from workers.providers.reconciler import PassReport, Reconciler
-from workers.providers.store import DatabaseIntents
+from workers.providers.store import DatabaseIntents, try_lock
 
 log = logging.getLogger(__name__)
 
+STOPPED = Gauge(
+    "penstock_host_provider_stopped",
+    "Whether the last pass over a provider of hosts could not see all of them, or changes nothing until a person acts.",
+    ["provider"],
+)
 EVERY_S = 10.0
-_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext('penstock_hosts'), hashtext(:provider))")
 _WAITS = text("SET LOCAL idle_in_transaction_session_timeout = 0")
 _LOCAL_FLEET = "local"
 _OF_THIS_PROCESS = ("PENSTOCK_METRICS_PORT", "PENSTOCK_SUPERVISOR_PID", "PENSTOCK_SUPERVISOR_LOCK")
@@ -30,47 +38,70 @@ _OF_THIS_PROCESS = ("PENSTOCK_METRICS_PORT", "PENSTOCK_SUPERVISOR_PID", "PENSTOC
 
 
 async def reconcile_hosts(database: Database, settings: Settings) -> int:
-    """One pass over each provider that is set up; returns the number of creates and destroys that were called."""
+    """One pass over each provider that is set up; returns the number of creates and destroys that were called.
+
+    One provider's error does not stop the passes of the others. It is raised after them.
+    """
     calls = 0
-    for make in configured(settings):
-        provider = make()
+    failures: list[Exception] = []
+    for name, make in configured(settings).items():
         try:
-            report = await run_pass(database, settings, provider)
-        finally:
-            await provider.close()
+            report = await _pass(database, settings, make)
+        except Exception as error:  # noqa: BLE001 - raised after the passes over the others
+            log.error("%s: the pass failed: %s: %s", name, type(error).__name__, error)
+            error.add_note(f"in the pass over {name}")
+            failures.append(error)
+            STOPPED.labels(name).set(1)
+            continue
+        if report is None or report.waited:
+            continue
+        STOPPED.labels(name).set(0 if report.complete else 1)
         if report.calls:
-            log.info("%s: %d calls in a pass of %d acts", provider.name, report.calls, len(report.acts))
+            log.info("%s: %d calls in a pass of %d acts", name, report.calls, len(report.acts))
         calls += report.calls
+    if failures:
+        raise failures[0]
     return calls
 
 
-async def run_pass(database: Database, settings: Settings, provider: HostProvider) -> PassReport:
-    """A pass over one provider under its lock; nothing when another process has it."""
+async def _pass(
+    database: Database, settings: Settings, make: Callable[[], HostProvider]
+) -> PassReport | None:
+    provider = make()
+    try:
+        return await run_pass(database, settings, provider)
+    finally:
+        await provider.close()
+
+
+async def run_pass(database: Database, settings: Settings, provider: HostProvider) -> PassReport | None:
+    """A pass over one provider under its lock; None when another process has it."""
     async with database.system() as lock:
         # The lock lasts as long as the transaction, which waits for the provider: its calls have time limits.
         await lock.execute(_WAITS)
-        if not await lock.scalar(_LOCK, {"provider": provider.name}):
-            return PassReport()
+        if not await try_lock(lock, provider.name):
+            return None
         reconciler = Reconciler(
             provider,
             DatabaseIntents(database),
-            fleet=settings.fleet or _LOCAL_FLEET,
+            fleet=_LOCAL_FLEET if provider.name == local.NAME else settings.fleet,
             new_id=uuid7,
+            ceilings=Ceilings(settings.hosts_max, usd_to_pico(settings.hosts_max_usd_per_hour)),
             dry_run=settings.hosts_dry_run,
         )
         return await reconciler.run()
 
 
-def configured(settings: Settings) -> list[Callable[[], HostProvider]]:
-    """Makers of the providers that are set up. Raises InvalidRequest where a file cannot be read.
+def configured(settings: Settings) -> dict[str, Callable[[], HostProvider]]:
+    """Makers of the providers that are set up, by name. They raise InvalidRequest where a file cannot be read.
 
     A token alone sets nothing up, since it may be there to read invoices: DigitalOcean takes PENSTOCK_FLEET, too.
     """
-    makers: list[Callable[[], HostProvider]] = []
+    makers: dict[str, Callable[[], HostProvider]] = {}
     if settings.local_hosts:
-        makers.append(lambda: _local(settings))
-    if settings.fleet and (token := _token(settings)):
-        makers.append(lambda: _digitalocean(settings, token))
+        makers[local.NAME] = lambda: _local(settings)
+    if settings.fleet and _has_token(settings):
+        makers[digitalocean.NAME] = lambda: _digitalocean(settings)
     return makers
 
 
@@ -80,7 +111,7 @@ def _local(settings: Settings) -> HostProvider:
     return LocalProcesses(settings.data_dir.resolve() / "hosts", agent, env, _now)
 
 
-def _digitalocean(settings: Settings, token: str) -> HostProvider:
+def _digitalocean(settings: Settings) -> HostProvider:
     # Imported here: the client takes seconds and some 60 MiB.
     from workers.providers.digitalocean_client import PydoApi
 
@@ -92,7 +123,11 @@ def _digitalocean(settings: Settings, token: str) -> HostProvider:
         vpc_uuid=settings.digitalocean_vpc,
         user_data="" if user_data == Path() else _read(user_data, "PENSTOCK_DIGITALOCEAN_USER_DATA"),
     )
-    return DigitalOceanHosts(PydoApi(token, api=settings.digitalocean_url), options, _now)
+    return DigitalOceanHosts(PydoApi(_token(settings), api=settings.digitalocean_url), options, _now)
+
+
+def _has_token(settings: Settings) -> bool:
+    return settings.digitalocean_token_file != Path() or bool(settings.digitalocean_token.get_secret_value())
 
 
 def _token(settings: Settings) -> str:

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from admin import hosts
+from admin import host_owners, hosts
 from admin.actor import Actor
 from billing.ledger.months import bounds, parse_month
 from billing.usage.period import parse_instant
-from cli.context import AsJson, DataDir, perform
+from cli.context import AsJson, DataDir, perform, warn
 from core.db import Database
 from core.errors import InvalidRequest
 
@@ -24,8 +24,17 @@ Ended = Annotated[bool, typer.Option("--ended", help="Those of the past, too.")]
 
 @app.command("list", epilog="Example: penstock hosts list --ended --json")
 def list_(ended: Ended = False, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show hosts with their price and what they have cost; those that joined by themselves are `static`."""
-    perform(lambda db, actor: hosts.list_hosts(db, actor, ended=ended), data_dir, as_json)
+    """Show hosts with their price and what they have cost; those that joined by themselves are `static`.
+
+    Warns of providers that a person has to look at.
+    """
+
+    async def act(db: Database, actor: Actor) -> object:
+        for line in await host_owners.list_notices(db, actor):
+            warn(line)
+        return await hosts.list_hosts(db, actor, ended=ended)
+
+    perform(act, data_dir, as_json)
 
 
 @app.command(epilog="Example: penstock hosts intents")
@@ -86,7 +95,9 @@ def set_desired(
 def reclaim(
     host: Name,
     reason: Reason,
-    at: Annotated[str | None, typer.Option("--at", help="When the provider takes it back, in UTC.")] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", help="When the provider takes it back, with its zone.")
+    ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="The notice was wrong.")] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -96,12 +107,43 @@ def reclaim(
     def when() -> datetime | None:
         if (at is None) != cancel:
             raise InvalidRequest("give either --at or --cancel")
-        return None if at is None else parse_instant(at, "at")
+        if at is None:
+            return None
+        parse_instant(at, "at")
+        return datetime.fromisoformat(at)  # one without a zone is refused
 
     async def act(db: Database, actor: Actor) -> object:
         return await hosts.note_reclaim(db, actor, name=host, at=when(), reason=reason)
 
     perform(act, data_dir, as_json)
+
+
+@app.command(
+    epilog="Example: penstock hosts adopt digitalocean --fleet production --account "
+    '5df3e3004a17e242b7c20ca6c9fc25b701a47ece --reason "restored here, the old one is stopped"'
+)
+def adopt(
+    provider: Annotated[str, typer.Argument(help="digitalocean | local")],
+    fleet: Annotated[str, typer.Option("--fleet", help="The fleet, as the warning of `list` names it.")],
+    account: Annotated[str, typer.Option("--account", help="The account, as that warning names it.")],
+    reason: Reason,
+    leave_hosts: Annotated[
+        bool,
+        typer.Option(
+            "--leave-hosts", help="Forget hosts of another fleet or account, which run on and cost money."
+        ),
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Confirm that a provider's hosts are this installation's alone, after a change of fleet, account or database."""
+    perform(
+        lambda db, actor: host_owners.adopt(
+            db, actor, provider=provider, fleet=fleet, account=account, leave_hosts=leave_hosts, reason=reason
+        ),
+        data_dir,
+        as_json,
+    )
 
 
 @app.command(epilog="Example: penstock hosts costs --month 2026-11")

@@ -73,6 +73,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'penstock_agent_kv_lost_total{replica="r"}': "0+1x240"},
         {'penstock_agent_kv_lost_total{replica="r"}': "4x240"},
     ),
+    "HostProviderStopped": (
+        {'penstock_host_provider_stopped{provider="digitalocean"}': "1x240"},
+        {'penstock_host_provider_stopped{provider="digitalocean"}': "0x240"},
+    ),
     "SettlementBehind": (
         {"penstock_settlement_backlog": "1001x240"},
         {"penstock_settlement_backlog": "900x240"},

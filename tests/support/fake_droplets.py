@@ -1,21 +1,23 @@
 """The fake cloud without sockets, intents in memory, and both held to the official description, on virtual time."""
 
 import json
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+import msgspec
 from jsonschema import Draft4Validator, FormatChecker
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT4
 
 from sim.digitalocean.cloud import FakeCloud, Request, Response
 from sim.digitalocean.faults import Cut
-from workers.providers.digitalocean import ApiReply, NoAnswer
-from workers.providers.intents import Act, Intent, IntentState
+from workers.providers.droplet_api import ApiReply, NoAnswer
+from workers.providers.intents import Act, Intent, IntentState, Overtaken
 from workers.providers.interface import CallResult, DesiredHosts, ObservedHost
+from workers.providers.ownership import Claim, Owner
 from workers.providers.reconciler import Pace
 
 T = TypeVar("T")
@@ -51,14 +53,22 @@ class VirtualTime:
 
 
 class Crashes:
-    """Kills the process at a step that a test names: before or after a write or a call."""
+    """Kills the process at a step that a test names, before or after a write or a call, or lets another act there."""
 
     def __init__(self) -> None:
         self.left: int | None = None
+        self.before_other: int | None = None
+        """Steps until `other` acts in between."""
+        self.other: Callable[[], None] = lambda: None
         self.after_create = False
         """Whether it dies between the next create and its result."""
 
     def step(self) -> None:
+        if self.before_other is not None:
+            self.before_other -= 1
+            if self.before_other < 0:
+                self.before_other = None
+                self.other()
         if self.left is None:
             return
         self.left -= 1
@@ -90,6 +100,12 @@ class CloudApi:
     async def list_actions(self, query: Mapping[str, str | int]) -> ApiReply:
         return self._send("GET", "/v2/actions", query)
 
+    async def list_sizes(self, query: Mapping[str, str | int]) -> ApiReply:
+        return self._send("GET", "/v2/sizes", query)
+
+    async def account(self) -> ApiReply:
+        return self._send("GET", "/v2/account")
+
     async def close(self) -> None:
         return None
 
@@ -118,12 +134,20 @@ class MemoryStore:
         self.events: list[tuple[str | None, CallResult]] = []
         self.dry: list[Act] = []
         self.kept = Pace()
+        self.database = "1-1"
+        self.owner = Claim()
+        self.notices: list[str] = []
+        self.refused: list[str] = []
 
     async def now(self) -> datetime:
         return self._time.now()
 
     async def desired(self, provider: str) -> Sequence[DesiredHosts]:
         return self.wanted
+
+    async def kinds(self, provider: str) -> Collection[str]:
+        live = {one.kind for one in self.intents.values() if one.state is not IntentState.ENDED}
+        return live | {row.group.kind for row in self.wanted if row.count}
 
     async def load(self, provider: str, shown: Sequence[ObservedHost]) -> Sequence[Intent]:
         ids = {host.provider_id for host in shown}
@@ -141,15 +165,46 @@ class MemoryStore:
     async def add(self, intent: Intent) -> None:
         self._crashes.step()
         assert intent.intent_id not in self.intents
-        self.intents[intent.intent_id] = intent
+        others = self.intents.values()
+        if not any(
+            one.name == intent.name or one.provider_id == intent.provider_id is not None for one in others
+        ):
+            self.intents[intent.intent_id] = intent
         self._crashes.step()
 
-    async def save(self, before: Intent, after: Intent, result: CallResult | None = None) -> None:
+    async def save(self, before: Intent, after: Intent, result: CallResult | None = None) -> Intent:
         self._crashes.step()
-        self.intents[after.intent_id] = after
+        kept = self.intents[after.intent_id]
+        if kept.version != before.version and after != before:
+            raise Overtaken(after.name)
+        if after != before:
+            # Like the real one it writes what has changed: joined_at is no column.
+            kept = msgspec.structs.replace(after, version=before.version + 1, joined_at=kept.joined_at)
+            self.intents[after.intent_id] = kept
         if result is not None:
             self.events.append((after.name, result))
         self._crashes.step()
+        return kept
+
+    async def reload(self, intent: Intent) -> Intent:
+        return self.intents[intent.intent_id]
+
+    async def database_id(self) -> str:
+        return self.database
+
+    async def claim(self, provider: str) -> Claim:
+        return self.owner
+
+    async def set_claim(self, provider: str, owner: Owner) -> None:
+        self._crashes.step()
+        self.owner = Claim(owner.fleet, owner.account, owner.database, self.owner.confirmed_at)
+
+    async def notice(self, provider: str, line: str) -> bool:
+        self.notices.append(line)
+        return len(self.notices) == 1
+
+    async def record_refused(self, provider: str, reasons: Sequence[str]) -> None:
+        self.refused += reasons
 
     async def record(self, provider: str, results: Sequence[CallResult]) -> None:
         self._crashes.step()
@@ -163,7 +218,13 @@ class MemoryStore:
 
     async def set_pace(self, provider: str, pace: Pace) -> None:
         self._crashes.step()
-        self.kept = pace
+        self.kept = Pace(
+            _later(self.kept.not_before, pace.not_before), _later(self.kept.whole_at, pace.whole_at)
+        )
+
+
+def _later(one: datetime | None, other: datetime | None) -> datetime | None:
+    return max((at for at in (one, other) if at is not None), default=None)
 
 
 def _strict(node: Any) -> Any:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from core.money import PICO_PER_CENT
+from core.money import PICO_PER_CENT, usd_to_pico
 from sim.digitalocean.cloud import FakeCloud
 from sim.digitalocean.droplets import Droplet
 from sim.digitalocean.faults import Fault
@@ -24,6 +24,7 @@ from tests.support.fake_droplets import (
     finish,
     hold_to_description,
 )
+from workers.providers.ceilings import Ceilings
 from workers.providers.costs import before_agent_pico, host_cost_pico
 from workers.providers.digitalocean import NAME, DigitalOceanHosts, DropletOptions
 from workers.providers.intents import Intent, IntentState
@@ -67,13 +68,31 @@ class Play:
         self.blinked: set[str] = set()
         self.counts: Counter[str] = Counter()
         self.unaware_until = 0
+        self.overlapped = False
+        """Whether two passes ran at once."""
+        self.crashes.other = self.overlap
         self._ids = 0
-        hosts = DigitalOceanHosts(
-            CloudApi(self.cloud, self.crashes), DropletOptions(FLEET, user_data="#!/bin/sh"), self.time.now
-        )
-        self.reconciler = Reconciler(hosts, self.store, fleet=FLEET, new_id=self._new_id)
+        self.ceilings = Ceilings(30, usd_to_pico("10000"))
+        self.use_fleet(FLEET)
 
-    def _new_id(self) -> UUID:
+    def hosts(self, fleet: str = FLEET) -> DigitalOceanHosts:
+        """The provider's own code on the fake cloud."""
+        options = DropletOptions(fleet, user_data="#!/bin/sh")
+        return DigitalOceanHosts(CloudApi(self.cloud, self.crashes), options, self.time.now)
+
+    def use_fleet(self, fleet: str) -> None:
+        """Later passes have this PENSTOCK_FLEET."""
+        self.reconciler = Reconciler(
+            self.hosts(fleet), self.store, fleet=fleet, new_id=self.new_id, ceilings=self.ceilings
+        )
+
+    def pass_once(self) -> PassReport:
+        """One pass at the present instant."""
+        report = finish(self.reconciler.run())
+        self.join()
+        return report
+
+    def new_id(self) -> UUID:
         self._ids += 1
         return UUID(int=self._ids)
 
@@ -143,18 +162,41 @@ class Play:
                 self.counts["crashes"] += 1
                 self.unaware_until = self.cloud.barred_until
                 report = None
+                self._show_soon()
+            self.crashes.before_other = None
             if report is not None:
                 self._count(report)
             self.join()
-            self.check(report)
+            self.check(None if self.overlapped else report)
+            self.overlapped = False
+
+    def _show_soon(self) -> None:
+        """A droplet whose create has no known result is shown within SETTLE, as after an error."""
+        known = {one.provider_id for one in self.store.intents.values()}
+        for droplet in self.cloud.alive():
+            if str(droplet.droplet_id) not in known:
+                droplet.shown_at = min(
+                    droplet.shown_at, self.time.at + self.cloud.faults.hidden_after_error_s
+                )
+
+    def overlap(self) -> None:
+        """Another process runs a whole pass while one is under way: its lock was lost."""
+        left, self.crashes.left = self.crashes.left, None
+        self._count(finish(self.reconciler.run()))
+        self.crashes.left = left
+        self.counts["overlaps"] += 1
+        self.overlapped = True
+        self.unaware_until = max(self.unaware_until, self.cloud.barred_until)
 
     def calm(self) -> None:
         """No more faults, and the time in which everything settles."""
         self.cloud.faults.clear()
-        self.crashes.left, self.crashes.after_create = None, False
+        self.crashes.left, self.crashes.after_create, self.crashes.before_other = None, False, None
         self.cloud.create_s, self.cloud.destroy_s, self.cloud.tag_gpus_s = 40, 0, 0
         self.run(90, 30)
         self.run((CALM_S - 90 * 30) // 300, 300)
+        if "actions" in self.cloud.denied:  # a host that went during the calm ends an hour later
+            self.run(20, 300)
 
     def night(self) -> None:
         """A host is taken back while nothing runs, and the records cannot be read at first."""
@@ -165,12 +207,17 @@ class Play:
 
     def brief(self) -> None:
         """A host is wanted for less than a minute."""
-        group = self.rng.choice(GROUPS)
-        count = sum(row.count for row in self.store.wanted if row.group == group)
-        self.desire(group, count + 1)
+        group, count = self.desire_more()
         self.run(3)
         self.desire(group, count)
         self.run(2)
+
+    def desire_more(self) -> tuple[HostGroup, int]:
+        """One more host of a group is wanted; returns the group and how many were before."""
+        group = self.rng.choice(GROUPS)
+        count = sum(row.count for row in self.store.wanted if row.group == group)
+        self.desire(group, min(count, 4) + 1)
+        return group, count
 
     def _count(self, report: PassReport) -> None:
         self.counts["waited"] += report.waited
@@ -180,7 +227,7 @@ class Play:
 
     def check(self, report: PassReport | None) -> None:
         """What holds at any time."""
-        if self.time.at < self.unaware_until:  # the process died before it wrote down what the 429 asked
+        if self.time.at < self.unaware_until:  # a process did not know what a 429 had asked of another
             self.cloud.too_early = 0
         assert self.cloud.too_early == 0, "a call came inside the wait of a 429"
         alive = {one.droplet_id for one in self.cloud.alive()}
@@ -216,7 +263,8 @@ class Play:
         assert all(one.state is IntentState.EXISTS and one.running_at for one in wanted.values())
         desired = {row.group: row.count for row in self.store.wanted if row.count}
         assert Counter(one.group for one in wanted.values()) == Counter(desired)
-        self._check_bill()
+        if "actions" not in self.cloud.denied:
+            self._check_bill()
 
     def _check_bill(self) -> None:
         now = self.time.now()
@@ -230,6 +278,8 @@ class Play:
         assert set(by_id) == {str(one.droplet_id) for one in self.ours()}
         for droplet in self.ours():
             intent = by_id[str(droplet.droplet_id)]
+            if not self.bounded and droplet.name in self.blinked and not intent.end_recorded:
+                continue  # not shown for longer than GONE_AFTER, and taken back before a pass saw it again
             billed = self.cloud.ledger.meters[droplet.droplet_id].cents(self.time.at)
             ours = host_cost_pico(intent, None, now)
             assert ours == billed * PICO_PER_CENT, (intent, droplet)
@@ -263,6 +313,11 @@ class Play:
                 self.reclaim(told=False)
             case "crash":
                 self.crashes.left = rng.randrange(12)
+            case "overlap":
+                self.desire_more()
+                self.run()
+                self.crashes.before_other = rng.randrange(25)
+                self.run()
             case "died":
                 cloud.faults.add(Fault.CREATE_ERROR_AFTER)
                 self.crashes.after_create = True
@@ -282,7 +337,8 @@ class Play:
 
 STEPS = (
     *["pass"] * 12, *["minutes"] * 4, "asleep", *["desire"] * 6, "slow", "price", "told", "missed", "blink",
-    "died", "died", "brief", "brief", "night",
-    *["crash"] * 4, "foreign", "stray", *(fault.value for fault in Fault), *(fault.value for fault in Fault),
+    "died", "died", "brief", "brief", "night", "overlap", "overlap", "overlap", "overlap",
+    *["crash"] * 4, "foreign", "stray", "stray", "overlap",
+    *(fault.value for fault in Fault), *(fault.value for fault in Fault),
 )  # fmt: skip
 """Steps by weight."""

@@ -6,9 +6,11 @@ Its rules, and what each is against:
   until SETTLE has passed and a complete list still does not show the host.
 * An accepted host may be unknown to the provider for a while: it counts as coming until APPEAR_WITHIN has passed.
 * A host that is not shown any more has ended when the provider's records say so. Only after GONE_AFTER (one that was
-  destroyed: DESTROYED_AFTER) without a record it has ended when it was destroyed, or was first not shown.
+  destroyed: DESTROYED_AFTER) without a record it has ended when it was destroyed, or was first not shown. Where the
+  provider refuses to show its records, REFUSED_AFTER takes the place of these times.
 * Every host of the fleet that no live intent wants is destroyed, whatever became of its intent.
-* A kind of host that failed is left alone for a while, then tried with one host at a time.
+* A host whose agent sends no heartbeat is replaced.
+* A kind of host that failed is left alone for a while, then tried with one host at a time until an agent joins.
 """
 
 from collections import defaultdict
@@ -44,8 +46,12 @@ GONE_AFTER = timedelta(minutes=10)
 """A host that was not shown for so long has ended, though no record says so."""
 DESTROYED_AFTER = timedelta(minutes=2)
 """The same for a host that the provider agreed to destroy."""
+REFUSED_AFTER = timedelta(hours=1)
+"""The same for any host while the provider refuses to show its records, as to a token that lacks the scope."""
 START_WITHIN = timedelta(minutes=30)
 """A host that has not run for so long is replaced."""
+JOIN_WITHIN = timedelta(minutes=30)
+"""A host that runs and whose agent has not sent a heartbeat for so long is replaced."""
 ORPHAN_AFTER = timedelta(minutes=10)
 """From the discovery of a host without intent to its destruction: time for a person to stop a wrong one."""
 FIRST_PAUSE = timedelta(seconds=30)
@@ -66,6 +72,14 @@ class Observed(msgspec.Struct, frozen=True):
     """By provider_id: ends of hosts by the provider's records."""
     records: bool = False
     """Whether all records of the hosts that are missing were read."""
+    refused: bool = False
+    """Whether the provider refuses to show its records; after an error they are read by a later pass."""
+
+    def enough(self, known: timedelta) -> timedelta:
+        """How long a host must not be shown to have ended, if with all records `known` is long enough."""
+        if self.records:
+            return known
+        return REFUSED_AFTER if self.refused else timedelta.max
 
 
 def missing(intents: Iterable[Intent], observed: Observed) -> list[Intent]:
@@ -123,11 +137,14 @@ def _match(plan: _Plan, observed: Observed) -> None:
     """Find each host's intent: by the provider's id, else by the name that was written down before the call."""
     by_id = {one.provider_id: one for one in plan.intents.values() if one.provider_id is not None}
     by_name = {one.name: one for one in plan.intents.values() if one.provider_id is None}
+    taken = {one.name for one in plan.intents.values()}
     for host in sorted(observed.hosts, key=lambda host: (host.created_at, host.provider_id)):
         intent = by_id.get(host.provider_id) or by_name.pop(host.name, None)
         if intent is None:
             if host.tagged:
-                plan.acts.append(Adopt(host, ORPHAN))
+                name = f"{host.name}.{host.provider_id}" if host.name in taken else host.name
+                taken.add(name)
+                plan.acts.append(Adopt(host, ORPHAN, name))
         elif not intent.end_recorded:  # a list may be older than the record of an end
             plan.note(Saw(intent.intent_id, host))
 
@@ -148,7 +165,7 @@ def _conclude(plan: _Plan, observed: Observed) -> None:
         elif intent.provider_id is None:
             if observed.at - intent.called_at >= SETTLE:
                 plan.note(Release(intent.intent_id))
-        elif observed.records and observed.at - intent.called_at >= APPEAR_WITHIN:
+        elif observed.at - intent.called_at >= observed.enough(APPEAR_WITHIN):
             plan.note(
                 End(intent.intent_id, plan.now, "it was accepted and never appeared", failed=intent.wanted)
             )
@@ -159,7 +176,7 @@ def _not_shown(plan: _Plan, intent: Intent, observed: Observed) -> None:
         plan.note(Missed(intent.intent_id))
         return
     enough = GONE_AFTER if intent.destroy_at is None else DESTROYED_AFTER
-    if observed.records and plan.now - intent.missing_since >= enough:
+    if plan.now - intent.missing_since >= observed.enough(enough):
         ended = intent.destroy_at or intent.missing_since
         plan.note(End(intent.intent_id, ended, "it is not shown any more"))
 
@@ -177,7 +194,10 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
             and intent.status_since is not None
             and plan.now - intent.status_since >= START_WITHIN
         ):
-            late = f"{intent.status} for {START_WITHIN.total_seconds() / 60:.0f} minutes"
+            late = f"{intent.status} for {_minutes(START_WITHIN)}"
+            plan.note(Retire(intent.intent_id, late, failed=True))
+        elif _never_joined(intent, plan.now):
+            late = f"its agent sent no heartbeat within {_minutes(JOIN_WITHIN)}"
             plan.note(Retire(intent.intent_id, late, failed=True))
     wanted = {row.group: row.count for row in desired}
     held: dict[HostGroup, list[Intent]] = defaultdict(list)
@@ -189,6 +209,20 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
         for intent in sorted(held[group], key=_worth)[: max(surplus, 0)]:
             plan.note(Retire(intent.intent_id, "not desired any more"))
         plan.acts += [Add(group)] * max(-surplus, 0)
+
+
+def _never_joined(intent: Intent, now: datetime) -> bool:
+    return (
+        intent.state is IntentState.EXISTS
+        and intent.joined_at is None
+        and intent.missing_since is None
+        and intent.running_at is not None
+        and now - intent.running_at >= JOIN_WITHIN
+    )
+
+
+def _minutes(time: timedelta) -> str:
+    return f"{time.total_seconds() / 60:.0f} minutes"
 
 
 _ORDER = {IntentState.WRITTEN: 0, IntentState.CALLED: 1, IntentState.EXISTS: 2}
@@ -224,16 +258,18 @@ MANY = 1_000_000
 
 
 def _trials(intents: Sequence[Intent], now: datetime) -> int:
-    """How many hosts of a kind may be created now, by its failures since one of them last ran."""
-    ran = max((one.running_at for one in intents if one.running_at is not None), default=None)
-    failed = [one for one in intents if one.failed_at is not None and (ran is None or one.failed_at > ran)]
+    """How many hosts of a kind may be created now, by its failures since an agent of one of them last joined."""
+    joined = max((one.joined_at for one in intents if one.joined_at is not None), default=None)
+    failed = [
+        one for one in intents if one.failed_at is not None and (joined is None or one.failed_at > joined)
+    ]
     if not failed:
         return MANY
     last = max(one.failed_at for one in failed if one.failed_at is not None)
     if now - last < pause(sum(one.failures for one in failed)):
         return 0
     coming = sum(
-        one.wanted and one.running_at is None and one.state in (IntentState.CALLED, IntentState.EXISTS)
+        one.wanted and one.joined_at is None and one.state in (IntentState.CALLED, IntentState.EXISTS)
         for one in intents
     )
     return max(1 - coming, 0)

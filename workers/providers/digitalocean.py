@@ -1,22 +1,35 @@
 """Hosts as droplets of DigitalOcean.
 
-`GET /v2/droplets` lists droplets without GPUs only; `type=gpus` lists those with GPUs and cannot be combined with a
-tag. So both a list of all GPU droplets, filtered here, and a list by tag make the fleet. Tags are put on a droplet
-after it is created; until then it is known by its name. A droplet is destroyed, never powered off: powered off it costs
-as much. Nothing is destroyed by tag, which would hit hosts without an intent.
+`GET /v2/droplets` lists droplets without GPUs; `type=gpus` lists those with GPUs, and neither can be combined with a
+tag. So lists of all droplets of both types, filtered here, and a list by tag make the fleet. Tags are put on a droplet
+after it is created, and anyone may take them off: then it is known by its name. A droplet is destroyed, never powered
+off: powered off it costs as much. Nothing is destroyed by tag, which would hit hosts without an intent.
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from core.errors import InvalidRequest
 from core.money import usd_to_pico
+from workers.providers.droplet_api import (
+    AccountReply,
+    ActionPage,
+    ApiReply,
+    Created,
+    Droplet,
+    DropletApi,
+    DropletPage,
+    Error,
+    NoAnswer,
+    SizePage,
+)
+from workers.providers.intents import name_pattern
 from workers.providers.interface import (
+    Account,
     CallResult,
     Endings,
     HostRequest,
@@ -24,6 +37,7 @@ from workers.providers.interface import (
     Listing,
     ObservedHost,
     Outcome,
+    Prices,
 )
 
 NAME = "digitalocean"
@@ -37,41 +51,12 @@ SPREAD = timedelta(seconds=30)
 WITHOUT_HEADERS = timedelta(seconds=60)
 """Pause after a 429 that says nothing about time."""
 MAX_USER_DATA = 64 * 1024
+_GPU = "gpu-"
+"""What the slugs of sizes with GPUs begin with."""
 _PRICE_STEP = Decimal("0.00001")
 _STATUS: Mapping[str, HostStatus] = {"new": "starting", "active": "running"}
 
 T = TypeVar("T")
-
-
-class ApiReply(msgspec.Struct, frozen=True):
-    """A response of the API; names of headers are lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: Any
-
-
-class NoAnswer(Exception):
-    """No response came; whether the request was carried out is not known."""
-
-
-class DropletApi(Protocol):
-    """The operations that are used. Each sends one request, once, and raises nothing but NoAnswer."""
-
-    async def create(self, body: dict[str, Any]) -> ApiReply:
-        """POST /v2/droplets"""
-
-    async def list_droplets(self, query: Mapping[str, str | int]) -> ApiReply:
-        """GET /v2/droplets"""
-
-    async def destroy(self, droplet_id: int) -> ApiReply:
-        """DELETE /v2/droplets/{droplet_id}"""
-
-    async def list_actions(self, query: Mapping[str, str | int]) -> ApiReply:
-        """GET /v2/actions"""
-
-    async def close(self) -> None:
-        """Close connections."""
 
 
 class DropletOptions(msgspec.Struct, frozen=True):
@@ -92,66 +77,11 @@ class DropletOptions(msgspec.Struct, frozen=True):
         return f"penstock-{self.fleet}"
 
 
-class _Size(msgspec.Struct):
-    price_hourly: float
-
-
-class _Region(msgspec.Struct):
-    slug: str
-
-
-class _Droplet(msgspec.Struct):
-    id: int
-    name: str
-    status: str
-    created_at: datetime
-    size: _Size
-    size_slug: str
-    region: _Region
-    tags: list[str]
-
-
-class _Pages(msgspec.Struct):
-    next: str = ""
-
-
-class _Links(msgspec.Struct):
-    pages: _Pages = msgspec.field(default_factory=_Pages)
-
-
-class _DropletPage(msgspec.Struct):
-    droplets: list[_Droplet]
-    links: _Links = msgspec.field(default_factory=_Links)
-
-
-class _Action(msgspec.Struct):
-    status: str
-    type: str
-    started_at: datetime
-    resource_type: str = ""
-    completed_at: datetime | None = None
-    resource_id: int | None = None
-
-
-class _ActionPage(msgspec.Struct):
-    actions: list[_Action]
-    links: _Links = msgspec.field(default_factory=_Links)
-
-
-class _Created(msgspec.Struct):
-    droplet: _Droplet
-
-
-class _Error(msgspec.Struct):
-    id: str = ""
-    message: str = ""
-
-
 def base_image(kind: str) -> str:
     """DigitalOcean's base image for a size: drivers and container toolkit for AMD, for 8 linked or for single GPUs."""
     if "-mi3" in kind:
         return "gpu-amd-base"
-    if kind.startswith("gpu-"):
+    if kind.startswith(_GPU):
         return "gpu-h100x8-base" if "x8-" in kind else "gpu-h100x1-base"
     return "ubuntu-24-04-x64"
 
@@ -176,14 +106,40 @@ class DigitalOceanHosts:
                 f"user data has {len(options.user_data.encode())} bytes, DigitalOcean takes {MAX_USER_DATA}"
             )
         self._api, self._options, self._now = api, options, now
-        self._named = re.compile(rf"{re.escape(options.fleet)}-[0-9a-f]{{12}}")
+        self._named = name_pattern(options.fleet)
 
-    async def list_hosts(self) -> Listing:
-        """The fleet's droplets, with and without GPUs."""
+    async def account(self) -> Account:
+        """The team that the token belongs to, else its user."""
+        try:
+            reply = await self._api.account()
+        except NoAnswer as error:
+            return Account("", _no_answer("account", error))
+        result = self._result("account", reply)
+        if result.outcome is not Outcome.OK:
+            return Account("", result)
+        try:
+            user = msgspec.convert(reply.body, AccountReply).account
+        except msgspec.ValidationError as error:
+            return Account("", _unreadable(result, error))
+        return Account(user.team.uuid or user.uuid, result)
+
+    async def prices(self, kinds: Collection[str]) -> Prices:
+        """The prices of sizes. Sizes of a contract are not listed."""
+        calls: list[CallResult] = []
+        pages = await self._pages("prices", self._api.list_sizes, {}, SizePage, calls)
+        sizes = [size for page in pages or [] for size in page.sizes if size.slug in kinds]
+        prices = {size.slug: price_pico(size.price_hourly) for size in sizes}
+        return Prices(prices, tuple(calls), complete=pages is not None)
+
+    async def list_hosts(self, kinds: Collection[str]) -> Listing:
+        """The fleet's droplets. Those without GPUs and without the tag are looked for where a kind has no GPUs."""
         calls: list[CallResult] = []
         found: dict[str, ObservedHost] = {}
-        for query in ({"type": "gpus"}, {"tag_name": self._options.tag}):
-            pages = await self._pages("list", self._api.list_droplets, query, _DropletPage, calls)
+        queries = [{"type": "gpus"}, {"tag_name": self._options.tag}]
+        if any(not kind.startswith(_GPU) for kind in kinds):
+            queries.append({"type": "droplets"})
+        for query in queries:
+            pages = await self._pages("list", self._api.list_droplets, query, DropletPage, calls)
             if pages is None:
                 return Listing(tuple(found.values()), tuple(calls), complete=False)
             for page in pages:
@@ -218,7 +174,7 @@ class DigitalOceanHosts:
         if result.outcome is not Outcome.OK:
             return result
         try:
-            droplet = msgspec.convert(reply.body, _Created).droplet
+            droplet = msgspec.convert(reply.body, Created).droplet
         except msgspec.ValidationError as error:
             return _unreadable(result, error)
         return msgspec.structs.replace(result, host=_host(droplet))
@@ -235,10 +191,10 @@ class DigitalOceanHosts:
         """Destroys in the account's list of actions, which begins with the newest."""
         calls: list[CallResult] = []
 
-        def old(page: _ActionPage) -> bool:
+        def old(page: ActionPage) -> bool:
             return any(action.started_at < since for action in page.actions)
 
-        pages = await self._pages("endings", self._api.list_actions, {}, _ActionPage, calls, last=old)
+        pages = await self._pages("endings", self._api.list_actions, {}, ActionPage, calls, last=old)
         ended = {
             str(action.resource_id): action.completed_at
             for page in pages or []
@@ -328,7 +284,7 @@ def _outcome(reply: ApiReply) -> Outcome:
 
 def _message(reply: ApiReply) -> str:
     try:
-        error = msgspec.convert(reply.body, _Error)
+        error = msgspec.convert(reply.body, Error)
     except msgspec.ValidationError:
         return f"status {reply.status}"
     return (error.message or error.id)[:MAX_DETAIL]
@@ -348,7 +304,7 @@ def _unreadable(result: CallResult, error: msgspec.ValidationError) -> CallResul
     return msgspec.structs.replace(result, outcome=Outcome.UNKNOWN, detail=detail)
 
 
-def _host(droplet: _Droplet, *, tagged: bool = True) -> ObservedHost:
+def _host(droplet: Droplet, *, tagged: bool = True) -> ObservedHost:
     return ObservedHost(
         provider_id=str(droplet.id),
         name=droplet.name,

@@ -11,7 +11,7 @@ from typing import Any
 from azure.core.exceptions import AzureError, HttpResponseError
 from pydo.aio import Client
 
-from workers.providers.digitalocean import ApiReply, NoAnswer
+from workers.providers.droplet_api import ApiReply, NoAnswer
 
 TIMEOUT_S = 30
 """Seconds for a connection, and for each read of a response."""
@@ -36,6 +36,8 @@ class PydoApi:
         # pydo's methods are typed for their own replies; `cls` makes them ApiReply.
         self._droplets: Any = self._client.droplets
         self._actions: Any = self._client.actions
+        self._sizes: Any = self._client.sizes
+        self._account: Any = self._client.account
         self._options = {"enforce_https": not api.startswith("http://"), "cls": _reply}
 
     async def create(self, body: dict[str, Any]) -> ApiReply:
@@ -53,6 +55,14 @@ class PydoApi:
     async def list_actions(self, query: Mapping[str, str | int]) -> ApiReply:
         """GET /v2/actions"""
         return await self._send(self._actions.list(**query, **self._options))
+
+    async def list_sizes(self, query: Mapping[str, str | int]) -> ApiReply:
+        """GET /v2/sizes"""
+        return await self._send(self._sizes.list(**query, **self._options))
+
+    async def account(self) -> ApiReply:
+        """GET /v2/account"""
+        return await self._send(self._account.get(**self._options))
 
     async def close(self) -> None:
         """Close connections."""

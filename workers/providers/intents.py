@@ -4,6 +4,7 @@ An intent is WRITTEN until a create is called, CALLED while no list has shown it
 and ENDED when its host is gone or never came. ENDED is left only when the provider shows the host again.
 """
 
+import re
 from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
@@ -21,6 +22,16 @@ DESTROY_AGAIN = {
     Outcome.THROTTLED: timedelta(),
 }
 """When a destroy is called again, by the result of the last one, should the host still be shown."""
+
+
+def name_pattern(fleet: str) -> re.Pattern[str]:
+    """The names of a fleet's hosts, which `host_name` makes."""
+    return re.compile(rf"{re.escape(fleet)}-[0-9a-f]{{12}}")
+
+
+def host_name(fleet: str, intent_id: UUID) -> str:
+    """The name of an intent's host."""
+    return f"{fleet}-{intent_id.hex[-12:]}"
 
 
 class IntentState(StrEnum):
@@ -45,8 +56,10 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     model: str
     name: str
-    """Name and tag of the host, and the host id of its agent."""
+    """Name and tag of the host, and the host id of its agent. No two intents have the same."""
     requested_at: datetime
+    version: int = 0
+    """How often it was changed: a change of an older version is refused (`Overtaken`)."""
     wanted: bool = True
     why: str = ""
     """Why it is not wanted any more, or how it ended."""
@@ -86,6 +99,10 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
         return HostGroup(self.provider, self.region, self.kind, self.model)
 
 
+class Overtaken(Exception):
+    """The intent was changed since it was read: by another pass, or by a person."""
+
+
 class Add(msgspec.Struct, frozen=True, tag=True):
     """Write an intent for one more host of a group."""
 
@@ -97,6 +114,8 @@ class Adopt(msgspec.Struct, frozen=True, tag=True):
 
     host: ObservedHost
     why: str
+    name: str
+    """Name of the intent: the host's, or one made unique where an intent has that."""
 
 
 class Saw(msgspec.Struct, frozen=True, tag=True):
@@ -190,7 +209,7 @@ def adopted(intent_id: UUID, act: Adopt, provider: str, now: datetime, next_at: 
         region=host.region,
         kind=host.kind,
         model="",
-        name=host.name,
+        name=act.name,
         requested_at=now,
         wanted=False,
         why=act.why,
@@ -205,7 +224,13 @@ def before_create(intent: Intent, now: datetime) -> Intent:
 
 
 def after_create(intent: Intent, result: CallResult, now: datetime) -> Intent:
-    """The intent after the call. Only a refusal proves that nothing was made."""
+    """The intent after the call. Only a refusal proves that nothing was made.
+
+    It may have been changed while the call ran: what was learnt meanwhile stays.
+    """
+    free = intent
+    if intent.state is IntentState.CALLED:
+        free = msgspec.structs.replace(intent, state=IntentState.WRITTEN)
     match result.outcome:
         case Outcome.OK if result.host is not None:
             return msgspec.structs.replace(
@@ -217,13 +242,15 @@ def after_create(intent: Intent, result: CallResult, now: datetime) -> Intent:
         case Outcome.OK | Outcome.UNKNOWN:
             return intent
         case Outcome.THROTTLED:
-            return msgspec.structs.replace(intent, state=IntentState.WRITTEN)
+            return free
         case Outcome.REFUSED | Outcome.ABSENT | Outcome.BUSY:
-            return _failed(msgspec.structs.replace(intent, state=IntentState.WRITTEN), now)
+            return _failed(free, now)
 
 
 def after_destroy(intent: Intent, result: CallResult, now: datetime) -> Intent:
     """The intent after a call of destroy. Its host is gone when it is not shown any more, not before."""
+    if intent.state is IntentState.ENDED:  # noted while the call ran
+        return intent
     later = msgspec.structs.replace(intent, next_at=now + DESTROY_AGAIN[result.outcome])
     if result.outcome is Outcome.OK:
         return msgspec.structs.replace(

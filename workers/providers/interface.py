@@ -3,7 +3,7 @@
 A provider neither decides nor retries. `decide.py` decides, `reconciler.py` acts; both know only what is here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Literal, Protocol
@@ -75,7 +75,7 @@ class CallResult(msgspec.Struct, frozen=True):
     """The result of one call."""
 
     call: str
-    """create | destroy | list | endings"""
+    """create | destroy | list | endings | account | prices"""
     outcome: Outcome
     status: int = 0
     """HTTP status; 0 = no answer, or no HTTP."""
@@ -96,6 +96,29 @@ class Listing(msgspec.Struct, frozen=True):
     """Whether all pages were read: only then does an absence mean anything."""
 
 
+class Account(msgspec.Struct, frozen=True):
+    """Whose hosts a provider's calls are about."""
+
+    account_id: str
+    """As the provider names it; empty = it could not be read."""
+    call: CallResult
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """What new hosts cost."""
+
+    usd_pico_per_hour: Mapping[str, int]
+    """By kind; kinds that the provider does not list are absent."""
+    calls: tuple[CallResult, ...]
+    complete: bool
+    """Whether all pages were read."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the provider does not show them, so that the next pass will not see them either."""
+        return any(call.outcome is Outcome.REFUSED for call in self.calls)
+
+
 class Endings(msgspec.Struct, frozen=True):
     """When hosts that are gone ended, by the provider's records."""
 
@@ -105,14 +128,25 @@ class Endings(msgspec.Struct, frozen=True):
     complete: bool
     """Whether all records after the instant were read."""
 
+    @property
+    def refused(self) -> bool:
+        """Whether the provider does not show them, so that the next pass will not see them either."""
+        return any(call.outcome is Outcome.REFUSED for call in self.calls)
+
 
 class HostProvider(Protocol):
     """A provider. Its calls return a result for whatever happened and raise nothing that the network causes."""
 
     name: str
 
-    async def list_hosts(self) -> Listing:
-        """All hosts of the fleet."""
+    async def account(self) -> Account:
+        """Whose hosts these are."""
+
+    async def prices(self, kinds: Collection[str]) -> Prices:
+        """What new hosts of these kinds cost."""
+
+    async def list_hosts(self, kinds: Collection[str]) -> Listing:
+        """All hosts of the fleet, whose kinds these are."""
 
     async def create(self, request: HostRequest) -> CallResult:
         """Ask for a host, once."""

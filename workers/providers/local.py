@@ -6,26 +6,34 @@ output. The process has a session of its own, so that it outlives the process th
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from uuid import uuid4
 
 import msgspec
 import psutil
 
 from core.process_identity import ProcessIdentity, identify, runs
 from workers.providers.interface import (
+    Account,
     CallResult,
     Endings,
     HostRequest,
     Listing,
     ObservedHost,
     Outcome,
+    Prices,
 )
 
 NAME = "local"
 _FILE = "host.json"
+_ACCOUNT = "account"
+
+
+class _Unreadable(Exception):
+    """A file of a host is damaged."""
 
 
 class _Process(msgspec.Struct):
@@ -50,9 +58,27 @@ class LocalProcesses:
     ) -> None:
         self._directory, self._command, self._env, self._now = directory, list(command), dict(env), now
 
-    async def list_hosts(self) -> Listing:
-        """The hosts whose processes run."""
-        running = tuple(_observed(one) for one in self._all() if one.ended_at is None)
+    async def account(self) -> Account:
+        """The directory, by a number that is made in it once: a directory on another machine has another one."""
+        path = self._directory / _ACCOUNT
+        try:
+            if not path.exists():
+                self._directory.mkdir(parents=True, exist_ok=True)
+                _replace(path, uuid4().hex.encode())
+            return Account(path.read_text().strip(), CallResult("account", Outcome.OK))
+        except OSError as error:
+            return Account("", CallResult("account", Outcome.REFUSED, detail=f"{path}: {error.strerror}"))
+
+    async def prices(self, kinds: Collection[str]) -> Prices:
+        """Nothing."""
+        return Prices(dict.fromkeys(kinds, 0), (CallResult("prices", Outcome.OK),), complete=True)
+
+    async def list_hosts(self, kinds: Collection[str] = ()) -> Listing:
+        """The hosts whose processes run. Incomplete while a file of a host cannot be read."""
+        try:
+            running = tuple(_observed(one) for one in self._all() if one.ended_at is None)
+        except _Unreadable as error:
+            return Listing((), (CallResult("list", Outcome.REFUSED, detail=str(error)),), complete=False)
         return Listing(running, (CallResult("list", Outcome.OK),), complete=True)
 
     async def create(self, request: HostRequest) -> CallResult:
@@ -117,7 +143,12 @@ class LocalProcesses:
         """Every host that was ever started here, with the end of each that has ended."""
         found = []
         for path in sorted(self._directory.glob(f"*/{_FILE}")):
-            host = msgspec.json.decode(path.read_bytes(), type=_Process)
+            try:
+                host = msgspec.json.decode(path.read_bytes(), type=_Process)
+            except msgspec.MsgspecError as error:
+                raise _Unreadable(
+                    f"{path} cannot be read: {error}; stop the agent of that directory and remove it"
+                ) from None
             if host.ended_at is None and not _alive(host):
                 host.ended_at = self._now()
                 self._write(host)
@@ -125,10 +156,17 @@ class LocalProcesses:
         return found
 
     def _write(self, host: _Process) -> None:
-        path = self._directory / host.name / _FILE
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_bytes(msgspec.json.encode(host))
-        scratch.replace(path)
+        _replace(self._directory / host.name / _FILE, msgspec.json.encode(host))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all, through a crash of the machine as well."""
+    scratch = path.with_suffix(f".{os.getpid()}")
+    with scratch.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
 
 
 def _alive(host: _Process) -> bool:

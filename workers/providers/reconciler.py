@@ -4,13 +4,16 @@ Every change is stored before the call that depends on it, and every result befo
 between any two leaves intents from which the next pass goes on.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
 import msgspec
 
+from workers.providers.ceilings import Ceilings, hold_to
 from workers.providers.decide import ORPHAN_AFTER, Observed, decide, missing
 from workers.providers.intents import (
     Act,
@@ -19,10 +22,13 @@ from workers.providers.intents import (
     Create,
     Destroy,
     Intent,
+    Note,
+    Overtaken,
     adopted,
     after_create,
     after_destroy,
     before_create,
+    host_name,
     noted,
 )
 from workers.providers.interface import (
@@ -34,6 +40,17 @@ from workers.providers.interface import (
     Listing,
     ObservedHost,
 )
+from workers.providers.ownership import (
+    Claim,
+    Owner,
+    contradiction,
+    stop_line,
+    unknown,
+    unknown_line,
+    untagged_line,
+)
+
+log = logging.getLogger(__name__)
 
 MAX_CALLS = 20
 """Creates and destroys in one pass."""
@@ -59,14 +76,38 @@ class IntentStore(Protocol):
     async def desired(self, provider: str) -> Sequence[DesiredHosts]:
         """How many hosts there should be."""
 
+    async def kinds(self, provider: str) -> Collection[str]:
+        """The kinds of hosts that are desired or may exist."""
+
     async def load(self, provider: str, shown: Sequence[ObservedHost]) -> Sequence[Intent]:
         """All intents that have not ended, those that ended lately, and those of the hosts that are shown."""
 
     async def add(self, intent: Intent) -> None:
-        """Write a new intent."""
+        """Write a new intent, unless one has its name or host already."""
 
-    async def save(self, before: Intent, after: Intent, result: CallResult | None = None) -> None:
-        """Write what has changed of an intent, with the event of the call that changed it."""
+    async def save(self, before: Intent, after: Intent, result: CallResult | None = None) -> Intent:
+        """Write what has changed of an intent, with the event of the call that changed it; returns what is stored.
+
+        Raises Overtaken, and writes nothing, when the intent is not as it was read.
+        """
+
+    async def reload(self, intent: Intent) -> Intent:
+        """The intent as it is now."""
+
+    async def database_id(self) -> str:
+        """Identity of the database, which a copy of its content in another place does not have."""
+
+    async def claim(self, provider: str) -> Claim:
+        """Whose the provider's hosts were."""
+
+    async def set_claim(self, provider: str, owner: Owner) -> None:
+        """Write down whose they are."""
+
+    async def notice(self, provider: str, line: str) -> bool:
+        """Keep a line for people; whether it was not there lately."""
+
+    async def record_refused(self, provider: str, reasons: Sequence[str]) -> None:
+        """Write the events of creates that were not called, unless they were written lately."""
 
     async def record(self, provider: str, results: Sequence[CallResult]) -> None:
         """Write the events of calls that concern no single intent."""
@@ -91,6 +132,8 @@ class PassReport(msgspec.Struct, frozen=True):
     """It saw all hosts."""
     calls: int = 0
     """Creates and destroys that it called."""
+    stopped: str = ""
+    """Why it changed nothing until a person acts."""
 
 
 class Reconciler:
@@ -103,25 +146,39 @@ class Reconciler:
         *,
         fleet: str,
         new_id: Callable[[], UUID],
+        ceilings: Ceilings,
         dry_run: bool = False,
     ) -> None:
         self._provider, self._store = provider, store
         self._fleet, self._new_id, self._dry_run = fleet, new_id, dry_run
+        self._ceilings = ceilings
 
     async def run(self) -> PassReport:
-        """One pass. Only one may run at a time for a provider; the caller holds the lock."""
+        """One pass. The caller holds a lock, so that two do not run at once; should they, no host is created twice."""
         name = self._provider.name
         now = await self._store.now()
         pace = await self._store.pace(name)
         if pace.not_before is not None and pace.not_before > now:
             return PassReport(waited=True)
-        listing = await self._provider.list_hosts()
+        account = await self._provider.account()
+        await self._store.record(name, [account.call])
+        if not account.account_id:
+            await self._store.set_pace(name, Pace(account.call.not_before, pace.whole_at))
+            return PassReport()
+        owner = Owner(self._fleet, account.account_id, await self._store.database_id())
+        if problem := contradiction(await self._store.claim(name), owner):
+            return PassReport(stopped=await self._say(stop_line(name, problem, owner)))
+        listing = await self._provider.list_hosts(await self._store.kinds(name))
         await self._store.record(name, listing.calls)
         intents = await self._store.load(name, listing.hosts)
-        pace = Pace(_latest(listing.calls), pace.whole_at)
+        pace = Pace(_latest([account.call, *listing.calls]), pace.whole_at)
+        if problem := await self._strangers(owner, listing, intents):
+            await self._store.set_pace(name, pace)
+            return PassReport(stopped=problem)
         observed, pace = await self._observe(listing, intents, pace, now)
         await self._store.set_pace(name, pace)
-        acts = decide(await self._store.desired(name), intents, observed, now)
+        decided = decide(await self._store.desired(name), intents, observed, now)
+        acts, pace = await self._hold_to_ceilings(decided, intents, pace, now)
         if self._dry_run:
             await self._store.record_dry(name, acts, intents)
             return PassReport(tuple(acts), complete=observed.complete)
@@ -129,6 +186,45 @@ class Reconciler:
         if observed.complete and not missing(intents, observed):
             await self._store.set_pace(name, Pace(pace.not_before, now))
         return PassReport(tuple(acts), complete=observed.complete, calls=calls)
+
+    async def _strangers(self, owner: Owner, listing: Listing, intents: Sequence[Intent]) -> str:
+        """Why hosts that no intent has made stop the pass, empty where none do; then the owner is written down."""
+        name = self._provider.name
+        claim = await self._store.claim(name)
+        strangers = unknown(claim, self._fleet, listing.hosts, intents)
+        tagged = [host for host in strangers if host.tagged]
+        if tagged:
+            return await self._say(unknown_line(name, tagged, owner))
+        if strangers:
+            await self._say(untagged_line(name, strangers))
+        claimed = Owner(claim.fleet, claim.account, claim.database)
+        if listing.complete and claimed != owner and not self._dry_run:
+            await self._store.set_claim(name, owner)
+        return ""
+
+    async def _say(self, line: str) -> str:
+        """Keep a line for people, and log it unless it was there lately."""
+        if await self._store.notice(self._provider.name, line):
+            log.warning("%s", line)
+        return line
+
+    async def _hold_to_ceilings(
+        self, acts: Sequence[Act], intents: Sequence[Intent], pace: Pace, now: datetime
+    ) -> tuple[Sequence[Act], Pace]:
+        """Leave out creates that would exceed a ceiling or whose price cannot be read, and write down why."""
+        made = {act.intent_id for act in acts if isinstance(act, Create)}
+        if not made or _waits(pace, now):
+            return acts, pace
+        name = self._provider.name
+        prices = await self._provider.prices({one.kind for one in intents if one.intent_id in made})
+        await self._store.record(name, prices.calls)
+        if (not_before := _latest(prices.calls)) is not None:
+            pace = Pace(not_before, pace.whole_at)
+            await self._store.set_pace(name, pace)
+        kept, reasons = hold_to(self._ceilings, acts, intents, prices, now)
+        if prices.complete or prices.refused:  # after an error the next pass knows more
+            await self._store.record_refused(name, sorted(set(reasons)))
+        return kept, pace
 
     async def _observe(
         self, listing: Listing, intents: Sequence[Intent], pace: Pace, now: datetime
@@ -143,7 +239,9 @@ class Reconciler:
         await self._store.record(self._provider.name, endings.calls)
         later = Pace(_latest(endings.calls) or pace.not_before, pace.whole_at)
         return (
-            msgspec.structs.replace(observed, endings=endings.ended, records=endings.complete),
+            msgspec.structs.replace(
+                observed, endings=endings.ended, records=endings.complete, refused=endings.refused
+            ),
             later,
         )
 
@@ -155,6 +253,8 @@ class Reconciler:
         calls = 0
         for act in acts:
             now = await self._store.now()
+            if isinstance(act, Note | Create | Destroy) and act.intent_id not in known:
+                continue  # another has changed it: the next pass reads it again
             match act:
                 case Add(group=group):
                     await self._store.add(self._intent(group, now))
@@ -168,28 +268,41 @@ class Reconciler:
                     calls += 1
                     call = self._create if isinstance(act, Create) else self._destroy
                     result = await call(known[intent_id], now)
-                    if result.not_before is not None:
+                    if result is not None and result.not_before is not None:
                         pace = msgspec.structs.replace(pace, not_before=result.not_before)
                         await self._store.set_pace(self._provider.name, pace)
                 case _:
-                    before = known[act.intent_id]
-                    known[act.intent_id] = noted(before, act, now)
-                    await self._store.save(before, known[act.intent_id])
+                    before = known.pop(act.intent_id)
+                    with suppress(Overtaken):
+                        known[act.intent_id] = await self._store.save(before, noted(before, act, now))
         return calls, pace
 
-    async def _create(self, intent: Intent, now: datetime) -> CallResult:
-        called = before_create(intent, now)
-        await self._store.save(intent, called)
+    async def _create(self, intent: Intent, now: datetime) -> CallResult | None:
+        """Call create, unless the intent was changed since it was read."""
+        try:
+            called = await self._store.save(intent, before_create(intent, now))
+        except Overtaken:
+            return None
         result = await self._provider.create(HostRequest(intent.name, intent.region, intent.kind))
-        await self._store.save(called, after_create(called, result, await self._store.now()), result)
+        then = await self._store.now()
+        await self._keep(called, lambda one: after_create(one, result, then), result)
         return result
 
     async def _destroy(self, intent: Intent, now: datetime) -> CallResult:
         if intent.provider_id is None:
             raise AssertionError(f"intent {intent.name} has no host to destroy")
         result = await self._provider.destroy(intent.provider_id)
-        await self._store.save(intent, after_destroy(intent, result, now), result)
+        await self._keep(intent, lambda one: after_destroy(one, result, now), result)
         return result
+
+    async def _keep(self, intent: Intent, change: Callable[[Intent], Intent], result: CallResult) -> None:
+        """Store what a call changed, on what the intent has become meanwhile: a result is never lost."""
+        while True:
+            try:
+                await self._store.save(intent, change(intent), result)
+                return
+            except Overtaken:
+                intent = await self._store.reload(intent)
 
     def _intent(self, group: HostGroup, now: datetime) -> Intent:
         intent_id = self._new_id()
@@ -199,7 +312,7 @@ class Reconciler:
             region=group.region,
             kind=group.kind,
             model=group.model,
-            name=f"{self._fleet}-{intent_id.hex[-12:]}",
+            name=host_name(self._fleet, intent_id),
             requested_at=now,
         )
 

@@ -1,17 +1,20 @@
 """Hosts that join by themselves: whatever sends heartbeats. They are listed, and nothing creates or destroys them."""
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from sqlalchemy import text
 
 from core.db import Database
 from workers.providers.interface import (
+    Account,
     CallResult,
     Endings,
     HostRequest,
     Listing,
     ObservedHost,
     Outcome,
+    Prices,
 )
 
 NAME = "static"
@@ -37,7 +40,15 @@ class StaticHosts:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def list_hosts(self) -> Listing:
+    async def account(self) -> Account:
+        """No account."""
+        return Account(NAME, CallResult("account", Outcome.OK))
+
+    async def prices(self, kinds: Collection[str]) -> Prices:
+        """No prices."""
+        return Prices({}, (CallResult("prices", Outcome.OK),), complete=True)
+
+    async def list_hosts(self, kinds: Collection[str] = ()) -> Listing:
         """The hosts that sent a heartbeat within SILENT_AFTER. Their price is not the provider's to know: 0."""
         async with self._database.read() as connection:
             rows = (await connection.execute(_JOINED, {"silent": SILENT_AFTER})).all()

@@ -1,7 +1,7 @@
 """Intents, desired hosts and events in PostgreSQL. Each function that writes commits at once, with its own session."""
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -10,13 +10,16 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
-from workers.providers.intents import Act, Add, Adopt, Create, Destroy, Intent, IntentState
-from workers.providers.interface import CallResult, DesiredHosts, HostGroup, ObservedHost
+from workers.providers.intents import Act, Add, Adopt, Create, Destroy, Intent, IntentState, Overtaken
+from workers.providers.interface import CallResult, DesiredHosts, HostGroup, ObservedHost, Outcome
+from workers.providers.ownership import Claim, Owner
 from workers.providers.reconciler import Pace
 from workers.providers.tables import desired_hosts, host_events, host_intents, host_providers
 
 DRY_RUN = "dry_run"
 """In place of the outcome of a call that a dry run has not made."""
+NOTICE_KEPT = timedelta(minutes=10)
+"""How long a line for people is shown after a pass last said it."""
 
 _COLUMNS = tuple(column.name for column in host_intents.columns)
 # An agent with simulated engines calls its host `sim-NAME`.
@@ -33,11 +36,45 @@ _ALL = text(
     f"{_INTENTS} WHERE (:ended OR i.state <> 'ended') AND (CAST(:name AS text) IS NULL OR i.name = :name) "
     "ORDER BY i.requested_at DESC, i.intent_id DESC LIMIT :limit"
 )
+_KINDS = text(
+    "SELECT kind FROM desired_hosts WHERE provider = :provider AND count > 0 "
+    "UNION SELECT kind FROM host_intents WHERE provider = :provider AND state <> 'ended'"
+)
+_OPEN = text(
+    f"{_INTENTS} WHERE i.provider = :provider AND i.state <> 'ended' ORDER BY i.requested_at, i.intent_id"
+)
 _BILLED = text(
     f"{_INTENTS} WHERE i.billed AND i.created_at < :end AND (i.ended_at IS NULL OR i.ended_at > :start) "
     "ORDER BY i.requested_at, i.intent_id"
 )
-_DRY_EVENT = text(
+_TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtext('penstock_hosts'), hashtext(:provider))")
+_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('penstock_hosts'), hashtext(:provider))")
+_DATABASE_ID = text(
+    "SELECT system_identifier || '-' || (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "FROM pg_control_system()"
+)
+_PACE = text(
+    """
+    INSERT INTO host_providers (provider, not_before, whole_at) VALUES (:provider, :not_before, :whole_at)
+    ON CONFLICT (provider) DO UPDATE SET
+        not_before = GREATEST(host_providers.not_before, excluded.not_before),
+        whole_at = GREATEST(host_providers.whole_at, excluded.whole_at)
+    """
+)
+_NOTICE = text(
+    """
+    WITH said AS (SELECT FROM host_providers WHERE provider = :provider AND notice = :line
+                  AND noticed_at > clock_timestamp() - CAST(:kept AS interval))
+    INSERT INTO host_providers (provider, notice, noticed_at) VALUES (:provider, :line, clock_timestamp())
+    ON CONFLICT (provider) DO UPDATE SET notice = excluded.notice, noticed_at = excluded.noticed_at
+    RETURNING NOT EXISTS (SELECT FROM said)
+    """
+)
+_NOTICES = text(
+    "SELECT provider, notice FROM host_providers WHERE noticed_at > clock_timestamp() - CAST(:kept AS interval) "
+    "ORDER BY provider"
+)
+_EVENT_ONCE = text(
     """
     INSERT INTO host_events (provider, intent_id, call, outcome, status, detail)
     SELECT :provider, :intent_id, :call, :outcome, 0, :detail WHERE NOT EXISTS (
@@ -69,6 +106,11 @@ class DatabaseIntents:
         async with self._database.read() as connection:
             return await read_desired(connection, provider)
 
+    async def kinds(self, provider: str) -> Collection[str]:
+        """The kinds of hosts that are desired or may exist."""
+        async with self._database.read() as connection:
+            return set(await connection.scalars(_KINDS, {"provider": provider}))
+
     async def load(self, provider: str, shown: Sequence[ObservedHost]) -> Sequence[Intent]:
         """All intents that have not ended, those that ended within a day, and those of the hosts that are shown."""
         bound = {
@@ -80,20 +122,50 @@ class DatabaseIntents:
             return [_intent(row) for row in (await connection.execute(_LOAD, bound)).mappings()]
 
     async def add(self, intent: Intent) -> None:
-        """Write a new intent."""
+        """Write a new intent, unless one has its name or host already."""
         async with self._database.system() as connection:
-            await connection.execute(insert(host_intents).values(_values(intent)))
+            await connection.execute(upsert(host_intents).values(_values(intent)).on_conflict_do_nothing())
 
-    async def save(self, before: Intent, after: Intent, result: CallResult | None = None) -> None:
-        """Write the columns that have changed, so that what a person changes meanwhile stays, and the call's event."""
-        old, new = _values(before), _values(after)
-        changed = {name: value for name, value in new.items() if value != old[name]}
+    async def save(self, before: Intent, after: Intent, result: CallResult | None = None) -> Intent:
+        """Write what has changed of an intent, and the call's event; raises Overtaken if it is not as it was read."""
         async with self._database.system() as connection:
-            if changed:
-                row = update(host_intents).where(host_intents.c.intent_id == after.intent_id)
-                await connection.execute(row.values(changed))
+            stored = await write_intent(connection, before, after)
             if result is not None:
                 await connection.execute(insert(host_events).values(_event(after, result)))
+        return stored
+
+    async def reload(self, intent: Intent) -> Intent:
+        """The intent as it is now."""
+        async with self._database.read() as connection:
+            return (await read_intents(connection, ended=True, limit=1, name=intent.name))[0]
+
+    async def database_id(self) -> str:
+        """Identity of the database, which a copy of its content in another place does not have."""
+        async with self._database.read() as connection:
+            return await database_id(connection)
+
+    async def claim(self, provider: str) -> Claim:
+        """Whose the provider's hosts were."""
+        async with self._database.read() as connection:
+            return await read_claim(connection, provider)
+
+    async def set_claim(self, provider: str, owner: Owner) -> None:
+        """Write down whose they are."""
+        async with self._database.system() as connection:
+            await write_claim(connection, provider, msgspec.structs.asdict(owner))
+
+    async def notice(self, provider: str, line: str) -> bool:
+        """Keep a line for people; whether it was not there within NOTICE_KEPT."""
+        bound = {"provider": provider, "line": line, "kept": NOTICE_KEPT}
+        async with self._database.system() as connection:
+            return bool((await connection.execute(_NOTICE, bound)).scalar_one())
+
+    async def record_refused(self, provider: str, reasons: Sequence[str]) -> None:
+        """Write the events of creates that were not called, at most once an hour for the same reason."""
+        row = {"provider": provider, "intent_id": None, "call": "create", "outcome": Outcome.REFUSED.value}
+        async with self._database.system() as connection:
+            for reason in reasons:
+                await connection.execute(_EVENT_ONCE, {**row, "detail": reason})
 
     async def record(self, provider: str, results: Sequence[CallResult]) -> None:
         """Write the events of calls that concern no single intent."""
@@ -122,7 +194,7 @@ class DatabaseIntents:
                         row |= {"intent_id": intent_id, "call": call, "detail": names[intent_id]}
                     case _:
                         continue
-                await connection.execute(_DRY_EVENT, row)
+                await connection.execute(_EVENT_ONCE, row)
 
     async def pace(self, provider: str) -> Pace:
         """What the last pass left."""
@@ -134,13 +206,20 @@ class DatabaseIntents:
         return Pace() if row is None else Pace(row["not_before"], row["whole_at"])
 
     async def set_pace(self, provider: str, pace: Pace) -> None:
-        """Keep it for the next pass."""
-        values = {"not_before": pace.not_before, "whole_at": pace.whole_at}
-        statement = upsert(host_providers).values(provider=provider, **values)
+        """Keep it for the next pass; later instants of another one stay."""
+        bound = {"provider": provider, "not_before": pace.not_before, "whole_at": pace.whole_at}
         async with self._database.system() as connection:
-            await connection.execute(
-                statement.on_conflict_do_update(index_elements=["provider"], set_=values)
-            )
+            await connection.execute(_PACE, bound)
+
+
+async def try_lock(connection: AsyncConnection, provider: str) -> bool:
+    """Take the lock of a provider's passes until the end of the transaction; False when another has it."""
+    return bool(await connection.scalar(_TRY_LOCK, {"provider": provider}))
+
+
+async def lock(connection: AsyncConnection, provider: str) -> None:
+    """Wait for that lock."""
+    await connection.execute(_LOCK, {"provider": provider})
 
 
 async def read_desired(connection: AsyncConnection, provider: str | None = None) -> list[DesiredHosts]:
@@ -173,16 +252,59 @@ async def read_intents(
     return [_intent(row) for row in (await connection.execute(_ALL, bound)).mappings()]
 
 
+async def read_open(connection: AsyncConnection, provider: str) -> list[Intent]:
+    """A provider's intents that have not ended."""
+    bound = {"provider": provider}
+    return [_intent(row) for row in (await connection.execute(_OPEN, bound)).mappings()]
+
+
 async def read_billed(connection: AsyncConnection, start: datetime, end: datetime) -> list[Intent]:
     """The intents whose hosts existed at some time of [start, end)."""
     bound = {"start": start, "end": end}
     return [_intent(row) for row in (await connection.execute(_BILLED, bound)).mappings()]
 
 
-async def note_reclaim(connection: AsyncConnection, intent: Intent, at: datetime | None) -> None:
-    """Write down when the provider takes the host back; None = it does not."""
-    row = update(host_intents).where(host_intents.c.intent_id == intent.intent_id)
-    await connection.execute(row.values(reclaim_at=at))
+async def write_intent(connection: AsyncConnection, before: Intent, after: Intent) -> Intent:
+    """Write the columns that have changed; returns what is stored. Raises Overtaken if it is not as it was read."""
+    old, new = _values(before), _values(after)
+    changed = {name: value for name, value in new.items() if value != old[name]}
+    if not changed:
+        return before
+    changed["version"] = before.version + 1
+    row = update(host_intents).where(
+        host_intents.c.intent_id == before.intent_id, host_intents.c.version == before.version
+    )
+    if (await connection.execute(row.values(changed))).rowcount != 1:
+        raise Overtaken(before.name)
+    return msgspec.structs.replace(after, version=before.version + 1)
+
+
+async def read_claim(connection: AsyncConnection, provider: str) -> Claim:
+    """Whose the provider's hosts are, as it is written down."""
+    columns = [host_providers.c[name] for name in Claim.__struct_fields__]
+    found = await connection.execute(select(*columns).where(host_providers.c.provider == provider))
+    row = found.mappings().one_or_none()
+    return (
+        Claim() if row is None else Claim(**{name: value for name, value in row.items() if value is not None})
+    )
+
+
+async def write_claim(connection: AsyncConnection, provider: str, values: Mapping[str, Any]) -> None:
+    """Write down whose the provider's hosts are."""
+    row = upsert(host_providers).values(provider=provider, **values)
+    await connection.execute(row.on_conflict_do_update(index_elements=["provider"], set_=dict(values)))
+
+
+async def database_id(connection: AsyncConnection) -> str:
+    """The cluster's number from initdb and the database's from its creation. Copies of their files keep both."""
+    found: str = (await connection.execute(_DATABASE_ID)).scalar_one()
+    return found
+
+
+async def read_notices(connection: AsyncConnection) -> dict[str, str]:
+    """The lines for people that passes said within NOTICE_KEPT, by provider."""
+    rows = await connection.execute(_NOTICES, {"kept": NOTICE_KEPT})
+    return {row.provider: row.notice for row in rows}
 
 
 async def prune_events(connection: AsyncConnection, batch: int) -> int:

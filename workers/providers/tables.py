@@ -41,6 +41,7 @@ host_intents = Table(
     string("model"),
     string("name"),
     instant("requested_at"),
+    Column("version", Integer, nullable=False),
     Column("wanted", Boolean, nullable=False),
     string("why"),
     string("state"),
@@ -64,7 +65,7 @@ host_intents = Table(
     CheckConstraint("state IN ('written', 'called', 'exists', 'ended')", name="state"),
     CheckConstraint("(state = 'ended') = (ended_at IS NOT NULL)", name="ended"),
     Index("ix_host_intents_open", "provider", postgresql_where=text("state <> 'ended'")),
-    Index("ix_host_intents_name", "name"),
+    Index("uq_host_intents_name", "name", unique=True),
     Index("uq_host_intents_provider_id", "provider", "provider_id", unique=True),
 )
 """A row for every host that was ever wanted or found (workers/providers/intents.py). Rows are kept: they are costs."""
@@ -93,5 +94,12 @@ host_providers = Table(
     Column("provider", Text, primary_key=True),
     instant("not_before", nullable=True),
     instant("whole_at", nullable=True),
+    Column("fleet", Text),
+    Column("account", Text),
+    Column("database", Text),
+    instant("confirmed_at", nullable=True),
+    Column("notice", Text),
+    instant("noticed_at", nullable=True),
 )
-"""What a pass leaves for the next one: no call before, and the last complete list in which no host was missing."""
+"""What a pass leaves for the next one: no call before, the last complete list in which no host was missing, whose the
+hosts are and when a person confirmed that (workers/providers/ownership.py), and a line for people."""

@@ -4,14 +4,13 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
-from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 from sqlalchemy import text
 from typer.testing import CliRunner
@@ -21,39 +20,27 @@ from admin.actor import Actor
 from cli.main import app
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
+from core.ids import uuid7
 from core.money import usd_to_pico
 from core.settings import Settings
 from jobs.hosts import configured, reconcile_hosts, run_pass
 from jobs.work import schedule
 from sim.digitalocean.cloud import FakeCloud
 from sim.digitalocean.faults import Fault
-from sim.digitalocean.serve import app as cloud_app
-from tests.support.fake_droplets import TOKEN, hold_to_description
+from tests.support.fake_droplets import TOKEN
+from tests.support.host_cloud import cloud_settings as settings
 from tests.support.processes import gone
 from tests.support.waiting import until
-from workers.providers.interface import CallResult, HostRequest, Outcome
+from workers.providers.ceilings import Ceilings
+from workers.providers.intents import Overtaken
+from workers.providers.interface import CallResult, HostRequest, Outcome, Prices
 from workers.providers.local import LocalProcesses
+from workers.providers.reconciler import Reconciler
 from workers.providers.store import DatabaseIntents, prune_events, read_intents
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
 FINANCE = Actor(kind="cli", id="f", label="f", role="finance")
 GROUP = {"provider": "digitalocean", "region": "nyc2", "kind": "gpu-h100x1-80gb", "model": "m"}
-
-
-@pytest.fixture
-async def cloud() -> AsyncIterator[tuple[FakeCloud, str]]:
-    fake = FakeCloud(TOKEN, lambda: int(time.time()))
-    fake.create_s = 0
-    fake.seen = hold_to_description
-    server = TestServer(cloud_app(fake))
-    await server.start_server()
-    yield fake, str(server.make_url("")).rstrip("/")
-    await server.close()
-
-
-def settings(url: str, **fields: object) -> Settings:
-    made = Settings(fleet="test", digitalocean_url=url, digitalocean_token=SecretStr(TOKEN), database_url="")
-    return made.model_copy(update=fields)
 
 
 async def want(database: Database, count: int) -> hosts.DesiredView:
@@ -106,8 +93,7 @@ async def test_the_client_sends_a_create_once_whatever_the_answer(
 ) -> None:
     """pydo's own retries would send it four times after a 500 or a 429 with retry-after."""
     fake, url = cloud
-    [make] = configured(settings(url))
-    provider = make()
+    provider = configured(settings(url))["digitalocean"]()
     for fault in (Fault.CREATE_ERROR_AFTER, Fault.CREATE_ERROR_BEFORE, Fault.CREATE_CUT_AFTER, Fault.BURST):
         before = len(fake.calls)
         fake.faults.add(fault)
@@ -134,7 +120,7 @@ async def test_no_pass_while_another_runs_and_none_before_a_429s_wait_is_over(
     await reconcile_hosts(database, here)
     assert len(fake.calls) == 1
     [event] = await hosts.list_events(database, ADMIN, reads=True)
-    assert (event.call, event.outcome, event.status) == ("list", "throttled", 429)
+    assert (event.call, event.outcome, event.status) == ("account", "throttled", 429)
 
 
 async def test_a_dry_run_writes_down_and_calls_nothing_once_an_hour(
@@ -146,7 +132,7 @@ async def test_a_dry_run_writes_down_and_calls_nothing_once_an_hour(
     for _ in range(2):
         assert await reconcile_hosts(database, settings(url, hosts_dry_run=True)) == 0
     assert await states(database) == []
-    assert {call.operation for call in fake.calls} == {"list"}
+    assert {call.operation for call in fake.calls} == {"account", "list"}
     events = await hosts.list_events(database, ADMIN)
     assert sorted((one.call, one.outcome, one.detail) for one in events) == [
         ("create", "dry_run", "gpu-h100x1-80gb in nyc2 m"),
@@ -154,20 +140,60 @@ async def test_a_dry_run_writes_down_and_calls_nothing_once_an_hour(
     ]
 
 
-async def test_what_a_person_changes_during_a_pass_stays(
+async def test_what_a_person_changes_while_a_create_runs_stays_beside_its_result(
     database: Database, cloud: tuple[FakeCloud, str]
 ) -> None:
-    _, url = cloud
+    """The result is stored on what the intent has become; a change of an intent that is not as it was read is not."""
+    fake, url = cloud
+    here = settings(url)
     await want(database, 1)
-    await reconcile_hosts(database, settings(url))
+    await reconcile_hosts(database, here)
     store = DatabaseIntents(database)
     [before] = await store.load("digitalocean", [])
     at = datetime.now(UTC) + timedelta(hours=2)
-    await hosts.note_reclaim(database, ADMIN, name=before.name, at=at, reason="mail")
-    after = msgspec.structs.replace(before, calls=7, usd_pico_per_hour=usd_to_pico("2.00"))
-    await store.save(before, after, CallResult("create", Outcome.UNKNOWN, 500, "x"))
+    provider = configured(here)["digitalocean"]()
+    create = provider.create
+
+    async def told(request: HostRequest) -> CallResult:
+        await hosts.note_reclaim(database, ADMIN, name=request.name, at=at, reason="mail")
+        return await create(request)
+
+    provider.create = told  # type: ignore[method-assign]
+    await run_pass(database, here, provider)
+    await provider.close()
     [stored] = await store.load("digitalocean", [])
-    assert stored == msgspec.structs.replace(after, reclaim_at=at)
+    [droplet] = fake.alive()
+    assert (stored.state, stored.provider_id, stored.reclaim_at) == ("called", str(droplet.droplet_id), at)
+    with pytest.raises(Overtaken):
+        await store.save(before, msgspec.structs.replace(before, calls=7), CallResult("create", Outcome.OK))
+    assert await store.load("digitalocean", []) == [stored]
+    assert len(await hosts.list_events(database, ADMIN)) == 1
+
+
+async def test_two_passes_at_once_create_a_host_once(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    """A pass whose lock was lost goes on beside the next one."""
+    fake, url = cloud
+    here = settings(url)
+    await want(database, 1)
+    await reconcile_hosts(database, here)
+    provider = configured(here)["digitalocean"]()
+    prices = provider.prices
+
+    async def meanwhile(kinds: Collection[str]) -> Prices:
+        provider.prices = prices  # type: ignore[method-assign]
+        other = Reconciler(
+            provider, DatabaseIntents(database), fleet="test", new_id=uuid7, ceilings=Ceilings(9, 10**15)
+        )
+        assert (await other.run()).calls == 1
+        return await prices(kinds)
+
+    provider.prices = meanwhile  # type: ignore[method-assign]
+    await run_pass(database, here, provider)
+    await provider.close()
+    assert len(fake.alive()) == 1
+    assert [call.operation for call in fake.calls].count("create") == 1
 
 
 async def test_notices_of_reclaims(database: Database, cloud: tuple[FakeCloud, str]) -> None:
@@ -184,12 +210,18 @@ async def test_notices_of_reclaims(database: Database, cloud: tuple[FakeCloud, s
         await hosts.note_reclaim(database, ADMIN, name="nobody", at=at, reason="x")
     with pytest.raises(InvalidRequest, match="time zone"):
         await hosts.note_reclaim(database, ADMIN, name=host.name, at=at.replace(tzinfo=None), reason="x")
+    for wrong in (datetime.now(UTC), datetime.now(UTC) + timedelta(days=8)):
+        with pytest.raises(InvalidRequest, match="at most 7 days ahead"):
+            await hosts.note_reclaim(database, ADMIN, name=host.name, at=wrong, reason="x")
     told = await hosts.note_reclaim(database, ADMIN, name=host.name, at=at, reason="notice by e-mail")
     assert told.reclaim_at == at
     for _ in range(3):
         await reconcile_hosts(database, here)
     assert len(fake.alive()) == 2
-    await hosts.note_reclaim(database, ADMIN, name=host.name, at=datetime.now(UTC), reason="now")
+    async with database.system() as connection:
+        await connection.execute(
+            text("UPDATE host_intents SET reclaim_at = now() WHERE reclaim_at IS NOT NULL")
+        )
     for _ in range(2):
         await reconcile_hosts(database, here)
     assert [one.name for one in fake.alive()] != [host.name]
@@ -198,7 +230,7 @@ async def test_notices_of_reclaims(database: Database, cloud: tuple[FakeCloud, s
         await hosts.note_reclaim(database, ADMIN, name=host.name, at=at, reason="x")
     async with database.read() as connection:
         audit = list(await connection.scalars(text("SELECT action FROM audit_log ORDER BY at, id")))
-    assert audit == ["hosts.set_desired", "hosts.note_reclaim", "hosts.note_reclaim"]
+    assert audit == ["hosts.set_desired", "hosts.note_reclaim"]
 
 
 async def test_wrong_wishes_are_refused(database: Database) -> None:
@@ -318,11 +350,11 @@ async def test_hosts_on_this_machine(
 
 
 def test_a_token_alone_sets_nothing_up_and_a_file_may_hold_it(tmp_path: Path) -> None:
-    assert configured(settings("http://127.0.0.1:1", fleet="")) == []
-    assert configured(settings("http://127.0.0.1:1", digitalocean_token=SecretStr(""))) == []
+    assert configured(settings("http://127.0.0.1:1", fleet="")) == {}
+    assert configured(settings("http://127.0.0.1:1", digitalocean_token=SecretStr(""))) == {}
     missing = settings("http://127.0.0.1:1", digitalocean_token_file=tmp_path / "none")
     with pytest.raises(InvalidRequest, match="PENSTOCK_DIGITALOCEAN_TOKEN_FILE"):
-        configured(missing)
+        configured(missing)["digitalocean"]()
     (tmp_path / "token").write_text("dop_v1_x\n")
     found = configured(
         settings(
@@ -331,7 +363,7 @@ def test_a_token_alone_sets_nothing_up_and_a_file_may_hold_it(tmp_path: Path) ->
             digitalocean_token_file=tmp_path / "token",
         )
     )
-    assert len(found) == 1
+    assert list(found) == ["digitalocean"]
     assert "penstock.reconcile_hosts" in [job.name for job in schedule(Settings())]
 
 
@@ -360,16 +392,18 @@ async def test_the_command_line(
     assert event["outcome"] == "ok"
     [row] = await ask("desired")  # type: ignore[misc]
     assert row["running"] == 1
-    told = await ask("reclaim", host["name"], "--at", "2030-01-01T00:00Z", "--reason", "mail")
+    soon = (datetime.now(UTC) + timedelta(hours=2)).replace(microsecond=0)
+    told = await ask("reclaim", host["name"], "--at", soon.isoformat(), "--reason", "mail")
     assert isinstance(told, dict)
-    assert told["reclaim_at"].startswith("2030-01-01T00:00:00")
+    assert datetime.fromisoformat(told["reclaim_at"]) == soon
+    for at in (["--at", soon.isoformat()[:-6]], []):
+        bad = await asyncio.to_thread(
+            CliRunner().invoke, app, ["hosts", "reclaim", host["name"], *at, "--reason", "x"]
+        )
+        assert (bad.exit_code, bad.output.count("\n")) == (2, 1)
     month = datetime.now(UTC).strftime("%Y-%m")
     [cost] = await ask("costs", "--month", month)  # type: ignore[misc]
     assert cost["cost_usd"] == "0.06"
-    bad = await asyncio.to_thread(
-        CliRunner().invoke, app, ["hosts", "reclaim", host["name"], "--reason", "x"]
-    )
-    assert (bad.exit_code, bad.output.count("\n")) == (2, 1)
     assert TOKEN not in json.dumps([await ask("list"), await ask("events", "--reads")])
     async with database.read() as connection:
         assert len(await read_intents(connection, ended=True, limit=10)) == 1

@@ -12,13 +12,13 @@ from tests.support.fake_droplets import START, TOKEN, CloudApi, VirtualTime, fin
 from workers.providers.digitalocean import (
     SPREAD,
     WITHOUT_HEADERS,
-    ApiReply,
     DigitalOceanHosts,
     DropletOptions,
     base_image,
     pace,
     price_pico,
 )
+from workers.providers.droplet_api import ApiReply
 from workers.providers.interface import HostRequest, Outcome
 
 NOW = datetime.fromtimestamp(START, UTC)
@@ -78,7 +78,9 @@ def test_all_pages_and_only_the_fleet_are_listed(cloud: FakeCloud, time: Virtual
     cloud.create("cpu", "s-1vcpu-1gb", "nyc2", ["penstock-live"])
     cloud.create("other", "gpu-h100x1-80gb", "nyc2", ["penstock-staging"])
     cloud.create("live-ffffffffffff", "gpu-h100x1-80gb", "nyc2", [])
-    listing = finish(DigitalOceanHosts(CloudApi(cloud), DropletOptions("live"), time.now).list_hosts())
+    listing = finish(
+        DigitalOceanHosts(CloudApi(cloud), DropletOptions("live"), time.now).list_hosts({"gpu-h100x1-80gb"})
+    )
     assert listing.complete
     assert len(listing.calls) == 4
     assert {host.name for host in listing.hosts if not host.tagged} == {"live-ffffffffffff"}
@@ -89,10 +91,21 @@ def test_all_pages_and_only_the_fleet_are_listed(cloud: FakeCloud, time: Virtual
     }
 
 
+def test_droplets_without_gpus_and_tag_are_found_where_the_fleet_has_such_a_kind(
+    cloud: FakeCloud, time: VirtualTime
+) -> None:
+    cloud.create("live-ffffffffffff", "s-1vcpu-1gb", "nyc2", [])
+    hosts = DigitalOceanHosts(CloudApi(cloud), DropletOptions("live"), time.now)
+    assert finish(hosts.list_hosts({"gpu-h100x1-80gb"})).hosts == ()
+    [found] = finish(hosts.list_hosts({"gpu-h100x1-80gb", "s-1vcpu-1gb"})).hosts
+    assert (found.name, found.tagged) == ("live-ffffffffffff", False)
+
+
 def test_a_fleet_is_no_part_of_another_name(cloud: FakeCloud, time: VirtualTime) -> None:
     cloud.create("live-eu-0123456789ab", "gpu-h100x1-80gb", "nyc2", ["penstock-live-eu"])
     assert (
-        finish(DigitalOceanHosts(CloudApi(cloud), DropletOptions("live"), time.now).list_hosts()).hosts == ()
+        finish(DigitalOceanHosts(CloudApi(cloud), DropletOptions("live"), time.now).list_hosts(set())).hosts
+        == ()
     )
 
 

@@ -8,12 +8,15 @@ import msgspec
 import pytest
 
 from core.money import PICO_PER_CENT, usd_to_pico
+from workers.providers.ceilings import Ceilings, hold_to
 from workers.providers.costs import before_agent_pico, billed_pico, host_cost_pico
 from workers.providers.decide import (
     DESTROYED_AFTER,
     FIRST_PAUSE,
     GONE_AFTER,
+    JOIN_WITHIN,
     LONGEST_PAUSE,
+    REFUSED_AFTER,
     START_WITHIN,
     Observed,
     decide,
@@ -34,7 +37,7 @@ from workers.providers.intents import (
     after_destroy,
     before_create,
 )
-from workers.providers.interface import CallResult, DesiredHosts, HostGroup, ObservedHost, Outcome
+from workers.providers.interface import CallResult, DesiredHosts, HostGroup, ObservedHost, Outcome, Prices
 
 NOW = datetime(2026, 11, 27, 12, 0, tzinfo=UTC)
 GROUP = HostGroup("digitalocean", "nyc2", "gpu-h100x1-80gb", "m")
@@ -61,6 +64,7 @@ def existing(number: int, **fields: object) -> Intent:
         "status": "running",
         "status_since": NOW - timedelta(minutes=50),
         "running_at": NOW - timedelta(minutes=50),
+        "joined_at": NOW - timedelta(minutes=45),
         "created_at": NOW - timedelta(minutes=55),
         "usd_pico_per_hour": PRICE,
         "billed": True,
@@ -111,7 +115,7 @@ def test_a_notice_of_reclaim_brings_a_replacement_at_once_and_ends_in_a_destroy(
 
 def test_an_orphan_is_adopted_and_destroyed_later_and_strangers_are_left_alone() -> None:
     observed = shown(7)
-    assert acts(0, [], observed) == [Adopt(observed.hosts[0], "no intent: it is destroyed")]
+    assert acts(0, [], observed) == [Adopt(observed.hosts[0], "no intent: it is destroyed", "host-7")]
     stranger = msgspec.structs.replace(observed.hosts[0], tagged=False)
     assert acts(0, [], Observed(NOW, (stranger,), True)) == []
 
@@ -137,7 +141,7 @@ def test_a_host_without_a_record_of_its_end_ends_when_it_was_destroyed_or_first_
 
 
 def test_a_host_that_does_not_start_is_replaced_and_counts_as_a_failure() -> None:
-    stuck = existing(1, status="starting", status_since=NOW - START_WITHIN, running_at=None)
+    stuck = existing(1, status="starting", status_since=NOW - START_WITHIN, running_at=None, joined_at=None)
     observed = shown(1)
     still = msgspec.structs.replace(
         observed, hosts=(msgspec.structs.replace(observed.hosts[0], status="starting"),)
@@ -154,7 +158,7 @@ def test_a_kind_that_failed_pauses_then_is_tried_with_one_host() -> None:
     assert acts(3, [failed, intent(2), intent(3)], shown()) == [Create(UUID(int=1))]
     trying = intent(2, state=IntentState.CALLED, called_at=NOW)
     assert acts(3, [failed, trying, intent(3)], shown()) == []
-    succeeded = existing(4, running_at=NOW)
+    succeeded = existing(4, joined_at=NOW)
     assert acts(4, [failed, intent(2), intent(3), succeeded], shown(4)) == [
         Create(UUID(int=n)) for n in (1, 2, 3)
     ]
@@ -219,3 +223,89 @@ def test_what_passed_before_the_first_heartbeat_is_a_part_of_the_cost() -> None:
     assert host_cost_pico(host, None, later) == 339 * PICO_PER_CENT
     silent = msgspec.structs.replace(host, joined_at=None)
     assert before_agent_pico(silent, later) == 339 * PICO_PER_CENT
+
+
+def test_a_host_whose_agent_never_joins_is_replaced_and_counts_as_a_failure() -> None:
+    silent = existing(1, running_at=NOW - JOIN_WITHIN, joined_at=None)
+    retire, add, destroy = acts(1, [silent], shown(1))
+    assert retire == Retire(UUID(int=1), "its agent sent no heartbeat within 30 minutes", failed=True)
+    assert (add, destroy) == (Add(GROUP), Destroy(UUID(int=1)))
+    young = existing(1, running_at=NOW - JOIN_WITHIN + timedelta(seconds=1), joined_at=None)
+    assert acts(1, [young], shown(1)) == []
+    away = existing(1, running_at=NOW - JOIN_WITHIN, joined_at=None, missing_since=NOW)
+    assert acts(1, [away], shown()) == []
+
+
+def test_hosts_that_run_and_never_join_do_not_end_the_pause_of_their_kind() -> None:
+    failed = [
+        existing(n, state=IntentState.ENDED, wanted=False, joined_at=None, failures=1, failed_at=NOW)
+        for n in (1, 2, 3)
+    ]
+    runs = existing(4, running_at=NOW, joined_at=None)
+    assert acts(2, [*failed, runs, intent(5)], shown(4), NOW + 4 * FIRST_PAUSE) == []
+    joined = msgspec.structs.replace(runs, joined_at=NOW + FIRST_PAUSE)
+    assert acts(2, [*failed, joined, intent(5)], shown(4), NOW + 4 * FIRST_PAUSE) == [Create(UUID(int=5))]
+
+
+def test_without_the_records_of_ends_a_host_ends_after_an_hour() -> None:
+    refused = msgspec.structs.replace(shown(), records=False, refused=True)
+    recent = existing(1, missing_since=NOW - REFUSED_AFTER + timedelta(seconds=1))
+    assert acts(1, [recent], refused) == []
+    old = existing(1, missing_since=NOW - REFUSED_AFTER)
+    assert acts(1, [old], refused)[0] == End(UUID(int=1), NOW - REFUSED_AFTER, "it is not shown any more")
+    accepted = intent(1, state=IntentState.CALLED, called_at=NOW - REFUSED_AFTER, provider_id="1")
+    assert acts(1, [accepted], refused)[0] == End(
+        UUID(int=1), NOW, "it was accepted and never appeared", failed=True
+    )
+
+
+def test_an_adopted_host_gets_a_name_of_its_own() -> None:
+    observed = shown(7, 8)
+    twin = msgspec.structs.replace(observed.hosts[1], name="host-7")
+    both = msgspec.structs.replace(observed, hosts=(observed.hosts[0], twin))
+    assert [act.name for act in acts(0, [], both) if isinstance(act, Adopt)] == ["host-7", "host-7.8"]
+    ended = existing(1, provider_id="99", name="host-7", state=IntentState.ENDED, wanted=False)
+    assert [act.name for act in acts(0, [ended], shown(7)) if isinstance(act, Adopt)] == ["host-7.7"]
+
+
+PRICES = Prices({GROUP.kind: PRICE}, (), complete=True)
+
+
+def held(ceilings: Ceilings, intents: list[Intent], prices: Prices = PRICES) -> tuple[list[int], list[str]]:
+    creates: list[Act] = [Create(one.intent_id) for one in intents if one.state is IntentState.WRITTEN]
+    kept, reasons = hold_to(ceilings, creates, intents, prices, NOW)
+    return [act.intent_id.int for act in kept if isinstance(act, Create)], reasons
+
+
+def test_a_ceiling_of_hosts_counts_those_that_start_and_end() -> None:
+    ending = existing(1, wanted=False)
+    coming = intent(2, state=IntentState.CALLED, called_at=NOW)
+    ended = existing(3, state=IntentState.ENDED, wanted=False, ended_at=NOW)
+    intents = [ending, coming, ended, intent(4), intent(5)]
+    rich = usd_to_pico("1000")
+    assert held(Ceilings(3, rich), intents) == ([4], ["there are 3 hosts, and PENSTOCK_HOSTS_MAX is 3"])
+    assert held(Ceilings(4, rich), intents) == ([4, 5], [])
+    assert held(Ceilings(0, rich), [intent(4)])[0] == []
+
+
+def test_a_ceiling_of_spend_uses_the_prices_of_the_hosts_and_of_the_list() -> None:
+    cheap = existing(1, usd_pico_per_hour=usd_to_pico("1.00"))
+    intents = [cheap, intent(2), intent(3)]
+    created, reasons = held(Ceilings(16, usd_to_pico("4.39")), intents)
+    assert created == [2]
+    assert reasons == [
+        "hosts cost 4.39 USD per hour and one of gpu-h100x1-80gb costs 3.39: more than "
+        "PENSTOCK_HOSTS_MAX_USD_PER_HOUR, 4.39"
+    ]
+    assert held(Ceilings(16, usd_to_pico("4.38")), intents)[0] == []
+    found = Adopt(shown(9).hosts[0], "x", "host-9")
+    kept, _ = hold_to(Ceilings(16, usd_to_pico("4.39")), [found, Create(UUID(int=2))], intents, PRICES, NOW)
+    assert kept == [found]
+
+
+def test_a_host_without_a_known_price_is_not_created() -> None:
+    created, reasons = held(Ceilings(16, usd_to_pico("100")), [intent(1)], Prices({}, (), complete=False))
+    assert created == []
+    assert reasons == [
+        "the price of gpu-h100x1-80gb is not known, so PENSTOCK_HOSTS_MAX_USD_PER_HOUR cannot be kept"
+    ]

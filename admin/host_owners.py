@@ -1,0 +1,119 @@
+"""Whose the hosts of a provider are: what passes have to say, and a person's confirmation of a change."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.hosts import MAX_TEXT, require_provider
+from admin.transactions import read, write
+from core.db import Database
+from core.errors import Conflict, InvalidRequest
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
+from workers.providers import store
+from workers.providers.intents import End, Intent, IntentState, noted
+from workers.providers.ownership import Claim
+
+_NOW = text("SELECT clock_timestamp()")
+
+
+class OwnerView(msgspec.Struct, frozen=True):
+    """Whose the hosts of a provider are."""
+
+    provider: str
+    fleet: str
+    account: str
+    database: str
+    confirmed_at: datetime | None
+    hosts_left: list[str]
+    """Hosts that were forgotten by this confirmation: they run on and cost money."""
+
+
+async def list_notices(database: Database, actor: Actor) -> list[str]:
+    """What passes have lately had to say to a person, a line for each provider. Raises PermissionDenied."""
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        return list((await store.read_notices(connection)).values())
+
+
+async def adopt(
+    database: Database,
+    actor: Actor,
+    *,
+    provider: str,
+    fleet: str,
+    account: str,
+    leave_hosts: bool = False,
+    reason: str,
+) -> OwnerView:
+    """Confirm that a provider's hosts of `fleet` in `account` are those of this database, and of no other.
+
+    Hosts of the fleet from before, which no intent has, are destroyed ten minutes later. Intents of another fleet or
+    account end, and with `leave_hosts` their hosts run on. Waits for the pass that runs. Raises InvalidRequest, and
+    Conflict when no pass asks for a confirmation, or when hosts would be left without `leave_hosts`.
+    """
+    require(actor, PLATFORM_ADMIN)
+    why = clean_reason(reason)
+    require_provider(provider)
+    for param, value in (("fleet", fleet), ("account", account)):
+        if not 1 <= len(value) <= MAX_TEXT:
+            raise InvalidRequest(f"{param} needs 1 to {MAX_TEXT} characters", param=param)
+    async with write(database, actor) as connection:
+        await store.lock(connection, provider)
+        if provider not in await store.read_notices(connection):
+            raise Conflict(
+                f"no pass over {provider} asks for a confirmation; `penstock hosts list` warns when one does",
+                param="provider",
+            )
+        claim = await store.read_claim(connection, provider)
+        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        left: list[str] = []
+        if claim.fleet not in ("", fleet) or claim.account not in ("", account):
+            left = await _leave(connection, provider, claim, now, leave_hosts=leave_hosts)
+        confirmed = Claim(fleet, account, await store.database_id(connection), now)
+        values = msgspec.structs.asdict(confirmed) | {"notice": None, "noticed_at": None}
+        await store.write_claim(connection, provider, values)
+        before, after = _view(provider, claim, []), _view(provider, confirmed, left)
+        await record(
+            connection,
+            actor,
+            "hosts.adopt",
+            tenant_id=None,
+            object_kind="hosts",
+            object_id=provider,
+            reason=why,
+            before=before,
+            after=after,
+        )
+    return after
+
+
+async def _leave(
+    connection: AsyncConnection, provider: str, claim: Claim, now: datetime, *, leave_hosts: bool
+) -> list[str]:
+    """End the intents of another fleet or account; returns the names of hosts that may run on."""
+    intents = await store.read_open(connection, provider)
+    left = _names([one for one in intents if one.state is not IntentState.WRITTEN])
+    if left and not leave_hosts:
+        raise Conflict(
+            f"{len(left)} hosts of fleet {claim.fleet} in account {claim.account or 'unknown'}, such as {left[0]}, "
+            "have not ended. Destroy them first with the settings of before, or leave them running with --leave-hosts",
+            param="leave_hosts",
+        )
+    for intent in intents:
+        await store.write_intent(
+            connection, intent, noted(intent, End(intent.intent_id, now, "left running"), now)
+        )
+    return left
+
+
+def _names(intents: Sequence[Intent]) -> list[str]:
+    return sorted(intent.name for intent in intents)
+
+
+def _view(provider: str, claim: Claim, left: list[str]) -> OwnerView:
+    return OwnerView(provider, claim.fleet, claim.account, claim.database, claim.confirmed_at, left)
