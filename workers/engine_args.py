@@ -1,6 +1,7 @@
 """Checks the arguments of an engine with the parser of the engine's own environment."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from core.errors import InvalidRequest, Unavailable
@@ -10,6 +11,11 @@ from workers.engine_command import CHECKOUT, cpu_environment
 
 CHECK_TIMEOUT_S = 300.0
 """Seconds that the check may take: the engine's modules are imported, which reads much from the disk the first time."""
+MAX_CHECKS = 2
+"""Checks of this process at once. Each imports the engine: a second or more of a core, and some hundred MiB."""
+RETRY_S = 10.0
+"""What a refused check is told to wait."""
+_running = asyncio.Semaphore(MAX_CHECKS)
 _SCRIPT = CHECKOUT / "workers" / "engine_args_check.py"
 _PROGRAM = "vllm serve: "
 
@@ -17,7 +23,7 @@ _PROGRAM = "vllm serve: "
 async def check_arguments(model: CatalogModel, engine_env: Path) -> None:
     """Raise InvalidRequest with the parser's words when vLLM would refuse a profile's command line.
 
-    Raises Unavailable when there is no engine environment, or when its parser does not answer.
+    Raises Unavailable when there is no engine environment, when its parser does not answer, or when MAX_CHECKS run.
     """
     python = engine_env / "bin" / "python"
     if engine_install.status(engine_env).state == "absent":
@@ -26,30 +32,41 @@ async def check_arguments(model: CatalogModel, engine_env: Path) -> None:
             "makes one, PENSTOCK_ENGINE_ENV names another, `unchecked` (--unchecked) adds the model without the check",
             code="engine_absent",
         )
-    for profile in model.profiles.values():
-        line = profile.command_line(model, 8000)
-        process = await asyncio.create_subprocess_exec(
-            str(python),
-            str(_SCRIPT),
-            *line[2:],
-            env=cpu_environment({"PATH": "/usr/bin:/bin", "VLLM_LOGGING_LEVEL": "ERROR"}),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
+    if _running.locked():
+        raise Unavailable(
+            f"{MAX_CHECKS} checks of arguments run already; try again in {RETRY_S:.0f} s",
+            code="engine_checks_busy",
+            retry_after_s=RETRY_S,
         )
-        try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
-                _, said = await process.communicate()
-        except TimeoutError:
-            raise Unavailable(
-                f"the engine's parser did not answer within {CHECK_TIMEOUT_S:.0f} s; try again"
-            ) from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode:
-            raise _refusal(process.returncode, said.decode("utf-8", "replace"))
+    async with _running:
+        for profile in model.profiles.values():
+            await _check(python, profile.command_line(model, 8000)[2:])
+
+
+async def _check(python: Path, words: Sequence[str]) -> None:
+    """Run the parser on the words after `vllm serve`; raises as check_arguments does."""
+    process = await asyncio.create_subprocess_exec(
+        str(python),
+        str(_SCRIPT),
+        *words,
+        env=cpu_environment({"PATH": "/usr/bin:/bin", "VLLM_LOGGING_LEVEL": "ERROR"}),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            _, said = await process.communicate()
+    except TimeoutError:
+        raise Unavailable(
+            f"the engine's parser did not answer within {CHECK_TIMEOUT_S:.0f} s; try again"
+        ) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise _refusal(process.returncode, said.decode("utf-8", "replace"))
 
 
 def _refusal(status: int, said: str) -> InvalidRequest | Unavailable:

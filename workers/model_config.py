@@ -120,7 +120,9 @@ def weight_bytes(directory: Path) -> int:
 def fetch_config(hub_id: str, revision: str | None) -> dict[str, Any]:
     """The config.json of a model on the hub; nothing else is downloaded. Blocks. Raises InvalidRequest, Unavailable."""
     try:
-        path = hf_hub_download(hub_id, CONFIG, revision=revision)
+        stated = hf_hub_download(hub_id, CONFIG, revision=revision, dry_run=True)
+        _check_size(hub_id, stated.file_size)
+        path = hf_hub_download(hub_id, CONFIG, revision=stated.commit_hash)
     except HFValidationError:
         raise InvalidRequest(
             f"{hub_id[:80]!r} is no name on the hub, such as ORG/NAME", param="weights"
@@ -136,6 +138,16 @@ def fetch_config(hub_id: str, revision: str | None) -> dict[str, Any]:
             code="hub_unreachable",
         ) from None
     return read_config(Path(path).parent)
+
+
+def _check_size(hub_id: str, size: int | None) -> None:
+    """Raise InvalidRequest for a config.json that is too large to be one, before it is downloaded."""
+    if size is None or size > MAX_CONFIG_BYTES:
+        stated = "does not state how large it is" if size is None else f"states {size:,} bytes"
+        raise InvalidRequest(
+            f"config.json of {hub_id} is not downloaded: the hub {stated}, and it may have {MAX_CONFIG_BYTES:,}",
+            param="weights",
+        )
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:

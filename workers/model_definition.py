@@ -1,6 +1,7 @@
 """A model that an admin adds: its entry beside those of the catalog, made from its config.json and a kind of host."""
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -110,6 +111,7 @@ def define(hosts: Mapping[str, HostKind], new: NewModel, today: date) -> tuple[C
     shape = shape_of(new.config)
     args = {**new.args, **new.profile.args}
     _check_arguments(args)
+    _check_finite(args, new.profile)
     _check_environment(new)
     args, layout = _layout(new, shape, args)
     seqs = _integer(args, "max-num-seqs", USUAL_SEQS if new.gpus else CPU_SEQS)
@@ -175,6 +177,19 @@ def _check_arguments(args: Mapping[str, ArgValue]) -> None:
             )
         if isinstance(value, str) and value.startswith("-"):
             raise InvalidRequest(f"the value of {flag} begins with a hyphen: {value[:80]!r}", param="args")
+
+
+def _check_finite(args: Mapping[str, ArgValue], profile: ProfileFile) -> None:
+    """Raise InvalidRequest for NaN and infinity, which TOML can write and no figure can be."""
+    numbers: dict[str, object] = {f"figures.{name}": figure.value for name, figure in profile.figures.items()}
+    if profile.kv_offload is not None:
+        numbers["kv_offload.size_gib"] = profile.kv_offload.size_gib
+    for flag, value in args.items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        numbers |= {f"args.{flag}.{part}".removesuffix("."): each for part, each in parts}
+    for name, number in numbers.items():
+        if isinstance(number, float) and not math.isfinite(number):
+            raise InvalidRequest(f"{name} is {number}, must be a finite number", param="profile")
 
 
 def _check_environment(new: NewModel) -> None:

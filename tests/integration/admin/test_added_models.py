@@ -1,7 +1,10 @@
 """Added models in the database: who sees them, what is refused, and what stays of a removed one."""
 
+import asyncio
+import os
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,9 +21,12 @@ from core.errors import Conflict, InvalidRequest, ModelNotFound, PermissionDenie
 from core.ids import uuid7
 from tests.integration.admin.rest import Caller
 from tests.support.tenancy import ADMIN, audit_actions, member
+from tests.support.waiting import until
 from tests.unit.workers.test_model_config import LLAMA
 from workers.added_models import AddedModelDirectory, decode_model, read_added
-from workers.model_definition import NewModel
+from workers.catalog import load_catalog
+from workers.engine_args import MAX_CHECKS, check_arguments
+from workers.model_definition import NewModel, define
 from workers.models import ModelDirectory, ModelSpec
 
 NAME = "acme/llama"
@@ -159,6 +165,23 @@ async def test_the_engines_parser_decides_on_arguments(database: Database, tmp_p
     assert "acme/llama --served-model-name acme/llama --max-model-len 8192" in words
 
 
+async def test_few_checks_run_at_once_and_one_more_is_told_to_wait(tmp_path: Path) -> None:
+    """Each check waits at a pipe: another one is refused before it starts, and there is room again afterwards."""
+    os.mkfifo(tmp_path / "gate")
+    model, _ = define(load_catalog().hosts, new(), TODAY)
+    waits = engine(tmp_path / "a", f'echo >> {tmp_path}/begun; read line < "{tmp_path}/gate"; exit 0')
+    checks = [asyncio.create_task(check_arguments(model, waits)) for _ in range(MAX_CHECKS)]
+    await until(lambda: (tmp_path / "begun").exists() and len((tmp_path / "begun").read_text()) == MAX_CHECKS)
+    with pytest.raises(Unavailable, match="2 checks of arguments run already; try again in 10 s") as refused:
+        await check_arguments(model, waits)
+    assert (refused.value.code, refused.value.retry_after_s) == ("engine_checks_busy", 10.0)
+    with (tmp_path / "gate").open("w") as gate:
+        gate.write("go\n" * MAX_CHECKS)
+        gate.flush()
+        await asyncio.gather(*checks)
+    await check_arguments(model, engine(tmp_path / "b", "exit 0"))
+
+
 async def test_only_admins_add_models(database: Database) -> None:
     with pytest.raises(PermissionDenied):
         await added_models.add(
@@ -193,7 +216,9 @@ async def test_a_model_of_the_hub_is_read_from_there(
 ) -> None:
     asked = []
 
-    def download(hub_id: str, file: str, *, revision: str | None) -> str:
+    def download(hub_id: str, file: str, *, revision: str | None, dry_run: bool = False) -> object:
+        if dry_run:
+            return SimpleNamespace(file_size=100, commit_hash=revision)
         asked.append((hub_id, file, revision))
         if hub_id == "acme/none":
             raise OSError("no network")

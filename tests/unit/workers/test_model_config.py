@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from core.errors import InvalidRequest
-from workers.model_config import fetch_config, read_config, shape_of, weight_bytes
+from workers.model_config import MAX_CONFIG_BYTES, fetch_config, read_config, shape_of, weight_bytes
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
@@ -108,6 +109,25 @@ def test_a_directory_has_a_configuration_and_weights(tmp_path: Path) -> None:
     (tmp_path / "b.safetensors").write_bytes(b"123")
     assert read_config(tmp_path) == LLAMA
     assert weight_bytes(tmp_path) == 8
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (MAX_CONFIG_BYTES + 1, "the hub states 1,048,577 bytes"),
+        (None, "the hub does not state how large it is"),
+    ],
+)
+def test_a_configuration_of_the_hub_that_is_too_large_is_not_downloaded(
+    monkeypatch: pytest.MonkeyPatch, size: int | None, message: str
+) -> None:
+    def download(hub_id: str, file: str, *, revision: str | None, dry_run: bool = False) -> SimpleNamespace:
+        assert dry_run, "it is downloaded"
+        return SimpleNamespace(file_size=size, commit_hash="0" * 40)
+
+    monkeypatch.setattr("workers.model_config.hf_hub_download", download)
+    with pytest.raises(InvalidRequest, match=message):
+        fetch_config("acme/large", None)
 
 
 @pytest.mark.parametrize("name", ["", "a/b/c", "-x", "a b"])

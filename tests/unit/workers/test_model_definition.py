@@ -128,6 +128,26 @@ def test_what_is_known_better_goes_before_the_roofline(tmp_path: Path) -> None:
         read_profile(path)
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (
+            'figures.request_s = {{ value = {}, basis = "measured", date = 2026-11-01, source = "x" }}',
+            "figures.request_s",
+        ),
+        ("args.some-share = {}", "args.some-share"),
+        ("args.some-config = {{ share = {} }}", "args.some-config.share"),
+        ("kv_offload.size_gib = {}", "kv_offload.size_gib"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, line: str, name: str, value: str) -> None:
+    path = tmp_path / "profile.toml"
+    path.write_text(line.format(value))
+    with pytest.raises(InvalidRequest, match=f"{name} is {value}, must be a finite number"):
+        made(profile=read_profile(path))
+
+
 def test_a_machine_without_gpus_has_a_cache_of_a_gibibyte() -> None:
     small = LLAMA | {
         "hidden_size": 256,
