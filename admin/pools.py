@@ -1,22 +1,27 @@
 """The pools: hosts, replicas, queues, and actions on replicas."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.transactions import write
+from admin.transactions import read, write
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from scheduler.client import SchedulerClient
 from scheduler.wire import HostView, QueueView
 from tenants.names import clean_reason
-from tenants.roles import FINANCE, PLATFORM_ADMIN
+from tenants.roles import FINANCE, PLATFORM_ADMIN, PLATFORM_ROLES
+from workers import host_acceptances
+from workers.host_acceptances import StoredAcceptance
 from workers.wire import ReplicaCommand, ReplicaState, ReplicaStatus, basis_of
 
 ACTIONS = ("drain", "resume", "sleep", "wake", "restart")
 """Drain stops new requests, resume undoes it; sleep offloads the weights, wake loads them; restart ends the engine."""
 MAX_DEADLINE_S = 3600.0
+MAX_ACCEPTANCES = 1_000
 
 
 class ReplicaView(msgspec.Struct, frozen=True):
@@ -64,6 +69,19 @@ async def get_pools(actor: Actor, *, client: SchedulerClient) -> PoolsView:
     snapshot = await client.fresh_snapshot()
     replicas = [_view(status) for status in snapshot.replicas]
     return PoolsView(snapshot.at_unix_ms, replicas, snapshot.hosts, snapshot.queues)
+
+
+async def list_acceptances(
+    database: Database, actor: Actor, *, host_id: str | None = None, limit: int = 100
+) -> Sequence[StoredAcceptance]:
+    """What the checks of GPU hosts found, of one host or of all, the newest first.
+
+    Raises InvalidRequest for a limit that is not 1 to MAX_ACCEPTANCES, PermissionDenied.
+    """
+    if not 1 <= limit <= MAX_ACCEPTANCES:
+        raise InvalidRequest(f"limit is {limit}, must be 1 to {MAX_ACCEPTANCES}", param="limit")
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        return await host_acceptances.list_acceptances(connection, host_id=host_id, limit=limit)
 
 
 async def command_replica(

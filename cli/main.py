@@ -24,7 +24,7 @@ _COMMANDS = (
 )
 _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "prices", "credits", "budgets", "starter-credit", "usage",
-    "models", "pools", "hosts", "engine", "audit", "contracts", "adjustments", "approvals", "ledger", "alerts",
+    "models", "pools", "hosts", "host", "engine", "audit", "contracts", "adjustments", "approvals", "ledger", "alerts",
     "statements", "sla", "exports", "invoices", "periods", "corrections", "economics", "reconcile", "payments", "sim",
 )  # fmt: skip
 

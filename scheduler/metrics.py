@@ -122,6 +122,9 @@ PLAN_FAILURES = Counter(
 HOST_HOURS_FAILURES = Counter(
     "penstock_scheduler_host_hours_failures", "Rounds in which host seconds could not be stored"
 )
+ACCEPTANCE_FAILURES = Counter(
+    "penstock_scheduler_acceptance_failures", "Rounds in which acceptances of hosts could not be stored"
+)
 ENGINE_COUNTERS_FAILURES = Counter(
     "penstock_scheduler_engine_counters_failures", "Rounds in which engine counters could not be stored"
 )

@@ -22,6 +22,7 @@ from core.telemetry import MetricsServer
 from scheduler.autoscaling import LivePlanner
 from scheduler.door import Door
 from scheduler.engine_counters import EngineCounterStore
+from scheduler.host_acceptances import HostAcceptances
 from scheduler.host_hours import HostHours
 from scheduler.lease import Tenure
 from scheduler.lease_keeper import LeaseKeeper, boot_seconds
@@ -31,6 +32,7 @@ from scheduler.service import SchedulerService
 from workers.added_models import AddedModelDirectory
 from workers.catalog import load_catalog
 from workers.engine_counters import record_counters
+from workers.host_acceptances import store_acceptance
 from workers.host_hours import record_heartbeat
 from workers.scaling import ScalingDirectory
 from workers.targets import TargetDirectory
@@ -118,6 +120,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
     database = Database(settings.database_url, pool_size=1)
     clock = SystemClock()
     host_hours = HostHours(database, record_heartbeat)
+    acceptances = HostAcceptances(database, store_acceptance)
     counters = EngineCounterStore(database, record_counters, clock.monotonic)
     trace = RequestTraceStore(database, clock, recording=settings.record_request_traces)
     targets = TargetDirectory(database)
@@ -128,7 +131,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
         door,
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
-        listeners=[host_hours, counters, trace.trace],
+        listeners=[host_hours, acceptances, counters, trace.trace],
         planner=LivePlanner(load_catalog(), scaling, added=lambda: added.models),
         targets=targets,
         term=tenure.term,
@@ -137,6 +140,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
     )
     try:
         await host_hours.start()
+        await acceptances.start()
         await counters.start()
         await trace.start()
         targets.start()
@@ -147,7 +151,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
     finally:
         await service.close()
         await asyncio.gather(
-            *(part.close() for part in (targets, scaling, added, host_hours, counters, trace))
+            *(part.close() for part in (targets, scaling, added, host_hours, acceptances, counters, trace))
         )
         await database.close()
 

@@ -39,6 +39,7 @@ class HostRegistry(Listener):
                 beat.gpus,
                 round(now - last_seen_at, 3),
                 beat.state_seconds,
+                beat.acceptance,
             )
             for beat, last_seen_at in self._beats.values()
         ]

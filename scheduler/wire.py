@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from workers.wire import ReplicaStatus
+from workers.wire import AcceptanceReport, ReplicaStatus
 
 
 class PlaceRequest(msgspec.Struct, array_like=True):
@@ -129,6 +129,8 @@ class HostView(msgspec.Struct):
     last_seen_s: float
     """Seconds since the last heartbeat."""
     state_seconds: dict[str, int] = {}
+    acceptance: AcceptanceReport | None = None
+    """What the checks of a GPU host found."""
 
 
 class QueueView(msgspec.Struct):

@@ -22,6 +22,7 @@ from core.log_files import rotate
 from core.settings import Settings
 from core.supervise import supervise
 from core.telemetry import MetricsServer
+from workers.acceptance.gate import HostGate
 from workers.added_models import with_added
 from workers.catalog import Catalog, load_catalog
 from workers.economics import HostAccount, ReplicaShare
@@ -114,6 +115,7 @@ class Agent:
         self._boot_id = incarnation("agent")
         self._account = HostAccount(clock.monotonic())
         self._plan: HostPlan | None = None
+        self._gate = HostGate(settings, clock)
         self._seq = 0
         self.replicas: list[Replica] = []
         self._state_path = settings.data_dir / "agent-state.json"
@@ -140,12 +142,15 @@ class Agent:
         wanted = self._settings.model
         return not wanted or wanted in self._catalog.models or self._settings.engine == "external"
 
-    async def _prepare(self) -> HostPlan:
-        """The plan of this host; for a model that an admin has added, when its entry is known."""
+    async def _prepare(self) -> tuple[HostPlan, bool]:
+        """The plan of this host, when the entry of a model that an admin has added is known, and whether it may run."""
         if not self._knows_its_model:
             entry = await wanted_entry(self._link, self._settings.model, self._entry_path)
             self._catalog = with_added(self._catalog, {entry.name: entry})
-        return await prepare(self._settings, self._catalog, self._host_id)
+        self._plan = plan = await prepare(self._settings, self._catalog, self._host_id)
+        left = load_state(self._state_path).engines.values()
+        busy = any(EngineProcess.adopt(each.process) is not None for each in left)
+        return plan, await self._gate.admits(plan, self._catalog, busy=busy)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Prepare the host and run its replicas until `stop` is set. Raises PenstockError when it cannot serve."""
@@ -158,8 +163,11 @@ class Agent:
             await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not preparing.done():
                 return
-            self._plan = preparing.result()
-            self._build(self._plan)
+            plan, admitted = preparing.result()
+            if admitted:
+                self._build(plan)
+            else:
+                self._end_unplanned(load_state(self._state_path), set())
             self._tasks += [supervise("kv-events", subscriber.run) for subscriber in self._subscribers]
             await asyncio.wait({stopping, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in self._tasks:
@@ -282,7 +290,9 @@ class Agent:
             clock=self._clock,
             saved=saved,
             save=self._save,
+            measure=(lambda api: self._gate.probe(plan, api)) if plan.gpu_ids else None,
         )
+        runner.capacity = self._gate.capacity(plan)
         if kv is not None:
             self._subscribe(runner, kv)
         return runner
@@ -384,6 +394,7 @@ class Agent:
                 for ended in replica.ended()
             ],
             sent_at=self._clock.monotonic(),
+            acceptance=self._gate.report(),
         )
 
     async def execute(self, command: ReplicaCommand) -> CommandResult:

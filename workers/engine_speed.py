@@ -30,8 +30,39 @@ STEPS_S = (1e-5, 60.0)
 log = logging.getLogger(__name__)
 
 
-async def measured(api: EngineApi, model: str, assumed: Capacity, clock: Clock) -> Capacity | None:
-    """`assumed` with what four small requests to `model` show; None when the engine does not answer them all."""
+class Timings(msgspec.Struct, frozen=True):
+    """How long small requests took, one after the other, on an engine that has cached none of the long prompt."""
+
+    first_s: float
+    """One token after a short prompt."""
+    few: int
+    """Tokens of the short prompt."""
+    answer_s: float
+    """`tokens` tokens after the short prompt."""
+    tokens: int
+    prompt_s: float
+    """One token after a long prompt."""
+    many: int
+    """Tokens of the long prompt."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a token after the first."""
+        return (self.answer_s - self.first_s) / (self.tokens - 1)
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds that the tokens by which the long prompt is longer took; not above 0 where noise hides them."""
+        return self.prompt_s - self.first_s
+
+
+async def timed(
+    api: EngineApi, model: str, clock: Clock, *, sentences: int = LONG, tokens: int = 1 + DECODED
+) -> Timings | None:
+    """The times of four small requests to `model`; None when the engine does not answer them all in full.
+
+    `sentences` make the long prompt, `tokens` the answer.
+    """
 
     async def ask(text: str, tokens: int) -> tuple[float, int, int]:
         """Seconds, prompt tokens and output tokens of an answer."""
@@ -42,23 +73,31 @@ async def measured(api: EngineApi, model: str, assumed: Capacity, clock: Clock) 
     try:
         await ask(SENTENCE, 1)  # loads and compiles what is missing
         first_s, few, _ = await ask(SENTENCE, 1)
-        answer_s, _, tokens = await ask(SENTENCE, 1 + DECODED)
-        prompt_s, many, _ = await ask(f"{incarnation('probe')} {SENTENCE * LONG}", 1)  # in no cache
+        answer_s, _, answered = await ask(SENTENCE, tokens)
+        prompt_s, many, _ = await ask(f"{incarnation('probe')} {SENTENCE * sentences}", 1)  # in no cache
     except EngineFailed as error:
         log.info("the speed of %s was not measured: %s", model, error.message)
         return None
-    if tokens < 2 or many <= few:
+    if answered < 2 or many <= few:
         return None
-    step_s = _within((answer_s - first_s) / (tokens - 1), STEPS_S)
+    return Timings(first_s, few, answer_s, answered, prompt_s, many)
+
+
+async def measured(api: EngineApi, model: str, assumed: Capacity, clock: Clock) -> Capacity | None:
+    """`assumed` with what four small requests to `model` show; None when the engine does not answer them all."""
+    times = await timed(api, model, clock)
+    if times is None:
+        return None
+    step_s = _within(times.step_s, STEPS_S)
     rate = assumed.prefill_tokens_per_s
-    if prompt_s > first_s:
-        rate = _within((many - few) / (prompt_s - first_s), RATES)
+    if times.prefill_s > 0:
+        rate = _within((times.many - times.few) / times.prefill_s, RATES)
     return msgspec.structs.replace(
         assumed,
         prefill_tokens_per_s=rate,
         step_base_s=step_s,
         step_per_seq_s=step_s * PER_SEQUENCE,
-        request_s=max(0.0, first_s - step_s),
+        request_s=max(0.0, times.first_s - step_s),
         assumed=False,
     )
 

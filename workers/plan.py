@@ -165,7 +165,7 @@ def plan_vllm(
             f"{replicas} replicas of {model.name} need {each * replicas} GPUs, this machine has {len(gpus.ids)}",
             param="replicas",
         )
-    kind = _host_kind(catalog, gpus) or profile.host_kind
+    kind = host_kind_of(catalog, gpus) or profile.host_kind
     groups = [gpus.ids[start : start + each] for start in range(0, each * replicas, each)]
     return _host(host_id, model, profile, "vllm", replicas, len(gpus.ids), kind, groups)
 
@@ -177,7 +177,8 @@ def _matching_profile(catalog: Catalog, model: CatalogModel, gpus: Gpus) -> Engi
     return next(iter(matching or enough), None)
 
 
-def _host_kind(catalog: Catalog, gpus: Gpus) -> str | None:
+def host_kind_of(catalog: Catalog, gpus: Gpus) -> str | None:
+    """The catalog's first kind of host with these GPUs, and as many; None when there is none."""
     kinds = [
         kind for kind, host in catalog.hosts.items() if host.gpu == gpus.kind and host.gpus == len(gpus.ids)
     ]

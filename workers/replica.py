@@ -8,7 +8,7 @@ LOADING -> READY -> (DRAINING | ASLEEP -> READY) -> STOPPED
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from workers.engine_command import EngineCommand
 from workers.engine_process import EngineProcess
 from workers.plan import ReplicaPlan
 from workers.replica_view import ReplicaView
-from workers.wire import EndedEngine, EngineCounters, ReplicaState, ReplicaStatus
+from workers.wire import Capacity, EndedEngine, EngineCounters, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +84,13 @@ class ReplicaRunner(ReplicaView):
         clock: Clock,
         saved: SavedEngine | None,
         save: Callable[[], None],
+        measure: Callable[[EngineApi], Awaitable[Capacity]] | None = None,
     ) -> None:
+        """`measure` returns the capacity of a fresh engine, after its warm-up; it raises EngineFailed for one that must
+        not serve."""
         first = access(saved.url if saved is not None else None)
         super().__init__(plan, first.url)
+        self._measure = measure
         self._access = access
         self._command, self._api = first.command, first.api
         self.log_file = log_file
@@ -216,6 +220,8 @@ class ReplicaRunner(ReplicaView):
         await self._api.warm_up(
             plan.model_name, capacity.max_model_len, embeds=plan.embeds, ranks=capacity.dp_ranks
         )
+        if self._measure is not None:
+            self.capacity = await self._measure(self._api)
         self.stream_interval = await self._api.takes_stream_interval()
         await self._count_warm_up()
         self._ready_once = True

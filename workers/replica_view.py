@@ -74,6 +74,8 @@ class ReplicaView:
 
     def __init__(self, plan: Plan, url: str) -> None:
         self.plan = plan
+        self.capacity = plan.capacity
+        """Planned, or measured where the host is slower."""
         self.url = url
         self.state = ReplicaState.LOADING
         self.detail = "starting"
@@ -105,7 +107,7 @@ class ReplicaView:
 
     def status(self) -> ReplicaStatus:
         """The status for the heartbeat."""
-        metrics, capacity = self.metrics, self.plan.capacity
+        metrics, capacity = self.metrics, self.capacity
         if metrics.block_size and metrics.kv_blocks:
             room = metrics.block_size * metrics.kv_blocks
             capacity = msgspec.structs.replace(capacity, kv_cache_tokens=room)

@@ -40,20 +40,21 @@ CPU_KV_BYTES = 1 << 30
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """Peak figures of a GPU: dense operations a second, and bytes of memory a second."""
+    """Peak figures of a GPU: dense operations a second, bytes of memory a second, and of NVLink one way."""
 
     flops_16: float
     flops_8: float
     bytes_per_s: float
+    link_bytes_per_s: float = 0.0
 
 
 GPUS = {
-    "H100": Gpu(0.99e15, 1.98e15, 3.35e12),
-    "H200": Gpu(0.99e15, 1.98e15, 4.8e12),
+    "H100": Gpu(0.99e15, 1.98e15, 3.35e12, 450e9),
+    "H200": Gpu(0.99e15, 1.98e15, 4.8e12, 450e9),
     "MI300X": Gpu(1.31e15, 2.61e15, 5.3e12),
-    "B200": Gpu(2.25e15, 4.5e15, 7.7e12),
-    "GB200": Gpu(2.5e15, 5.0e15, 8.0e12),
-    "B300": Gpu(2.25e15, 4.5e15, 7.75e12),
+    "B200": Gpu(2.25e15, 4.5e15, 7.7e12, 900e9),
+    "GB200": Gpu(2.5e15, 5.0e15, 8.0e12, 900e9),
+    "B300": Gpu(2.25e15, 4.5e15, 7.75e12, 900e9),
 }
 """From the vendors' data sheets, SXM or OAM modules, without sparsity."""
 CPU = Gpu(CPU_FLOPS, CPU_FLOPS, CPU_BYTES_PER_S)

@@ -13,7 +13,7 @@ from sqlalchemy import (
     Table,
     Text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from core.columns import clock_instant, count, instant, pico, string
 from core.db import metadata
@@ -90,6 +90,20 @@ hosts = Table(
     instant("last_seen", now=True),
 )
 """Hosts that have ever sent a heartbeat."""
+
+host_acceptances = Table(
+    "host_acceptances",
+    metadata,
+    string("host_id"),
+    instant("checked_at"),
+    string("verdict"),
+    Column("findings", JSONB, nullable=False),
+    Column("figures", JSONB, nullable=False),
+    PrimaryKeyConstraint("host_id", "checked_at"),
+    CheckConstraint("verdict IN ('accepted', 'degraded', 'refused')", name="verdict"),
+    Index("ix_host_acceptances_checked_at", "checked_at"),
+)
+"""What the checks of a GPU host found (workers/acceptance); a row for each check."""
 
 host_seconds = Table(
     "host_seconds",

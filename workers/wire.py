@@ -194,6 +194,27 @@ class EndedEngine(msgspec.Struct):
     """Seconds since its end was noticed."""
 
 
+class AcceptanceFinding(msgspec.Struct, frozen=True):
+    """One thing that the checks of a host found."""
+
+    severity: str
+    """note | degraded | refused."""
+    check: str
+    text: str
+
+
+class AcceptanceReport(msgspec.Struct, frozen=True):
+    """The result of the checks of a GPU host (workers/acceptance)."""
+
+    verdict: str
+    """accepted | degraded | refused; a refused host runs no engine."""
+    at_unix_ms: int
+    """When it was checked; the speed of an engine that started later may have changed the verdict."""
+    findings: list[AcceptanceFinding] = []
+    figures: dict[str, float] = {}
+    """What was measured, with the unit in each name."""
+
+
 class AgentHello(msgspec.Struct, tag="agent_hello"):
     """An agent's first frame on the scheduler's socket."""
 
@@ -253,6 +274,8 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """The last engine processes of each replica that have ended."""
     sent_at: float = 0.0
     """When it was sent, in seconds of the agent's monotonic clock; 0 = unknown."""
+    acceptance: AcceptanceReport | None = None
+    """None = the host has no GPUs, is being checked, or is not to be."""
 
 
 class KvDelta(msgspec.Struct, tag="kv_delta"):

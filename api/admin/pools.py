@@ -1,8 +1,9 @@
 """Admin API: the live pools, and commands to replicas."""
 
+from datetime import datetime
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
 from admin import pools as admin_pools
@@ -35,6 +36,33 @@ class ReplicaOut(ResponseModel):
     detail: str = Field(description="Why it is not ready; empty when it is.")
 
 
+class FindingOut(ResponseModel):
+    """One thing that the checks of a host found."""
+
+    severity: Literal["note", "degraded", "refused"]
+    check: str
+    text: str
+
+
+class ReportOut(ResponseModel):
+    """What the last check of a GPU host found; a refused host runs no engine."""
+
+    at_unix_ms: int
+    verdict: Literal["accepted", "degraded", "refused"]
+    findings: list[FindingOut] = Field(description="The worst first.")
+    figures: dict[str, float] = Field(description="What was measured, with the unit in each name.")
+
+
+class AcceptanceOut(ResponseModel):
+    """A check of a GPU host, as it is stored."""
+
+    host_id: str
+    at: datetime
+    verdict: Literal["accepted", "degraded", "refused"]
+    findings: list[FindingOut] = Field(description="The worst first.")
+    figures: dict[str, float] = Field(description="What was measured, with the unit in each name.")
+
+
 class HostOut(ResponseModel):
     """A host, as of the last heartbeat of its agent."""
 
@@ -45,6 +73,7 @@ class HostOut(ResponseModel):
     gpus: int
     last_seen_s: float = Field(description="Seconds since the last heartbeat.")
     state_seconds: dict[str, int]
+    acceptance: ReportOut | None = Field(description="null = it has no GPUs, or is being checked.")
 
 
 class QueueOut(ResponseModel):
@@ -88,6 +117,15 @@ def router(deps: AdminDeps) -> APIRouter:
     @routes.get("/pools", summary="Get hosts, replicas and queues")
     async def get_pools(actor: Annotated[Actor, auth]) -> PoolsOut:
         return PoolsOut.model_validate(await admin_pools.get_pools(actor, client=_scheduler(deps)))
+
+    @routes.get("/pools/acceptances", summary="List what the checks of GPU hosts found, the newest first")
+    async def list_acceptances(
+        actor: Annotated[Actor, auth],
+        host_id: Annotated[str | None, Query(max_length=200, description="Of one host only.")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> list[AcceptanceOut]:
+        found = await admin_pools.list_acceptances(deps.database, actor, host_id=host_id, limit=limit)
+        return [AcceptanceOut.model_validate(each) for each in found]
 
     @routes.post("/pools/replicas/{replica_id:path}/{action}", summary="Send a command to a replica")
     async def command_replica(

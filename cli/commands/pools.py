@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ from cli.context import AsJson, DataDir, acting, emit, open_db, run, runtime, sh
 from core.addresses import parse_addresses
 from core.clock import SystemClock
 from scheduler.client import SchedulerClient
+from workers.host_acceptances import StoredAcceptance
 
 app = typer.Typer(help="Hosts and replicas: what runs where; drain, wake, restart.", no_args_is_help=True)
 
@@ -62,9 +63,36 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     emit(view.replicas, as_json, title="Replicas")
     hosts = [msgspec.to_builtins(host) for host in view.hosts]
     for host in hosts:
+        host["acceptance"] = (host["acceptance"] or {}).get("verdict", "")
         host["state_seconds"] = ", ".join(f"{state} {s} s" for state, s in host["state_seconds"].items())
     emit(hosts, as_json, title="Hosts")
     emit(view.queues, as_json, title="Queues")
+
+
+@app.command(epilog="Example: penstock pools acceptances --host b300-1-3f9a")
+def acceptances(
+    host: Annotated[str | None, typer.Option("--host", help="Of one host only.")] = None,
+    limit: Annotated[int, typer.Option(help="Checks at most, the newest first.")] = 100,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the checks of GPU hosts found before they served: a row for each finding."""
+
+    async def act() -> Sequence[StoredAcceptance]:
+        async with open_db(data_dir) as database:
+            who = await acting(database, data_dir)
+            return await pools.list_acceptances(database, who, host_id=host, limit=limit)
+
+    found = run(act)
+    if as_json:
+        emit(found, as_json)
+        return
+    rows = [
+        {"host": each.host_id, "at": each.at, "verdict": each.verdict, "finding": finding["text"]}
+        for each in found
+        for finding in each.findings or [{"text": ""}]
+    ]
+    emit(rows, as_json, title="Acceptances")
 
 
 def _command(

@@ -28,6 +28,7 @@ STATE_TONES = {
     ReplicaState.FAILED: "bad",
     ReplicaState.STOPPED: "idle",
 }
+ACCEPTANCE_TONES = {"accepted": "ok", "degraded": "warn", "refused": "bad"}
 _ACTIONS = {
     ReplicaState.READY: ("drain", "sleep", "restart"),
     ReplicaState.DRAINING: ("resume",),
@@ -57,6 +58,7 @@ _HOST_COLUMNS = (
     Column("kind", "Kind"),
     Column("region", "Region"),
     Column("gpus", "GPUs", numeric=True),
+    Column("accepted", "Acceptance"),
     Column("seen", "Last heartbeat", numeric=True),
     Column("life", "Time by state"),
 )
@@ -139,6 +141,14 @@ def problems(snapshot: PoolSnapshot, connected: bool) -> list[tuple[str, str]]:
         )
         for host in snapshot.hosts
         if host.last_seen_s > STALE_HOST_S
+    )
+    found.extend(
+        (
+            f"Host {host.host_id} is refused",
+            next((each.text for each in host.acceptance.findings), "Its checks failed."),
+        )
+        for host in snapshot.hosts
+        if host.acceptance is not None and host.acceptance.verdict == "refused"
     )
     models = {replica.model for replica in snapshot.replicas}
     serving = {replica.model for replica in snapshot.replicas if replica.state == ReplicaState.READY}
@@ -224,6 +234,16 @@ def _replica_row(replica: ReplicaStatus, may_act: bool) -> Row:
     }
 
 
+def _acceptance(host: HostView) -> Cell:
+    report = host.acceptance
+    if report is None:
+        return cell("–")
+    reasons = "; ".join(each.text for each in report.findings if each.severity != "note")
+    return cell(
+        report.verdict.capitalize(), tone=ACCEPTANCE_TONES[report.verdict], sub=reasons, text=True, wrap=True
+    )
+
+
 def _host_row(host: HostView) -> Row:
     total = sum(host.state_seconds.values())
     shares = ", ".join(
@@ -241,6 +261,7 @@ def _host_row(host: HostView) -> Row:
         "kind": cell(host.host_kind),
         "region": cell(host.region),
         "gpus": cell(count(host.gpus)),
+        "accepted": _acceptance(host),
         "seen": seen,
         "life": cell(shares or "–", wrap=True),
     }

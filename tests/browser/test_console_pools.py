@@ -10,6 +10,7 @@ from tests.browser.seed import ADMIN, MODEL
 from tests.browser.site import Site
 from tests.support.scheduling import agent, client, replica, request
 from tests.support.waiting import until
+from workers.wire import AcceptanceFinding, AcceptanceReport
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -48,5 +49,28 @@ async def test_queues_tenants_and_the_plan_are_shown_as_they_are(
         await asyncio.gather(*waiting, return_exceptions=True)
         await expect(queue).not_to_contain_text("standard 3 for")
         assert first.replica_id == "host-1/tiny-0"
+    await context.close()
+    assert person.troubles == []
+
+
+async def test_a_host_shows_what_its_checks_found(site: Site, browser: Browser) -> None:
+    context = await browser.new_context(viewport={"width": 1280, "height": 900})
+    person = Person(site, context, await context.new_page())
+    async with agent(site.scheduler_port, name="gpu-host") as host:
+        host.acceptance = AcceptanceReport(
+            "degraded",
+            1_800_000_000_000,
+            [
+                AcceptanceFinding("degraded", "pcie", "GPU 5 uses 8 of 16 PCIe lanes"),
+                AcceptanceFinding("note", "dcgm", "DCGM is not installed or was not run"),
+            ],
+        )
+        await person.sign_in(ADMIN)
+        await person.open("/pools")
+        row = person.page.locator("[aria-label='Hosts'] tbody tr", has_text="gpu-host")
+        await expect(row).to_contain_text("Degraded")
+        await expect(row).to_contain_text("GPU 5 uses 8 of 16 PCIe lanes")
+        await expect(row).not_to_contain_text("DCGM")
+        assert await person.overflow() <= 0
     await context.close()
     assert person.troubles == []

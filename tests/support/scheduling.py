@@ -16,6 +16,7 @@ from scheduler.door import Door
 from scheduler.service import SchedulerService
 from scheduler.wire import PlaceRequest
 from workers.wire import (
+    AcceptanceReport,
     AgentHello,
     Capacity,
     CommandResult,
@@ -91,6 +92,7 @@ class FakeAgent:
         self.resyncs: list[KvResync] = []
         self.answers = True
         self.silent = False
+        self.acceptance: AcceptanceReport | None = None
         self.seq = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -125,7 +127,8 @@ class FakeAgent:
         while True:
             if not self.silent:
                 self.seq += 1
-                self._send(writer, beat(*self.replicas, agent=self.name, seq=self.seq))
+                message = beat(*self.replicas, agent=self.name, seq=self.seq)
+                self._send(writer, msgspec.structs.replace(message, acceptance=self.acceptance))
             await asyncio.sleep(0.1)
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 
 import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
 from redis.asyncio import Redis
@@ -19,10 +20,13 @@ from api.admin.deps import AdminDeps
 from api.admin.routers import admin_routers
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, Unavailable
+from scheduler.host_acceptances import HostAcceptances
 from tests.support.ports import free_port
 from tests.support.scheduling import TOKEN, agent, client, replica, service
 from tests.support.tenancy import ADMIN, PEPPER
 from tests.support.waiting import until
+from workers.host_acceptances import store_acceptance
+from workers.wire import AcceptanceFinding, AcceptanceReport
 
 FINANCE = Actor(kind="user", id="someone", label="finance", role="finance")
 
@@ -110,6 +114,64 @@ async def test_the_admin_rest_shows_and_commands(database: Database, redis_clien
             assert "host/r0" in missing.json()["error"]["message"]
             anonymous = await http.post(path, json={"reason": "x"}, headers={"authorization": ""})
             assert anonymous.status_code == 401
+
+
+REFUSED = AcceptanceReport(
+    "refused",
+    1_800_000_000_000,
+    [AcceptanceFinding("refused", "memory", "GPU 3 could not remap a memory row; replace the host")],
+    {"all_reduce_gb_per_s": 474.0},
+)
+
+
+async def test_what_the_checks_of_a_host_found_is_stored_once_and_shown(
+    database: Database, redis_client: Redis, pg_url: str
+) -> None:
+    stored = HostAcceptances(database, store_acceptance, every_s=0.02)
+    await stored.start()
+    async with (
+        service(listeners=[stored]) as scheduler,
+        agent(scheduler.port) as host,
+        client(scheduler.port) as api,
+    ):
+        host.acceptance = REFUSED
+        (first,) = await until(lambda: pools.list_acceptances(database, FINANCE))
+        assert (first.verdict, first.figures) == ("refused", REFUSED.figures)
+        assert first.findings[0]["check"] == "memory"
+        host.acceptance = msgspec.structs.replace(REFUSED, verdict="degraded")
+
+        async def changed() -> bool:
+            return [one.verdict for one in await pools.list_acceptances(database, FINANCE)] == ["degraded"]
+
+        await until(changed)  # the same check, with a verdict that an engine's speed has changed
+        user = await create_user(
+            database, ADMIN, email="ops@example.com", password="correct horse", role="platform_admin"
+        )
+        token = (await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=user.id, name="t")).secret
+        app = FastAPI()
+        for router in admin_routers(AdminDeps(database, redis_client, PEPPER, api)):
+            app.include_router(router)
+        headers = {"authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://t/admin/v1", headers=headers
+        ) as http:
+            live = (await http.get("/pools")).json()["hosts"][0]["acceptance"]
+            assert (live["verdict"], live["findings"][0]["check"]) == ("degraded", "memory")
+            (row,) = (await http.get("/pools/acceptances", params={"host_id": first.host_id})).json()
+            assert (row["host_id"], row["verdict"]) == (first.host_id, "degraded")
+            assert (await http.get("/pools/acceptances", params={"host_id": "other"})).json() == []
+        env = {
+            "DATABASE_URL": pg_url,
+            "PENSTOCK_INTERNAL_TOKEN": TOKEN,
+            "PENSTOCK_SCHEDULER_PORT": str(scheduler.port),
+        }
+        code, out, err = await _penstock("acceptances", "--host", first.host_id, "--json", **env)
+        assert (code, err) == (0, "")
+        assert json.loads(out)[0]["findings"][0]["text"] == REFUSED.findings[0].text
+        code, out, _ = await _penstock("acceptances", **env)
+        assert code == 0
+        assert "degraded" in out
+    await stored.close()
 
 
 async def _penstock(*arguments: str, **env: str) -> tuple[int, str, str]:

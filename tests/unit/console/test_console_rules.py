@@ -31,7 +31,7 @@ from scheduler.wire import (
     PoolSnapshot,
 )
 from tests.support.scheduling import replica
-from workers.wire import ReplicaState
+from workers.wire import AcceptanceFinding, AcceptanceReport, ReplicaState
 
 TODAY = date(2026, 3, 5)
 NOW = datetime(2026, 3, 5, 12, 0, 30, tzinfo=UTC)
@@ -174,6 +174,16 @@ def test_what_is_wrong_comes_first() -> None:
     assert "Host h is silent" in found
     assert any(headline.startswith("No replica serves") for headline in found)
     assert problems(PoolSnapshot(replicas=[replica()]), connected=True) == []
+
+
+def test_a_refused_host_is_a_problem_with_its_first_reason() -> None:
+    finding = AcceptanceFinding("refused", "xid", "GPU 2: the driver reported Xid 79")
+    host = HostView(
+        "h", "a", "gpu-h100x8-640gb", "nyc2", 8, 0.1, acceptance=AcceptanceReport("refused", 0, [finding])
+    )
+    assert problems(PoolSnapshot(hosts=[host]), connected=True) == [
+        ("Host h is refused", "GPU 2: the driver reported Xid 79")
+    ]
 
 
 def test_the_series_is_even_and_adds_up() -> None:

@@ -1,0 +1,156 @@
+"""A real agent on a machine whose GPUs a stand-in shows: no engine runs on a refused host; a slow one says so."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from admin.actor import Actor
+from admin.pools import list_acceptances
+from core.db import Database
+from core.errors import InvalidRequest
+from scheduler.host_acceptances import HostAcceptances
+from scheduler.service import SchedulerService
+from tests.support.nvml_stub import build, tool
+from tests.support.scheduling import TOKEN, client, service
+from tests.support.waiting import until
+from workers.host_acceptances import store_acceptance
+from workers.wire import AcceptanceReport, ReplicaStatus
+
+ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
+CHECKOUT = Path(__file__).resolve().parents[3]
+ENGINE = """#!/bin/sh
+# The engine's Python: the probe of devices prints what eight sound GPUs reach, vLLM is the simulated engine.
+case "$2" in
+*device_probe.py) echo '%(devices)s'; exit 0 ;;
+esac
+while [ "$#" -gt 1 ]; do
+  case "$1" in --port) port="$2" ;; esac
+  shift
+done
+touch '%(started)s'
+exec %(python)s -m sim.engine --model llama-3.3-70b --profile tp2 --port "$port" --speedup 0.5
+"""
+DEVICE = {
+    "memory_gb_per_s": 2700.0,
+    "to_device_gb_per_s": 52.0,
+    "from_device_gb_per_s": 51.0,
+    "launch_us": 2.1,
+}
+
+
+class Machine:
+    """A machine with eight H100, an engine that is half as fast as its profile, and a data directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.data_dir = directory / "data"
+        self.started = directory / "started"
+        engine = directory / "engine"
+        (engine / "bin").mkdir(parents=True)
+        python = engine / "bin" / "python"
+        devices = json.dumps([{"index": index, **DEVICE} for index in range(8)])
+        python.write_text(ENGINE % {"devices": devices, "started": self.started, "python": sys.executable})
+        python.chmod(0o755)
+        (engine / "penstock-steps.json").write_text('{"kind": "gpu", "done": {"provided": ""}}')
+        listing = "".join(f"{index}, NVIDIA H100 80GB HBM3\n" for index in range(8))
+        tool(directory / "tools", "nvidia-smi", listing)
+        self.env = {
+            "PATH": f"{directory / 'tools'}:/usr/bin:/bin",
+            "LD_LIBRARY_PATH": str(build(directory).parent),
+            "PYTHONPATH": str(CHECKOUT),
+            "PENSTOCK_DATA_DIR": str(self.data_dir),
+            "PENSTOCK_INTERNAL_TOKEN": TOKEN,
+            "PENSTOCK_ENGINE_KEY": "engine-key",
+            "PENSTOCK_ENGINE": "vllm",
+            "PENSTOCK_ENGINE_ENV": str(engine),
+            "PENSTOCK_MODEL": "llama-3.3-70b",
+            "PENSTOCK_PROFILE": "tp2",
+            "PENSTOCK_PREFIX": "mirrored",
+        }
+
+    @asynccontextmanager
+    async def agent(self, scheduler: SchedulerService, figures: str, **env: str) -> AsyncIterator[None]:
+        """An agent that finds these figures of the driver's library."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "cli.main", "agent"),
+            cwd=CHECKOUT,
+            env={
+                **self.env,
+                "NVML_STUB": figures,
+                "PENSTOCK_SCHEDULER_PORT": str(scheduler.port),
+                **env,
+            },
+        )
+        try:
+            yield
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(process.wait(), 60)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+async def test_a_refused_host_runs_no_engine_and_a_slow_one_serves_with_what_was_measured(
+    machine: Machine, database: Database
+) -> None:
+    stored = HostAcceptances(database, store_acceptance, every_s=0.05)
+    await stored.start()
+    async with service(listeners=[stored]) as scheduler, client(scheduler.port) as pools:
+
+        async def report() -> AcceptanceReport | None:
+            hosts = (await pools.fresh_snapshot()).hosts
+            return hosts[0].acceptance if hosts else None
+
+        async def judged() -> list[ReplicaStatus] | None:
+            found = await report()
+            if found is None or "decode_share" not in found.figures:
+                return None
+            return (await pools.fresh_snapshot()).replicas
+
+        async with machine.agent(scheduler, "gpus=8 ecc=3"):
+            refused = await until(report, 40.0)
+            assert refused.verdict == "refused"
+            assert "3 uncorrected memory errors" in refused.findings[0].text
+            snapshot = await pools.fresh_snapshot()
+            assert (snapshot.replicas, snapshot.hosts[0].gpus) == ([], 8)
+        assert not machine.started.exists()
+
+        # The GPU was reset. A machine's boot is checked once, and after a refusal anew.
+        async with machine.agent(scheduler, "gpus=8"):
+            (replica,) = await until(judged, 120.0)
+            found = await report()
+            assert found is not None
+            assert found.verdict in ("degraded", "refused")  # half as fast, or slower on a busy machine
+            assert [each.check for each in found.findings if each.severity != "note"] == ["speed"]
+            assert found.figures["decode_share"] < 0.6
+            if found.verdict == "degraded":
+                assert replica.capacity.step_base_s > 1.5 * 0.0171
+
+        async def rows() -> list[str] | None:
+            found = [each.verdict for each in await list_acceptances(database, ADMIN)]
+            return found if len(found) == 2 else None
+
+        assert await until(rows) == [found.verdict, "refused"]
+    await stored.close()
+    with pytest.raises(InvalidRequest, match="limit is 0"):
+        await list_acceptances(database, ADMIN, limit=0)
+
+
+async def test_acceptance_can_be_switched_off(machine: Machine) -> None:
+    async with service() as scheduler, client(scheduler.port) as pools:
+
+        async def loading() -> bool:
+            return bool((await pools.fresh_snapshot()).replicas)
+
+        async with machine.agent(scheduler, "gpus=8 ecc=3", PENSTOCK_ACCEPTANCE="off"):
+            await until(loading, 40.0)
+            assert (await pools.fresh_snapshot()).hosts[0].acceptance is None

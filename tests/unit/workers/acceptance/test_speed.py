@@ -1,0 +1,67 @@
+"""One user's requests are compared with what the profile states."""
+
+import msgspec
+import pytest
+
+from workers.acceptance.readings import SpeedReading
+from workers.acceptance.speed import SHARE_MAX, compare, measured_capacity
+from workers.engine_speed import Timings
+from workers.step_time import decode_step_s, own_prefill_s
+from workers.wire import Capacity
+
+STATED = Capacity(
+    prefill_tokens_per_s=50_000.0,
+    step_base_s=0.012,
+    step_per_seq_s=0.0001,
+    step_per_kv_token_s=1e-8,
+    step_experts_s=0.008,
+    expert_share=8 / 256,
+    prefill_pair_s=2e-10,
+    dp_ranks=8,
+    request_s=0.03,
+    accept_per_step=1.8,
+    draft_tokens=1,
+    sweep="a sweep",
+)
+
+
+def timings(prefill: float = 1.0, decode: float = 1.0) -> Timings:
+    """The times of an engine that is slower than stated by these factors."""
+    few, many, tokens = 15, 8_000, 33
+    step = decode * decode_step_s(STATED, 1, few) / STATED.accept_per_step
+    first = prefill * own_prefill_s(STATED, few)
+    prompt = prefill * (own_prefill_s(STATED, many) - STATED.request_s) + STATED.request_s
+    return Timings(first, few, first + (tokens - 1) * step, tokens, prompt, many)
+
+
+def test_an_engine_as_stated_has_both_shares_whole() -> None:
+    prefill, decode = compare(timings(), STATED)
+    assert (prefill, decode) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_prefill_and_decode_are_told_apart() -> None:
+    assert compare(timings(prefill=2.0), STATED) == (pytest.approx(0.5, rel=0.05), pytest.approx(1.0))
+    assert compare(timings(decode=4.0), STATED) == (pytest.approx(1.0), pytest.approx(0.25))
+
+
+def test_a_prefill_that_noise_hides_is_as_fast_as_can_be_shown() -> None:
+    times = msgspec.structs.replace(timings(), prompt_s=0.0)
+    assert compare(times, STATED)[0] == SHARE_MAX
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0.5, 1.2), (0.9, 0.6)])
+def test_a_slow_host_has_the_capacity_that_was_measured(prefill: float, decode: float) -> None:
+    slower = measured_capacity(STATED, SpeedReading("h/m-0", prefill, decode, validated=True))
+    assert slower.prefill_tokens_per_s == pytest.approx(STATED.prefill_tokens_per_s * prefill)
+    step, stated = decode_step_s(slower, 4, 1000), decode_step_s(STATED, 4, 1000)
+    assert step == pytest.approx(stated / min(1.0, decode))
+
+
+@pytest.mark.parametrize(
+    "speed",
+    [SpeedReading("h/m-0", 0.9, 1.3, validated=True), SpeedReading("h/m-0", 0.3, 0.3, validated=False)],
+)
+def test_a_host_that_is_fast_enough_or_whose_figures_are_not_validated_keeps_them(
+    speed: SpeedReading,
+) -> None:
+    assert measured_capacity(STATED, speed) is STATED

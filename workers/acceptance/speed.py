@@ -1,0 +1,74 @@
+"""Probes a fresh engine with one user's requests, and compares it with the figures of its profile."""
+
+import msgspec
+
+from core.clock import Clock
+from workers.acceptance.readings import SpeedReading
+from workers.acceptance.rules import SPEED_DEGRADED
+from workers.engine_api import EngineApi
+from workers.engine_speed import Timings, timed
+from workers.step_time import decode_step_s, prefill_s
+from workers.wire import Capacity
+
+PROBES = 3
+"""Probes of which the fastest counts: a host is not refused for what else its processor did."""
+SENTENCES = 512
+"""Of the long prompt: about 8,000 tokens, one step of an engine on a GPU."""
+SHORT = 32
+"""The prompt is at most this part of the context's tokens in sentences, which have about sixteen each."""
+TOKENS = 33
+SHARE_MAX = 2.0
+"""Largest share that is reported; a measurement cannot show more."""
+
+
+async def probe(
+    api: EngineApi, model: str, replica_id: str, stated: Capacity, clock: Clock
+) -> SpeedReading | None:
+    """The engine's speed beside `stated`; None when it does not answer. Nothing else may run on it."""
+    shares: list[tuple[float, float]] = []
+    for _ in range(PROBES):
+        sentences = max(1, min(SENTENCES, stated.max_model_len // SHORT))
+        times = await timed(api, model, clock, sentences=sentences, tokens=TOKENS)
+        if times is not None:
+            shares.append(compare(times, stated))
+    if not shares:
+        return None
+    return SpeedReading(
+        replica_id,
+        round(max(prefill for prefill, _ in shares), 3),
+        round(max(decode for _, decode in shares), 3),
+        validated=bool(stated.sweep),
+    )
+
+
+def compare(times: Timings, stated: Capacity) -> tuple[float, float]:
+    """Shares of the stated speed of prefill and decode: predicted over measured time, at most SHARE_MAX.
+
+    A prompt alone has one rank of attention data parallelism for itself.
+    """
+    added = stated.dp_ranks * (
+        prefill_s(stated, times.many, times.many) - prefill_s(stated, times.few, times.few)
+    )
+    step = decode_step_s(stated, 1, times.few) / stated.accept_per_step
+    return _share(added, times.prefill_s), _share(step, times.step_s)
+
+
+def measured_capacity(stated: Capacity, speed: SpeedReading) -> Capacity:
+    """`stated`, slowed to what was measured where that is below SPEED_DEGRADED of a validated profile."""
+    if not speed.validated or min(speed.prefill_share, speed.decode_share) >= SPEED_DEGRADED:
+        return stated
+    prefill, decode = min(1.0, speed.prefill_share), min(1.0, speed.decode_share)
+    return msgspec.structs.replace(
+        stated,
+        prefill_tokens_per_s=stated.prefill_tokens_per_s * prefill,
+        prefill_pair_s=stated.prefill_pair_s / prefill,
+        step_base_s=stated.step_base_s / decode,
+        step_per_seq_s=stated.step_per_seq_s / decode,
+        step_per_kv_token_s=stated.step_per_kv_token_s / decode,
+        step_experts_s=stated.step_experts_s / decode,
+    )
+
+
+def _share(predicted_s: float, measured_s: float) -> float:
+    """`measured_s` at or below 0 is noise: as fast as can be shown."""
+    return SHARE_MAX if measured_s <= 0 else min(SHARE_MAX, max(0.001, predicted_s / measured_s))
