@@ -115,6 +115,8 @@ class Settings(BaseSettings):
     """Engine profile of that model, by its name in the catalog; empty = one that fits this machine."""
     replicas: int = 1
     """Number of replicas on this host."""
+    host_kind: str = ""
+    """Kind of GPU host that this machine is, by the catalog; empty = found by its GPUs, so that none can be missing."""
     acceptance: str = "auto"
     """auto = a GPU host is checked before it serves, and one that is not fit serves nothing | off."""
     sim_speedup: float = 1.0

@@ -142,15 +142,16 @@ class Agent:
         wanted = self._settings.model
         return not wanted or wanted in self._catalog.models or self._settings.engine == "external"
 
-    async def _prepare(self) -> tuple[HostPlan, bool]:
-        """The plan of this host, when the entry of a model that an admin has added is known, and whether it may run."""
+    async def _prepare(self) -> HostPlan:
+        """The plan of this host, when it may serve and the entry of a model that an admin has added is known."""
         if not self._knows_its_model:
             entry = await wanted_entry(self._link, self._settings.model, self._entry_path)
             self._catalog = with_added(self._catalog, {entry.name: entry})
         self._plan = plan = await prepare(self._settings, self._catalog, self._host_id)
-        left = load_state(self._state_path).engines.values()
-        busy = any(EngineProcess.adopt(each.process) is not None for each in left)
-        return plan, await self._gate.admits(plan, self._catalog, busy=busy)
+        state = load_state(self._state_path)
+        left = self._end_unplanned(state, {each.replica_id for each in plan.replicas})
+        await self._gate.admit(plan, busy=bool(left))
+        return plan
 
     async def run(self, stop: asyncio.Event) -> None:
         """Prepare the host and run its replicas until `stop` is set. Raises PenstockError when it cannot serve."""
@@ -163,11 +164,7 @@ class Agent:
             await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not preparing.done():
                 return
-            plan, admitted = preparing.result()
-            if admitted:
-                self._build(plan)
-            else:
-                self._end_unplanned(load_state(self._state_path), set())
+            self._build(preparing.result())
             self._tasks += [supervise("kv-events", subscriber.run) for subscriber in self._subscribers]
             await asyncio.wait({stopping, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in self._tasks:
@@ -213,7 +210,6 @@ class Agent:
         ]
         self.replicas += runners
         self._tasks += [supervise(f"replica {runner.plan.replica_id}", runner.run) for runner in runners]
-        self._end_unplanned(state, {each.replica_id for each in plan.replicas})
         self._tasks += [
             supervise(f"engine {url}", engine.run)
             for url, engine in self._external_engines(plan.engine_urls, self._session)
@@ -245,8 +241,11 @@ class Agent:
             for number, url in enumerate(urls)
         ]
 
-    def _end_unplanned(self, state: AgentState, wanted: set[str]) -> None:
-        """Kill engines of an earlier run that are not in this plan, or of which nothing is known."""
+    def _end_unplanned(self, state: AgentState, wanted: set[str]) -> set[int]:
+        """Kill engines of an earlier run that are not in this plan, or of which nothing is known.
+
+        Returns the process ids of the others.
+        """
         kept = set()
         for replica_id, saved in state.engines.items():
             process = EngineProcess.adopt(saved.process)
@@ -256,6 +255,7 @@ class Agent:
                 log.info("ending the engine of %s, which is no longer wanted", replica_id)
                 process.kill()
         end_strays(self._settings.data_dir, kept)
+        return kept
 
     def _make_runner(self, plan: ReplicaPlan, host: HostPlan, saved: SavedEngine | None) -> ReplicaRunner:
         settings, session = self._settings, self._session

@@ -197,10 +197,17 @@ class EngineApi:
         found = _VERSION.search(body.decode("utf-8", "replace")) if status == 200 else None
         return found is not None and (int(found[1]), int(found[2])) >= (0, 32)
 
-    async def answer(self, model: str, text: str, tokens: int, timeout_s: float) -> AnswerUsage:
-        """Have `text` answered with at most `tokens`, in one piece. Raises EngineFailed when it is not, in time."""
+    async def answer(
+        self, model: str, text: str, tokens: int, timeout_s: float, *, whole: bool = False
+    ) -> AnswerUsage:
+        """Have `text` answered with at most `tokens`, in one piece; exactly as many with `whole` (`ignore_eos`).
+
+        Raises EngineFailed when it is not, in time.
+        """
         messages = [{"role": "user", "content": text}]
         body = {"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0}
+        if whole:
+            body["ignore_eos"] = True
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         status, answer = await self._call("POST", "/v1/chat/completions", body, timeout)
         if status != 200:

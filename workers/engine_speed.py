@@ -57,17 +57,24 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 async def timed(
-    api: EngineApi, model: str, clock: Clock, *, sentences: int = LONG, tokens: int = 1 + DECODED
+    api: EngineApi,
+    model: str,
+    clock: Clock,
+    *,
+    sentences: int = LONG,
+    tokens: int = 1 + DECODED,
+    whole: bool = False,
 ) -> Timings | None:
-    """The times of four small requests to `model`; None when the engine does not answer them all in full.
+    """The times of four small requests to `model`; None when the engine does not answer them all.
 
-    `sentences` make the long prompt, `tokens` the answer.
+    `sentences` make the long prompt, `tokens` the answer. `whole`: an end of the text does not end the answer; only
+    vLLM is known to take that.
     """
 
     async def ask(text: str, tokens: int) -> tuple[float, int, int]:
         """Seconds, prompt tokens and output tokens of an answer."""
         began = clock.monotonic()
-        usage = await api.answer(model, text, tokens, ANSWER_TIMEOUT_S)
+        usage = await api.answer(model, text, tokens, ANSWER_TIMEOUT_S, whole=whole)
         return clock.monotonic() - began, usage.prompt_tokens, usage.completion_tokens
 
     try:

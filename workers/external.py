@@ -36,7 +36,6 @@ class ExternalReplica(ReplicaView):
 
     def __init__(self, plan: ExternalPlan, url: str) -> None:
         super().__init__(plan, url)
-        self._assumed = plan
         self._draining = False
         self._seen_before = False
 
@@ -64,9 +63,9 @@ class ExternalReplica(ReplicaView):
 
     async def measure(self, api: EngineApi, clock: Clock) -> None:
         """Measure the engine's speed for this model, and state it instead of what is assumed."""
-        capacity = await measured(api, self._assumed.model_name, self._assumed.capacity, clock)
+        capacity = await measured(api, self.plan.model_name, self.plan.capacity, clock)
         if capacity is not None:
-            self.plan = msgspec.structs.replace(self._assumed, capacity=capacity)
+            self.capacity = capacity
 
     async def command(self, action: str, deadline_s: float) -> None:
         """Execute drain or resume. Raises Conflict for other actions."""

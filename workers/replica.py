@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from core.clock import Clock
-from core.errors import Conflict, EngineFailed, InvalidRequest, PenstockError
+from core.errors import Conflict, EngineFailed, EngineRefused, InvalidRequest, PenstockError
 from core.ids import incarnation
 from core.process_identity import ProcessIdentity
 from workers.backoff import Backoff
@@ -86,8 +86,8 @@ class ReplicaRunner(ReplicaView):
         save: Callable[[], None],
         measure: Callable[[EngineApi], Awaitable[Capacity]] | None = None,
     ) -> None:
-        """`measure` returns the capacity of a fresh engine, after its warm-up; it raises EngineFailed for one that must
-        not serve."""
+        """`measure` returns the capacity of a fresh engine after its warm-up. It raises EngineRefused for one that must
+        not serve, which then starts again by a command alone."""
         first = access(saved.url if saved is not None else None)
         super().__init__(plan, first.url)
         self._measure = measure
@@ -150,6 +150,10 @@ class ReplicaRunner(ReplicaView):
                 await self._start_or_adopt()
                 self._backoff.on_started()
                 await self._watch()
+            except EngineRefused as error:
+                self._discard()
+                self._should_run = False
+                self.enter(ReplicaState.FAILED, f"{error.message}; it starts again by a command")
             except PenstockError as error:
                 await self._on_failure(error.message)
             except OSError as error:

@@ -4,7 +4,7 @@ They are msgspec structs, encoded as msgpack on the scheduler's socket.
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -197,8 +197,7 @@ class EndedEngine(msgspec.Struct):
 class AcceptanceFinding(msgspec.Struct, frozen=True):
     """One thing that the checks of a host found."""
 
-    severity: str
-    """note | degraded | refused."""
+    severity: Literal["note", "degraded", "refused"]
     check: str
     text: str
 
@@ -206,8 +205,8 @@ class AcceptanceFinding(msgspec.Struct, frozen=True):
 class AcceptanceReport(msgspec.Struct, frozen=True):
     """The result of the checks of a GPU host (workers/acceptance)."""
 
-    verdict: str
-    """accepted | degraded | refused; a refused host runs no engine."""
+    verdict: Literal["accepted", "degraded", "refused"]
+    """A refused host starts no engine."""
     at_unix_ms: int
     """When it was checked; the speed of an engine that started later may have changed the verdict."""
     findings: list[AcceptanceFinding] = []

@@ -49,18 +49,20 @@ def accept(
 
     Exits with 0 when the host is accepted or degraded, and with 1 when it is refused.
     """
-    catalog = load_catalog()
-    kind = host_kind or host_kind_of(catalog, asyncio.run(find_gpus())) or ""
+    catalog, gpus = load_catalog(), asyncio.run(find_gpus())
+    kind = host_kind or host_kind_of(catalog, gpus) or ""
     if host_kind and host_kind not in catalog.hosts:
         exit_with_error(f"there is no kind of host {host_kind!r}; known are: {', '.join(catalog.hosts)}")
+    count = None if host_kind else len(gpus.ids)
     with _steps(quiet=as_json) as tell:
         found = asyncio.run(
             check_host(
-                expected_of(catalog, kind),
+                expected_of(catalog, kind, gpus=count),
                 engine_env=engine_env or _CHECKOUT / ".engine",
                 machine_boot=boot_id(),
                 clock=SystemClock(),
                 load=not busy,
+                only=[int(index) for index in gpus.ids] or None,
                 tell=tell,
             )
         )

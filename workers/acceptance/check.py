@@ -1,7 +1,7 @@
 """Runs the checks of a host and gives the verdict."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -9,14 +9,20 @@ import msgspec
 import pynvml
 
 from core.clock import Clock
+from core.errors import Conflict
 from workers.acceptance import nvml, rules
 from workers.acceptance.bandwidth import measure_devices
 from workers.acceptance.dcgm import diagnose
 from workers.acceptance.nccl import all_reduce
-from workers.acceptance.readings import HostReading, SpeedReading
+from workers.acceptance.readings import GpuReading, HostReading, SpeedReading
 from workers.acceptance.rules import Expected, Finding, Verdict, verdict_of
 from workers.catalog import Catalog
 from workers.roofline import GPUS
+
+SAMPLE_S = 0.25
+"""Seconds between two looks at clocks and PCIe while the GPUs work."""
+FABRIC_S, FABRIC_POLL_S = 120.0, 2.0
+"""Seconds that GPUs get to register with the fabric, and between two looks."""
 
 Tell = Callable[[str], None]
 """Takes the name of the step that begins."""
@@ -44,17 +50,21 @@ class Acceptance(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, findings=findings, speeds=speeds, verdict=verdict_of(findings))
 
 
-def expected_of(catalog: Catalog, host_kind: str) -> Expected:
-    """What a host of a kind has. A kind that the catalog does not know is judged by what it reports alone."""
+def expected_of(catalog: Catalog, host_kind: str, *, gpus: int | None = None) -> Expected:
+    """What a host of a kind has, with `gpus` of them where that is known better than by the kind.
+
+    A kind that the catalog does not know is judged by what it reports alone.
+    """
     kind = catalog.hosts.get(host_kind)
     if kind is None:
-        return Expected(gpus=0)
+        return Expected(gpus=gpus or 0)
     gpu = GPUS.get(kind.gpu)
+    count = kind.gpus if gpus is None else gpus
     return Expected(
-        gpus=kind.gpus,
+        gpus=count,
         gpu=kind.gpu,
         memory_gb_per_s=gpu.bytes_per_s / 1e9 if gpu is not None else 0.0,
-        link_gb_per_s=gpu.link_bytes_per_s / 1e9 if gpu is not None and kind.gpus > 1 else 0.0,
+        link_gb_per_s=gpu.link_bytes_per_s / 1e9 if gpu is not None and count > 1 else 0.0,
     )
 
 
@@ -65,36 +75,66 @@ async def check_host(
     machine_boot: str,
     clock: Clock,
     load: bool = True,
+    only: Sequence[int] | None = None,
     tell: Tell = lambda _: None,
 ) -> Acceptance:
-    """Check the host's GPUs; takes up to a few minutes. `load` False = only what disturbs no engine that runs."""
+    """Check the host's GPUs; takes up to a few minutes.
+
+    `load` False = only what disturbs no engine that runs; `only` the GPUs with these indices. Raises Conflict when
+    something else uses the GPUs that are to be loaded.
+    """
     try:
-        before, after = await _read(engine_env, load, tell)
+        before, after = await _read(engine_env, load, only, tell)
     except pynvml.NVMLError as error:
         before = after = HostReading(error=str(error))
     findings = rules.judge(before, after, expected)
     return Acceptance(verdict_of(findings), clock.now(), machine_boot, findings, after)
 
 
-async def _read(engine_env: Path, load: bool, tell: Tell) -> tuple[HostReading, HostReading]:
-    with nvml.opened() as driver:
+async def _read(
+    engine_env: Path, load: bool, only: Sequence[int] | None, tell: Tell
+) -> tuple[HostReading, HostReading]:
+    with nvml.opened(only) as driver:
         tell("reading the GPUs")
-        before = HostReading(driver.driver, await asyncio.to_thread(driver.read))
+        before = HostReading(driver.driver, await _on_the_fabric(driver))
         if not load:
-            return before, before
-        tell("DCGM, level 2: up to two minutes")
-        dcgm = await diagnose()
-        tell("all-reduce over all GPUs")
-        reduced = await all_reduce(len(before.gpus))
-        tell("memory and PCIe bandwidth")
-        bandwidth = await measure_devices(engine_env)
+            driver.sample()
+            return before, msgspec.structs.replace(before, gpus=driver.read())
+        if busy := driver.processes():
+            index, pids = next(iter(busy.items()))
+            raise Conflict(f"GPU {index} is used by process {pids[0]}: end it, or check with --busy")
+        sampling = asyncio.create_task(_sample(driver))
+        try:
+            tell("DCGM, level 2: up to two minutes")
+            dcgm = await diagnose(only)
+            tell("all-reduce over all GPUs")
+            reduced = await all_reduce(len(before.gpus))
+            tell("memory and PCIe bandwidth")
+            bandwidth = await measure_devices(engine_env)
+        finally:
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
+        worked = dcgm is not None or reduced is not None or bandwidth is not None
         tell("reading the GPUs again")
-        gpus = await asyncio.to_thread(driver.read)  # at once, while PCIe runs at its full speed
+        gpus = tuple(
+            each if worked else msgspec.structs.replace(each, pcie_generation=None) for each in driver.read()
+        )
     return before, HostReading(
-        before.driver,
-        gpus,
-        dcgm=dcgm,
-        all_reduce=reduced,
-        bandwidth=bandwidth,
-        loaded=bool(bandwidth),
+        before.driver, gpus, dcgm=dcgm, all_reduce=reduced, bandwidth=bandwidth, loaded=True
     )
+
+
+async def _sample(driver: nvml.Nvml) -> None:
+    while True:
+        driver.sample()
+        await asyncio.sleep(SAMPLE_S)
+
+
+async def _on_the_fabric(driver: nvml.Nvml) -> tuple[GpuReading, ...]:
+    """The GPUs, once none registers with the NVLink fabric any more: after a boot that takes a while."""
+    for _ in range(int(FABRIC_S / FABRIC_POLL_S)):
+        gpus = driver.read()
+        if all(gpu.fabric != "registering" for gpu in gpus):
+            return gpus
+        await asyncio.sleep(FABRIC_POLL_S)
+    return driver.read()

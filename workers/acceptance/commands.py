@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -10,7 +11,11 @@ import msgspec
 from core.settings import without_credentials
 
 MAX_OUTPUT = 4 << 20
-"""Bytes of output that are read; a tool that writes more is ended."""
+"""Bytes of output that are kept of each stream."""
+END_S = 5.0
+"""Seconds between SIGTERM and SIGKILL of a tool that took too long, and again until it is left to the kernel."""
+NOT_STARTED = (126, 127)
+"""Statuses of a shell for a program that it cannot start, and of the loader for one without its libraries."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -18,33 +23,56 @@ class Run(msgspec.Struct, frozen=True):
 
     status: int
     output: str
-    """Both streams of its output."""
+    """Its standard output, and its errors after it."""
+    printed: str = ""
+    """Its standard output alone."""
+
+    @property
+    def last_line(self) -> str:
+        """The last thing that it said, or its status."""
+        lines = self.output.strip().splitlines()
+        return lines[-1][:300] if lines else f"exit status {self.status}"
 
 
 async def run_tool(command: Sequence[str], timeout_s: float) -> Run | None:
-    """Run `command` to its end; None where there is no such tool. One that takes too long has the status -1."""
-    env = without_credentials(os.environ, "PENSTOCK_")
+    """Run `command` to its end; None where it is not there or cannot start. One that is too slow has the status -1."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=env
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=without_credentials(os.environ, "PENSTOCK_"),
+            start_new_session=True,
         )
     except (FileNotFoundError, PermissionError):
         return None
-    if process.stdout is None:
-        raise RuntimeError("the tool has no output")
-    output = b""
     try:
         async with asyncio.timeout(timeout_s):
-            while len(output) < MAX_OUTPUT and (read := await process.stdout.read(1 << 16)):
-                output += read
-            if len(output) < MAX_OUTPUT:
-                return Run(await process.wait(), output.decode("utf-8", "replace"))
-            why = f"it wrote more than {MAX_OUTPUT >> 20} MiB"
+            printed, errors = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+            status = await process.wait()
     except TimeoutError:
-        why = f"it did not end within {timeout_s:.0f} s"
+        return Run(-1, f"it did not end within {timeout_s:.0f} s")
     finally:
         if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    return Run(-1, f"{output.decode('utf-8', 'replace')}\n{why}")
+            await _end(process)
+    if status in NOT_STARTED:
+        return None
+    return Run(status, f"{printed}\n{errors}", printed)
+
+
+async def _read(stream: asyncio.StreamReader | None) -> str:
+    output = b""
+    while stream is not None and (read := await stream.read(1 << 16)):
+        output = (output + read)[:MAX_OUTPUT]
+    return output.decode("utf-8", "replace")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End the tool and what it started; one that the kernel holds is left behind."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await process.wait()
+                return

@@ -1,11 +1,11 @@
 """Runs NVIDIA's `dcgmi diag` at level 2 and reads its JSON.
 
 Level 2 takes under two minutes: software, PCIe, memory and bandwidth (DCGM user guide, "DCGM Diagnostics"). DCGM 4
-writes "DCGM Diagnostic" with results by entity, DCGM 3 "DCGM GPU Diagnostic" with results by `gpu_ids`; both have
-categories with tests with results. Text may stand before the JSON.
+writes "DCGM Diagnostic" with results by entity and a summary of each test, DCGM 3 "DCGM GPU Diagnostic" with results by
+`gpu_id` and null for a GPU that did not run; both have categories with tests with results. Text may stand before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -15,39 +15,39 @@ from workers.acceptance.readings import DcgmFailure, DcgmReading
 
 COMMAND = ("dcgmi", "diag", "-r", "2", "-j")
 TIMEOUT_S = 300.0
-_ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 MAX_TEXT = 300
-
-
-class _Warning(msgspec.Struct):
-    warning: str = ""
-    error_severity: int = 0
+_ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
+_FAILED = ("fail", "warn")
 
 
 class _Result(msgspec.Struct):
+    """A result on a GPU, or the summary of a test."""
+
     status: str = ""
     entity_group: str = "GPU"
-    entity_id: int | None = None
-    gpu_ids: str = ""
-    warnings: list[_Warning | str] | str | None = None
+    entity_id: int | str | None = None
+    gpu_id: int | str | None = None
+    gpu_ids: int | str | None = None
+    warnings: Any = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the test did not pass there; a test that was left out has not failed."""
+        return self.status.lower() in _FAILED
 
     @property
     def where(self) -> str:
         """Which GPU it is about; empty = all."""
         if self.entity_id is not None:
             return f"{self.entity_group} {self.entity_id}: "
-        return f"GPU {self.gpu_ids}: " if self.gpu_ids else ""
-
-    def reasons(self) -> Iterator[_Warning]:
-        """Why it failed."""
-        found = [self.warnings] if isinstance(self.warnings, str) else self.warnings or []
-        for each in found:
-            yield _Warning(each) if isinstance(each, str) else each
+        which = self.gpu_id if self.gpu_id is not None else self.gpu_ids
+        return f"GPU {which}: " if which not in (None, "") else ""
 
 
 class _Test(msgspec.Struct):
     name: str = ""
-    results: list[_Result] = []
+    results: list[_Result | None] | None = None
+    test_summary: _Result | None = None
 
 
 class _Category(msgspec.Struct):
@@ -60,9 +60,13 @@ class _Diagnostic(msgspec.Struct):
     runtime_error: str = ""
 
 
-async def diagnose() -> DcgmReading | None:
-    """Run the diagnostic; None where DCGM is not installed. The GPUs must run nothing else."""
-    ran = await run_tool(COMMAND, TIMEOUT_S)
+async def diagnose(only: Sequence[int] | None = None) -> DcgmReading | None:
+    """Run the diagnostic on the GPUs with these indices, or on all; None where DCGM is not installed.
+
+    The GPUs must run nothing else.
+    """
+    chosen = () if only is None else ("-i", ",".join(str(index) for index in only))
+    ran = await run_tool((*COMMAND, *chosen), TIMEOUT_S)
     return None if ran is None else parse(ran)
 
 
@@ -74,26 +78,45 @@ def parse(ran: Run) -> DcgmReading:
         root = next((document[name] for name in _ROOTS if name in document), None)
         found = msgspec.convert(root, _Diagnostic)
     except msgspec.MsgspecError:
-        last = ran.output.strip().splitlines()[-1:] or [f"exit status {ran.status}"]
-        return DcgmReading("", (), (), error=f"it printed no result: {last[0][:MAX_TEXT]}")
+        return DcgmReading("", (), (), error=f"it printed no result: {ran.last_line}")
     tests = [test for category in found.test_categories for test in category.tests if test is not None]
     if found.runtime_error or not tests:
         return DcgmReading(found.version, (), (), error=(found.runtime_error or "it ran no test")[:MAX_TEXT])
     failures = tuple(failure for test in tests for failure in _failures(test))
     failed = {failure.test for failure in failures}
-    passed = tuple(
-        test.name
-        for test in tests
-        if test.name not in failed and any(result.status.lower() == "pass" for result in test.results)
-    )
+    passed = tuple(test.name for test in tests if test.name not in failed and _passed(test))
     metadata = document.get("metadata")
     version = found.version or (str(metadata.get("version", "")) if isinstance(metadata, dict) else "")
     return DcgmReading(version, passed, failures)
 
 
+def _passed(test: _Test) -> bool:
+    return any(result is not None and result.status.lower() == "pass" for result in test.results or [])
+
+
 def _failures(test: _Test) -> Iterator[DcgmFailure]:
-    for result in test.results:
-        if result.status.lower() not in ("fail", "warn"):
-            continue
-        for each in list(result.reasons()) or [_Warning()]:
-            yield DcgmFailure(test.name, (result.where + each.warning)[:MAX_TEXT], each.error_severity)
+    """What did not pass, by GPU; the summary where it fails and no GPU does."""
+    failed = [result for result in test.results or [] if result is not None and result.failed]
+    if not failed and test.test_summary is not None and test.test_summary.failed:
+        failed = [msgspec.structs.replace(test.test_summary, entity_id=None)]
+    for result in failed:
+        for text, severity, error_id in list(_reasons(result.warnings)) or [("", 0, 0)]:
+            yield DcgmFailure(test.name, (result.where + text)[:MAX_TEXT], severity, error_id)
+
+
+def _reasons(warnings: Any) -> Iterator[tuple[str, int, int]]:
+    """Text, severity and number of each warning, in whichever of its layouts."""
+    match warnings:
+        case str():
+            yield warnings, 0, 0
+        case list():
+            for each in warnings:
+                yield from _reasons(each)
+        case {"warnings": inner}:
+            yield from _reasons(inner)
+        case {"warning": str(text)}:
+            yield text, _number(warnings.get("error_severity")), _number(warnings.get("error_id"))
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0

@@ -13,6 +13,8 @@ from typing import Any
 COPY_BYTES = 1 << 30
 """Bytes of one copy: far more than a cache holds."""
 REPEATS, LAUNCHES = 10, 1000
+NO_TORCH = 77
+"""Exit status where there is no PyTorch."""
 
 
 def measure(torch: Any, device: str, copy_bytes: int) -> dict[str, float]:
@@ -52,7 +54,10 @@ def _wait(torch: Any, device: str) -> None:
 
 def main(kind: str, copy_bytes: int = COPY_BYTES) -> int:
     """Measure every device of `kind`; return the exit status."""
-    torch = import_module("torch")
+    try:
+        torch = import_module("torch")
+    except ModuleNotFoundError:
+        return NO_TORCH
     devices = ["cpu"] if kind == "cpu" else [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     print(
         json.dumps(

@@ -1,26 +1,35 @@
-"""Keeps engines off a host that has not been accepted, and tells the scheduler what was found."""
+"""Keeps engines off a host that is not fit, and tells the scheduler what was found."""
 
 import asyncio
 import logging
+import math
+import sys
+
+import msgspec
 
 from core.clock import Clock
-from core.errors import EngineFailed, InvalidRequest
+from core.errors import EngineRefused, InvalidRequest
 from core.process_identity import boot_id
 from core.settings import Settings
 from workers.acceptance import record
-from workers.acceptance.check import Acceptance, check_host, expected_of
-from workers.acceptance.readings import SpeedReading
-from workers.acceptance.rules import SPEED_REFUSED
+from workers.acceptance.check import Acceptance
+from workers.acceptance.commands import run_tool
+from workers.acceptance.readings import HostReading, SpeedReading
+from workers.acceptance.rules import SPEED_REFUSED, Finding
 from workers.acceptance.speed import measured_capacity, probe
-from workers.catalog import Catalog
 from workers.engine_api import EngineApi
+from workers.machine import find_gpus
 from workers.plan import HostPlan, ReplicaPlan
 from workers.wire import AcceptanceFinding, AcceptanceReport, Capacity
 
 log = logging.getLogger(__name__)
 
-MAX_FINDINGS = 32
-"""Findings that a heartbeat carries, the worst first."""
+CHECK_S = 1200.0
+"""Seconds after which a check that has not ended refuses the host: longer than all of its tools may take."""
+AGAIN_S = 300.0
+"""Seconds until a refused host is checked again: some faults pass, or are mended."""
+MAX_FINDINGS, MAX_TEXT = 32, 300
+"""Findings that a heartbeat carries, the worst first, and the characters of each."""
 _ORDER = ("refused", "degraded", "note")
 
 
@@ -35,44 +44,61 @@ class HostGate:
             )
         self._settings, self._clock = settings, clock
         self._acceptance: Acceptance | None = None
+        self._one_probe = asyncio.Lock()
 
-    async def admits(self, plan: HostPlan, catalog: Catalog, *, busy: bool) -> bool:
-        """Whether the host may start engines. Checks it once in each boot of the machine, and after a refusal anew.
+    async def admit(self, plan: HostPlan, *, busy: bool) -> None:
+        """Return when the host may start engines; a refused one is checked again every AGAIN_S seconds.
 
-        `busy`: engines of an earlier agent run, so that nothing may be measured.
+        A check of this boot of the machine that has measured the host is not repeated. `busy`: engines of an earlier
+        agent run. They go on running whatever is found, and nothing is measured beside them.
         """
-        settings = self._settings
         own = any(replica.engine == "vllm" and replica.gpu_ids for replica in plan.replicas)
-        if settings.acceptance == "off" or not own:
-            return True
-        found = await asyncio.to_thread(record.load, settings.data_dir, boot_id())
-        if found is None or found.verdict == "refused":
-            found = await check_host(
-                expected_of(catalog, plan.host_kind),
-                engine_env=settings.engine_env,
-                machine_boot=boot_id(),
-                clock=self._clock,
-                load=not busy,
-                tell=lambda step: log.info("checking this host: %s", step),
-            )
-        await self._keep(found)
-        for finding in found.findings:
-            if finding.severity != "note":
-                log.warning("this host is %s: %s", finding.severity, finding.text)
-        return found.verdict != "refused"
+        if self._settings.acceptance == "off" or not own:
+            return
+        found = await asyncio.to_thread(record.load, self._settings.data_dir, boot_id())
+        while found is None or found.verdict == "refused" or not (found.reading.loaded or busy):
+            speeds = found.speeds if found is not None else ()
+            found = msgspec.structs.replace(await self._check(plan, busy=busy), speeds=speeds)
+            await self._keep(found)
+            for finding in found.findings:
+                if finding.severity != "note":
+                    log.warning("this host is %s: %s", finding.severity, finding.text)
+            if busy or found.verdict != "refused":
+                return
+            log.error("this host serves nothing; it is checked again in %.0f s", AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
+        self._acceptance = found
+
+    async def _check(self, plan: HostPlan, *, busy: bool) -> Acceptance:
+        settings, gpus = self._settings, await find_gpus()
+        kind = settings.host_kind or plan.host_kind
+        count = () if settings.host_kind else ("--count", str(len(gpus.ids)))
+        log.info("checking this host as %s%s", kind, ", beside its engines" if busy else "")
+        command = (
+            *(sys.executable, "-m", "workers.acceptance", "--host-kind", kind, "--only", ",".join(gpus.ids)),
+            *("--engine-env", str(settings.engine_env), *count, *(("--busy",) if busy else ())),
+        )
+        ran = await run_tool(command, CHECK_S)
+        try:
+            return msgspec.json.decode(ran.printed if ran is not None else "", type=Acceptance)
+        except msgspec.MsgspecError:
+            why = ran.last_line if ran is not None else "it cannot be started"
+            finding = Finding("refused", "check", f"the host could not be checked: {why}")
+            return Acceptance("refused", self._clock.now(), boot_id(), (finding,), HostReading(error=why))
 
     async def probe(self, plan: ReplicaPlan, api: EngineApi) -> Capacity:
-        """The capacity of a fresh engine. Raises EngineFailed for one that is too slow to serve."""
-        if self._acceptance is None:
+        """The capacity of a fresh engine. Raises EngineRefused for one that is too slow to serve."""
+        if self._acceptance is None or plan.embeds:
             return plan.capacity
-        speed = await probe(api, plan.model_name, plan.replica_id, plan.capacity, self._clock)
-        if speed is None:
-            return plan.capacity
-        await self._keep(self._acceptance.with_speed(speed))
-        slowest = min(speed.prefill_share, speed.decode_share)
-        if speed.validated and slowest < SPEED_REFUSED:
-            raise EngineFailed(
-                f"the engine reaches {slowest:.0%} of the speed that its profile states; less than "
+        async with self._one_probe:
+            speed = await probe(api, plan.model_name, plan.replica_id, plan.capacity, self._clock)
+            if speed is None:
+                log.warning("the speed of %s was not measured: it did not answer in time", plan.replica_id)
+                return plan.capacity
+            await self._keep(self._acceptance.with_speed(speed))
+        if speed.validated and speed.slowest < SPEED_REFUSED:
+            raise EngineRefused(
+                f"the engine reaches {speed.slowest:.0%} of the speed that its profile states; less than "
                 f"{SPEED_REFUSED:.0%} is refused"
             )
         return measured_capacity(plan.capacity, speed)
@@ -92,7 +118,10 @@ class HostGate:
 
     async def _keep(self, found: Acceptance) -> None:
         self._acceptance = found
-        await asyncio.to_thread(record.save, self._settings.data_dir, found)
+        try:
+            await asyncio.to_thread(record.save, self._settings.data_dir, found)
+        except OSError as error:  # the next agent checks the host again
+            log.warning("the result of the checks cannot be stored: %s", error)
 
 
 def report_of(found: Acceptance) -> AcceptanceReport:
@@ -101,9 +130,14 @@ def report_of(found: Acceptance) -> AcceptanceReport:
     return AcceptanceReport(
         verdict=found.verdict,
         at_unix_ms=int(found.at.timestamp() * 1000),
-        findings=[AcceptanceFinding(each.severity, each.check, each.text) for each in worst],
+        findings=[AcceptanceFinding(each.severity, each.check, _clean(each.text)) for each in worst],
         figures=figures_of(found),
     )
+
+
+def _clean(text: str) -> str:
+    """At most MAX_TEXT printable characters: tools and drivers print what they like."""
+    return "".join(char if char.isprintable() else " " for char in text[:MAX_TEXT])
 
 
 def figures_of(found: Acceptance) -> dict[str, float]:
@@ -112,7 +146,7 @@ def figures_of(found: Acceptance) -> dict[str, float]:
     reduced = found.reading.all_reduce
     if reduced is not None and not reduced.error:
         figures |= {"all_reduce_gb_per_s": reduced.bus_gb_per_s, "all_reduce_small_us": reduced.small_us}
-    devices = found.reading.bandwidth
+    devices = found.reading.bandwidth.devices if found.reading.bandwidth is not None else ()
     if devices:
         figures |= {
             "memory_gb_per_s": round(min(each.memory_gb_per_s for each in devices), 1),
@@ -120,7 +154,8 @@ def figures_of(found: Acceptance) -> dict[str, float]:
             "from_device_gb_per_s": round(min(each.from_device_gb_per_s for each in devices), 1),
             "launch_us": round(max(each.launch_us for each in devices), 1),
         }
-    return figures | _shares(found.speeds)
+    figures |= _shares(found.speeds)
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def _shares(speeds: tuple[SpeedReading, ...]) -> dict[str, float]:

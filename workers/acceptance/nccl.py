@@ -2,7 +2,7 @@
 
 A row has size, count, type, operation, root and then time in us, algorithm and bus bandwidth in GB/s and wrong results,
 first out of place, then in place (nccl-tests, doc/PERFORMANCE.md: the bus bandwidth of an all-reduce is the algorithm's
-times 2(n-1)/n, and does not depend on the number of GPUs).
+times 2(n-1)/n).
 """
 
 from workers.acceptance.commands import Run, run_tool
@@ -12,11 +12,10 @@ SIZES = ("-b", "8", "-e", "8G", "-f", "2")
 TIMEOUT_S = 300.0
 _COLUMNS = 13
 _TIME, _BUS, _WRONG = 5, 7, 8
-MAX_TEXT = 300
 
 
 async def all_reduce(gpus: int) -> AllReduceReading | None:
-    """Measure all-reduce over `gpus` GPUs; None for fewer than two, or where nccl-tests are not installed."""
+    """Measure all-reduce over `gpus` GPUs; None for fewer than two, or where nccl-tests or libraries are missing."""
     if gpus < 2:
         return None
     ran = await run_tool(("all_reduce_perf", *SIZES, "-g", str(gpus)), TIMEOUT_S)
@@ -31,7 +30,6 @@ def parse(ran: Run) -> AllReduceReading:
         if len(cells := line.split()) == _COLUMNS and cells[0].isdigit()
     ]
     if ran.status != 0 or not rows:
-        last = ran.output.strip().splitlines()[-1:] or [""]
-        return AllReduceReading(0.0, 0.0, error=f"it ended with {ran.status}: {last[0][:MAX_TEXT]}")
+        return AllReduceReading(0.0, 0.0, error=f"it ended with {ran.status}: {ran.last_line}")
     wrong = sum(int(cells[_WRONG]) for cells in rows if cells[_WRONG].isdigit())
     return AllReduceReading(float(rows[-1][_BUS]), float(rows[0][_TIME]), wrong)

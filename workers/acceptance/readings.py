@@ -14,8 +14,10 @@ class GpuReading(msgspec.Struct, frozen=True):
     index: int
     uuid: str = ""
     name: str = ""
+    error: str = ""
+    """Why it does not answer; empty = it does."""
     clock_limits: int | None = None
-    """Bits of the reasons that hold the clocks down now (nvmlClocksEventReasons)."""
+    """Bits of the reasons that hold the clocks down (nvmlClocksEventReasons)."""
     ecc_uncorrected: int | None = None
     """Uncorrected memory errors since the driver was loaded."""
     rows_pending: bool | None = None
@@ -30,7 +32,7 @@ class GpuReading(msgspec.Struct, frozen=True):
     pcie_replays: int | None = None
     """Transfers over PCIe that were repeated, since the driver was loaded."""
     links_up: int | None = None
-    """NVLinks that are up; None = the board has none."""
+    """NVLinks that are up; None = it reports none."""
     links_down: int | None = None
     link_errors: int | None = None
     """Replays and recoveries of all NVLinks, since the driver was loaded."""
@@ -51,8 +53,9 @@ class DcgmFailure(msgspec.Struct, frozen=True):
 
     test: str
     text: str
-    severity: int
+    severity: int = 0
     """DCGM's (dcgm_errors.h): 1 monitor, 2 isolate, 4 triage, 5 configuration, 6 reset; 0 = not stated."""
+    error_id: int = 0
 
 
 class DcgmReading(msgspec.Struct, frozen=True):
@@ -91,6 +94,14 @@ class BandwidthReading(msgspec.Struct, frozen=True):
     """Microseconds from the launch of an empty kernel to its end, as a queue of them shows it."""
 
 
+class DevicesReading(msgspec.Struct, frozen=True):
+    """All GPUs that the engine's PyTorch sees."""
+
+    devices: tuple[BandwidthReading, ...] = ()
+    error: str = ""
+    """Why they could not be measured; empty = they were."""
+
+
 class SpeedReading(msgspec.Struct, frozen=True):
     """One user's requests on a fresh engine, beside what the profile's figures say of them."""
 
@@ -100,6 +111,11 @@ class SpeedReading(msgspec.Struct, frozen=True):
     decode_share: float
     validated: bool
     """Whether a sweep validates the profile; otherwise the shares judge the figures as much as the host."""
+
+    @property
+    def slowest(self) -> float:
+        """The smaller share."""
+        return min(self.prefill_share, self.decode_share)
 
 
 class HostReading(msgspec.Struct, frozen=True):
@@ -112,6 +128,7 @@ class HostReading(msgspec.Struct, frozen=True):
     dcgm: DcgmReading | None = None
     """None = not installed, or not run."""
     all_reduce: AllReduceReading | None = None
-    bandwidth: tuple[BandwidthReading, ...] = ()
+    bandwidth: DevicesReading | None = None
+    """None = no engine with PyTorch is installed, or nothing was measured."""
     loaded: bool = False
-    """Whether the GPUs worked while they were read, so that PCIe ran at its full speed."""
+    """Whether the GPUs worked while they were read; otherwise their state alone is known."""

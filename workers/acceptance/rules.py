@@ -10,8 +10,7 @@ from typing import Literal
 import msgspec
 
 from workers.acceptance.readings import (
-    AllReduceReading,
-    BandwidthReading,
+    DcgmFailure,
     DcgmReading,
     GpuReading,
     HostReading,
@@ -28,13 +27,16 @@ CLOCK_LIMITS = {
     0x80: "the power brake",
 }
 """Bits of nvmlClocksEventReasons that a healthy host does not show; a power cap (0x4) is usual under load."""
-BROKEN_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120, 140})
+BROKEN_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120, 140, *range(144, 151), 154})
 """Errors of hardware or firmware after which a GPU is reset or replaced (NVIDIA, "XID Errors"): double-bit ECC, a row
-that could not be remapped, NVLink, fallen off the bus, uncontained ECC, GSP time-out and error, unrecovered ECC."""
+that could not be remapped, NVLink, fallen off the bus, uncontained ECC, GSP time-out and error, unrecovered ECC, NVLink
+of the fifth generation, and a recovery that the driver asks for."""
 WORN_XIDS = frozenset({63, 92, 94})
 """A row was remapped, many single-bit errors, contained ECC error: the GPU works on."""
-DCGM_NOTES = frozenset({1, 5})
-"""Severities of DCGM (dcgm_errors.h) that condemn nothing: to be watched, and a setting such as persistence mode."""
+DCGM_MILD = frozenset({1, 5})
+"""Severities of DCGM (dcgm_errors.h) of what is to be watched, and of settings."""
+DCGM_NOTES = frozenset({29})
+"""Numbers of DCGM's errors (dcgm_errors.h) that slow nothing: persistence mode is off."""
 REPLAYS_MAX = 10
 """Repeated PCIe transfers during the checks; a sound link has none or a few."""
 MEMORY_SHARE = 0.7
@@ -43,14 +45,16 @@ PCIE_SHARE = 0.6
 """Least share of the PCIe link's own bandwidth; pinned copies reach 0.8 or more."""
 PCIE_GB_PER_S_LANE = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """GB/s of a lane by generation, after its encoding (PCI-SIG)."""
-BUS_SHARE = 0.8
-"""Least share of NVLink's rate for the bus bandwidth of an all-reduce: eight H100 reach 460 to 480 GB/s of 450, since
-the switches add, and hosts 20 % below are refused by those who run many."""
+BUS_DEGRADED, BUS_REFUSED = 0.8, 0.6
+"""Shares of NVLink's rate for the bus bandwidth of an all-reduce: eight H100 reach 460 to 480 GB/s of 450 where the
+switches add (NVLS), and about 360 where they do not, as in many virtual machines."""
+SMALLER_BOARDS = ("PCIe", "NVL")
+"""In the names of boards that are slower than the module of that name, whose data sheet is known."""
 SMALL_ALL_REDUCE_US = 60.0
 """Longest time of an all-reduce of eight bytes in one host. The catalog's figures assume 10 us inside of a CUDA graph;
 a launch by itself takes 15 to 30 us."""
 SPEED_DEGRADED, SPEED_REFUSED = 0.8, 0.3
-"""Shares of a validated profile's speed below which a host serves with what was measured, and not at all."""
+"""Shares of a validated profile's speed below which a replica serves with what was measured, and not at all."""
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -70,7 +74,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     severity: Severity
     check: str
-    """A short name: gpus, clocks, memory, pcie, nvlink, p2p, fabric, mig, xid, dcgm, all_reduce, bandwidth, speed."""
+    """A short name, such as memory or pcie."""
     text: str
 
 
@@ -85,32 +89,40 @@ def judge(before: HostReading, after: HostReading, expected: Expected) -> tuple[
     if after.error:
         return (Finding("refused", "gpus", f"the driver does not answer: {after.error}"),)
     found = list(_count(after, expected))
-    replays = {gpu.index: gpu.pcie_replays for gpu in before.gpus}
+    earlier = {gpu.index: gpu for gpu in before.gpus}
     for gpu in after.gpus:
+        if gpu.error:
+            found.append(Finding("refused", "gpus", f"GPU {gpu.index} does not answer: {gpu.error}"))
+        first = earlier.get(gpu.index, gpu)
         found += _memory(gpu)
         found += _clocks(gpu)
-        found += _pcie(gpu, replays.get(gpu.index), loaded=after.loaded)
-        found += _links(gpu, alone=len(after.gpus) == 1)
+        found += _pcie(gpu, first, loaded=after.loaded)
+        found += _links(gpu, first, expected, alone=len(after.gpus) == 1)
         found += _driver(gpu)
+    if not after.loaded:
+        found.append(Finding("note", "load", "engines ran, so that nothing was measured"))
+        return tuple(found)
     found += _dcgm(after.dcgm)
-    found += _all_reduce(after.all_reduce, expected, gpus=len(after.gpus))
+    found += _all_reduce(after, expected)
     found += _bandwidth(after, expected)
     return tuple(found)
 
 
 def judge_speed(speed: SpeedReading) -> tuple[Finding, ...]:
-    """Findings on one replica's speed. Where no sweep validates the profile, it is noted only."""
-    slowest = min(speed.prefill_share, speed.decode_share)
+    """Findings on one replica's speed, which refuse that replica at most, never its host.
+
+    Where no sweep validates the profile, the speed is noted only.
+    """
     text = (
         f"{speed.replica_id} computes a prompt at {speed.prefill_share:.0%} and an answer at "
         f"{speed.decode_share:.0%} of the speed that its profile states"
     )
     if not speed.validated:
         return (Finding("note", "speed", f"{text}, which no sweep validates"),)
-    if slowest < SPEED_REFUSED:
-        return (Finding("refused", "speed", text),)
-    if slowest < SPEED_DEGRADED:
-        return (Finding("degraded", "speed", f"{text}; it serves with what was measured"),)
+    if speed.slowest < SPEED_REFUSED:
+        return (Finding("degraded", "speed", f"{text}: it does not serve"),)
+    if speed.slowest < SPEED_DEGRADED:
+        return (Finding("degraded", "speed", f"{text}: it serves with what was measured"),)
     return ()
 
 
@@ -119,7 +131,7 @@ def _count(host: HostReading, expected: Expected) -> Iterator[Finding]:
         yield Finding("refused", "gpus", "the driver lists no GPU")
     elif len(host.gpus) < expected.gpus:
         yield Finding("refused", "gpus", f"{len(host.gpus)} of {expected.gpus} GPUs answer; replace the host")
-    others = sorted({gpu.name for gpu in host.gpus if expected.gpu and expected.gpu not in gpu.name})
+    others = sorted({gpu.name for gpu in host.gpus if gpu.name and expected.gpu not in gpu.name})
     if others:
         yield Finding("refused", "gpus", f"a GPU is {others[0]!r}, and this kind of host has {expected.gpu}")
 
@@ -143,7 +155,7 @@ def _clocks(gpu: GpuReading) -> Iterator[Finding]:
         yield Finding("degraded", "clocks", f"GPU {gpu.index} is slowed by {' and '.join(reasons)}")
 
 
-def _pcie(gpu: GpuReading, replays_before: int | None, *, loaded: bool) -> Iterator[Finding]:
+def _pcie(gpu: GpuReading, first: GpuReading, *, loaded: bool) -> Iterator[Finding]:
     if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
         yield Finding(
             "degraded", "pcie", f"GPU {gpu.index} uses {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes"
@@ -155,22 +167,23 @@ def _pcie(gpu: GpuReading, replays_before: int | None, *, loaded: bool) -> Itera
             "pcie",
             f"GPU {gpu.index} runs PCIe {gpu.pcie_generation} under load, and can run {gpu.pcie_generation_max}",
         )
-    repeated = (gpu.pcie_replays or 0) - (replays_before or 0)
-    if replays_before is not None and repeated > REPLAYS_MAX:
+    repeated = (gpu.pcie_replays or 0) - (first.pcie_replays or 0)
+    if repeated > REPLAYS_MAX:
         yield Finding(
             "degraded", "pcie", f"GPU {gpu.index} repeated {repeated} PCIe transfers during the checks"
         )
 
 
-def _links(gpu: GpuReading, *, alone: bool) -> Iterator[Finding]:
+def _links(gpu: GpuReading, first: GpuReading, expected: Expected, *, alone: bool) -> Iterator[Finding]:
     worse: Severity = "note" if alone else "degraded"  # one GPU alone sends nothing over NVLink
+    if gpu.links_up is None and not gpu.error and expected.link_gb_per_s and _is_module(gpu):
+        yield Finding(worse, "nvlink", f"GPU {gpu.index} reports no NVLink")
     if gpu.links_down:
         total = gpu.links_down + (gpu.links_up or 0)
         yield Finding(worse, "nvlink", f"GPU {gpu.index}: {gpu.links_down} of {total} NVLinks are down")
-    if gpu.link_errors:
-        yield Finding(
-            worse, "nvlink", f"GPU {gpu.index}: its NVLinks count {gpu.link_errors} errors and recoveries"
-        )
+    errors = (gpu.link_errors or 0) - (first.link_errors or 0)
+    if errors > 0:
+        yield Finding(worse, "nvlink", f"GPU {gpu.index}: its NVLinks had {errors} errors during the checks")
     if gpu.unreachable:
         others = ", ".join(str(other) for other in gpu.unreachable)
         yield Finding(
@@ -180,8 +193,13 @@ def _links(gpu: GpuReading, *, alone: bool) -> Iterator[Finding]:
         yield Finding(
             "refused",
             "fabric",
-            f"GPU {gpu.index} is not on the NVLink fabric ({gpu.fabric}); start nvidia-fabricmanager",
+            f"GPU {gpu.index} is not on the NVLink fabric ({gpu.fabric}); see nvidia-fabricmanager",
         )
+
+
+def _is_module(gpu: GpuReading) -> bool:
+    """Whether it is the module that the data sheet is of."""
+    return not any(mark in gpu.name for mark in SMALLER_BOARDS)
 
 
 def _driver(gpu: GpuReading) -> Iterator[Finding]:
@@ -199,31 +217,38 @@ def _driver(gpu: GpuReading) -> Iterator[Finding]:
 
 def _dcgm(reading: DcgmReading | None) -> Iterator[Finding]:
     if reading is None:
-        yield Finding("note", "dcgm", "DCGM is not installed or was not run")
+        yield Finding("note", "dcgm", "DCGM is not installed")
     elif reading.error:
         yield Finding("degraded", "dcgm", f"DCGM could not run: {reading.error}")
     else:
         for failure in reading.failures:
-            severity: Severity = "note" if failure.severity in DCGM_NOTES else "refused"
-            yield Finding(severity, "dcgm", f"{failure.test} failed: {failure.text}")
+            yield Finding(_severity(failure), "dcgm", f"{failure.test} failed: {failure.text}")
 
 
-def _all_reduce(reading: AllReduceReading | None, expected: Expected, *, gpus: int) -> Iterator[Finding]:
-    if gpus < 2:
+def _severity(failure: DcgmFailure) -> Severity:
+    if failure.error_id in DCGM_NOTES:
+        return "note"
+    return "degraded" if failure.severity in DCGM_MILD else "refused"
+
+
+def _all_reduce(host: HostReading, expected: Expected) -> Iterator[Finding]:
+    reading = host.all_reduce
+    if len(host.gpus) < 2:
         return
     if reading is None:
-        yield Finding("note", "all_reduce", "nccl-tests are not installed or were not run")
+        yield Finding("note", "all_reduce", "nccl-tests are not installed")
     elif reading.error:
         yield Finding("refused", "all_reduce", f"the GPUs cannot exchange data: {reading.error}")
     elif reading.wrong:
         yield Finding("refused", "all_reduce", f"{reading.wrong} results of all-reduces are wrong")
     else:
-        least = BUS_SHARE * expected.link_gb_per_s
-        if reading.bus_gb_per_s < least:
+        rate = expected.link_gb_per_s if all(map(_is_module, host.gpus)) else 0.0
+        if reading.bus_gb_per_s < BUS_DEGRADED * rate:
             yield Finding(
-                "refused",
+                "refused" if reading.bus_gb_per_s < BUS_REFUSED * rate else "degraded",
                 "all_reduce",
-                f"all-reduce reaches {reading.bus_gb_per_s:.0f} GB/s; this kind of host has {least:.0f} or more",
+                f"all-reduce reaches {reading.bus_gb_per_s:.0f} GB/s; a sound host reaches "
+                f"{BUS_DEGRADED * rate:.0f} or more",
             )
         if reading.small_us > SMALL_ALL_REDUCE_US:
             yield Finding(
@@ -234,33 +259,32 @@ def _all_reduce(reading: AllReduceReading | None, expected: Expected, *, gpus: i
 
 
 def _bandwidth(host: HostReading, expected: Expected) -> Iterator[Finding]:
-    if host.gpus and not host.bandwidth:
+    measured = host.bandwidth
+    if measured is None:
+        yield Finding("note", "bandwidth", "memory bandwidth was not measured: there is no engine yet")
+        return
+    if measured.error:
+        yield Finding("refused", "bandwidth", f"PyTorch cannot use the GPUs: {measured.error}")
+        return
+    if len(measured.devices) < len(host.gpus):
         yield Finding(
-            "note", "bandwidth", "memory bandwidth was not measured: no engine with PyTorch, or busy"
+            "refused", "bandwidth", f"PyTorch sees {len(measured.devices)} of {len(host.gpus)} GPUs"
         )
-    links = {gpu.index: gpu for gpu in host.gpus}
-    for each in host.bandwidth:
-        yield from _memory_bandwidth(each, expected)
-        gpu = links.get(each.index)
-        lane = PCIE_GB_PER_S_LANE.get(gpu.pcie_generation_max or 0) if gpu is not None else None
-        if gpu is None or lane is None or not gpu.pcie_width_max:
-            continue
-        least = PCIE_SHARE * lane * gpu.pcie_width_max
+    for gpu, each in zip(host.gpus, measured.devices, strict=False):
+        least = MEMORY_SHARE * expected.memory_gb_per_s if _is_module(gpu) else 0.0
+        if each.memory_gb_per_s < least:
+            yield Finding(
+                "degraded",
+                "bandwidth",
+                f"GPU {gpu.index} copies {each.memory_gb_per_s:.0f} GB/s inside of its memory; "
+                f"{least:.0f} are the least",
+            )
+        lane = PCIE_GB_PER_S_LANE.get(gpu.pcie_generation_max or 0, 0.0)
+        least = PCIE_SHARE * lane * (gpu.pcie_width_max or 0)
         slowest = min(each.to_device_gb_per_s, each.from_device_gb_per_s)
         if slowest < least:
             yield Finding(
                 "degraded",
                 "bandwidth",
-                f"GPU {each.index} copies {slowest:.0f} GB/s from or to host memory; {least:.0f} are the least",
+                f"GPU {gpu.index} copies {slowest:.0f} GB/s from or to host memory; {least:.0f} are the least",
             )
-
-
-def _memory_bandwidth(each: BandwidthReading, expected: Expected) -> Iterator[Finding]:
-    least = MEMORY_SHARE * expected.memory_gb_per_s
-    if each.memory_gb_per_s < least:
-        yield Finding(
-            "degraded",
-            "bandwidth",
-            f"GPU {each.index} copies {each.memory_gb_per_s:.0f} GB/s inside of its memory; "
-            f"{least:.0f} are the least",
-        )

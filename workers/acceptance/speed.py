@@ -3,20 +3,23 @@
 import msgspec
 
 from core.clock import Clock
+from core.errors import EngineFailed
 from workers.acceptance.readings import SpeedReading
 from workers.acceptance.rules import SPEED_DEGRADED
 from workers.engine_api import EngineApi
 from workers.engine_speed import Timings, timed
 from workers.step_time import decode_step_s, prefill_s
-from workers.wire import Capacity
+from workers.wire import Capacity, EngineCounters
 
 PROBES = 3
-"""Probes of which the fastest counts: a host is not refused for what else its processor did."""
+"""Probes, of which the shortest of each time counts: what else the processor did makes times longer, never shorter."""
 SENTENCES = 512
 """Of the long prompt: about 8,000 tokens, one step of an engine on a GPU."""
 SHORT = 32
 """The prompt is at most this part of the context's tokens in sentences, which have about sixteen each."""
 TOKENS = 33
+ENOUGH = 17
+"""Tokens that an answer must have to be a measure."""
 SHARE_MAX = 2.0
 """Largest share that is reported; a measurement cannot show more."""
 
@@ -25,37 +28,62 @@ async def probe(
     api: EngineApi, model: str, replica_id: str, stated: Capacity, clock: Clock
 ) -> SpeedReading | None:
     """The engine's speed beside `stated`; None when it does not answer. Nothing else may run on it."""
-    shares: list[tuple[float, float]] = []
-    for _ in range(PROBES):
-        sentences = max(1, min(SENTENCES, stated.max_model_len // SHORT))
-        times = await timed(api, model, clock, sentences=sentences, tokens=TOKENS)
-        if times is not None:
-            shares.append(compare(times, stated))
-    if not shares:
+    sentences = max(1, min(SENTENCES, stated.max_model_len // SHORT))
+    try:
+        before = (await api.metrics()).counters
+        probes = [
+            times
+            for _ in range(PROBES)
+            if (times := await timed(api, model, clock, sentences=sentences, tokens=TOKENS, whole=True))
+            is not None
+            and times.tokens >= ENOUGH
+        ]
+        after = (await api.metrics()).counters
+    except EngineFailed:
         return None
-    return SpeedReading(
-        replica_id,
-        round(max(prefill for prefill, _ in shares), 3),
-        round(max(decode for _, decode in shares), 3),
-        validated=bool(stated.sweep),
+    if not probes:
+        return None
+    prefill, decode = compare(shortest(probes), stated, accepted(before, after, stated))
+    return SpeedReading(replica_id, round(prefill, 3), round(decode, 3), validated=bool(stated.sweep))
+
+
+def shortest(probes: list[Timings]) -> Timings:
+    """The shortest of each time of several probes, which all have the same short prompt."""
+    fastest = min(probes, key=lambda times: times.prompt_s / times.many)
+    answer = min(probes, key=lambda times: times.answer_s / times.tokens)
+    return Timings(
+        first_s=min(times.first_s for times in probes),
+        few=fastest.few,
+        answer_s=answer.answer_s,
+        tokens=answer.tokens,
+        prompt_s=fastest.prompt_s,
+        many=fastest.many,
     )
 
 
-def compare(times: Timings, stated: Capacity) -> tuple[float, float]:
+def accepted(before: EngineCounters, after: EngineCounters, stated: Capacity) -> float:
+    """Tokens per step and sequence between two scrapes; the stated ones of an engine that does not count them."""
+    drafts = after.drafts - before.drafts
+    if drafts <= 0:
+        return stated.accept_per_step
+    return 1.0 + (after.accepted_tokens - before.accepted_tokens) / drafts
+
+
+def compare(times: Timings, stated: Capacity, accept: float) -> tuple[float, float]:
     """Shares of the stated speed of prefill and decode: predicted over measured time, at most SHARE_MAX.
 
-    A prompt alone has one rank of attention data parallelism for itself.
+    `accept` tokens came of a step. A prompt alone has one rank of attention data parallelism for itself.
     """
     added = stated.dp_ranks * (
         prefill_s(stated, times.many, times.many) - prefill_s(stated, times.few, times.few)
     )
-    step = decode_step_s(stated, 1, times.few) / stated.accept_per_step
+    step = decode_step_s(stated, 1, times.few) / accept
     return _share(added, times.prefill_s), _share(step, times.step_s)
 
 
 def measured_capacity(stated: Capacity, speed: SpeedReading) -> Capacity:
     """`stated`, slowed to what was measured where that is below SPEED_DEGRADED of a validated profile."""
-    if not speed.validated or min(speed.prefill_share, speed.decode_share) >= SPEED_DEGRADED:
+    if not speed.validated or speed.slowest >= SPEED_DEGRADED:
         return stated
     prefill, decode = min(1.0, speed.prefill_share), min(1.0, speed.decode_share)
     return msgspec.structs.replace(

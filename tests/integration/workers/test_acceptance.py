@@ -12,8 +12,14 @@ import pynvml
 import pytest
 
 from core.clock import SystemClock
+from core.errors import Conflict
 from tests.support.nvml_stub import build, tool
+from tests.support.processes import gone
+from tests.support.waiting import until
+from workers.acceptance import check as check_module
 from workers.acceptance.check import Acceptance, check_host, expected_of
+from workers.acceptance.commands import Run, run_tool
+from workers.acceptance.device_probe import NO_TORCH
 from workers.acceptance.readings import HostReading, SpeedReading
 from workers.catalog import load_catalog
 
@@ -82,7 +88,8 @@ async def test_a_sound_host_is_accepted_without_a_finding(host: Host) -> None:
     assert (gpu.links_up, gpu.pcie_generation, gpu.fabric, gpu.virtualization) == (18, 5, "ready", 1)
     assert found.reading.dcgm is not None
     assert found.reading.all_reduce is not None
-    assert len(found.reading.bandwidth) == 8
+    assert found.reading.bandwidth is not None
+    assert len(found.reading.bandwidth.devices) == 8
 
 
 @pytest.mark.parametrize(
@@ -96,10 +103,12 @@ async def test_a_sound_host_is_accepted_without_a_finding(host: Host) -> None:
         ({"clocks": 0x88}, "degraded", "clocks", "a hardware slowdown and the power brake"),
         ({"ecc": 2}, "refused", "memory", "2 uncorrected"),
         ({"rows_pending": 1}, "degraded", "memory", "reset it"),
+        ({"lost": 1}, "refused", "gpus", "GPU 0 does not answer: "),
         ({"rows_failed": 1}, "refused", "memory", "could not remap"),
         ({"pcie_width": 8}, "degraded", "pcie", "8 of 16 PCIe lanes"),
         ({"pcie_generation": 3}, "degraded", "pcie", "PCIe 3 under load, and can run 5"),
         ({"replays": 50}, "degraded", "pcie", "repeated 50"),
+        ({"links_down": -1}, "degraded", "nvlink", "GPU 0 reports no NVLink"),
         ({"links_down": 2}, "degraded", "nvlink", "2 of 18 NVLinks are down"),
         ({"link_errors": 9}, "degraded", "nvlink", "9 errors"),
         ({"p2p": 1}, "degraded", "p2p", "GPU 1 directly"),
@@ -107,6 +116,7 @@ async def test_a_sound_host_is_accepted_without_a_finding(host: Host) -> None:
         ({"fabric_status": 999}, "refused", "fabric", "failed"),
         ({"mig": 1}, "refused", "mig", "partitioned"),
         ({"xid": 79}, "refused", "xid", "Xid 79"),
+        ({"xid": 149}, "refused", "xid", "Xid 149"),
         ({"xid": 94}, "degraded", "xid", "Xid 94"),
         ({"xid": 31}, "accepted", "xid", "Xid 31"),
         ({"virtualization": 2}, "accepted", "virtualization", "virtual GPU"),
@@ -116,6 +126,7 @@ async def test_one_fault_of_a_gpu_gives_one_finding(
     host: Host, fault: dict[str, int], verdict: str, check: str, said: str
 ) -> None:
     host.has(**fault)
+    host.patch.setattr(check_module, "FABRIC_S", 0.0)
     found = await host.check()
     findings = [each for each in found.findings if each.check not in ("all_reduce", "bandwidth")]
     assert [each.check for each in findings] == [check]
@@ -156,6 +167,7 @@ async def test_a_slow_memory_or_link_degrades(host: Host, figures: dict[str, flo
     [
         ("dcgm-4-memory.json", 226, "refused", "memory failed: GPU 3"),
         ("dcgm-4-setting.json", 226, "accepted", "Persistence Mode"),
+        ("dcgm-4-summary.json", 226, "degraded", "memory failed: CUDA initialisation"),
         ("dcgm-3-pcie.json", 226, "refused", "PCIe failed: GPU 5"),
         ("README.md", 1, "degraded", "DCGM could not run"),
     ],
@@ -172,7 +184,8 @@ async def test_dcgm_decides_except_for_settings(
 @pytest.mark.parametrize(
     ("old", "new", "verdict", "said"),
     [
-        ("473.97", "310.00", "refused", "all-reduce reaches 310 GB/s; this kind of host has 360 or more"),
+        ("473.97", "310.00", "degraded", "all-reduce reaches 310 GB/s; a sound host reaches 360 or more"),
+        ("473.97", "120.00", "refused", "all-reduce reaches 120 GB/s"),
         ("    22.4 ", "   155.8 ", "degraded", "an all-reduce of 8 bytes takes 156 us"),
     ],
 )
@@ -194,6 +207,59 @@ async def test_what_is_not_installed_is_noted_and_no_reason_to_refuse(host: Host
     assert sorted(each.check for each in found.findings) == ["all_reduce", "bandwidth", "dcgm"]
 
 
+@pytest.mark.parametrize(
+    ("printed", "status", "verdict", "said"),
+    [
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", 1, "refused", "uncorrectable ECC"),
+        (json.dumps([{"index": index, **SOUND} for index in range(7)]), 0, "refused", "PyTorch sees 7 of 8"),
+        ("", NO_TORCH, "accepted", "there is no engine yet"),
+    ],
+)
+async def test_gpus_that_pytorch_cannot_use_refuse_the_host(
+    host: Host, printed: str, status: int, verdict: str, said: str
+) -> None:
+    tool(host.engine_env / "bin", "python", printed, status)
+    found = await host.check()
+    assert found.verdict == verdict
+    assert said in found.findings[0].text
+
+
+async def test_a_tool_without_its_libraries_is_not_installed(host: Host) -> None:
+    tool(host.tools, "all_reduce_perf", "error while loading shared libraries: libnccl.so.2", 127)
+    found = await host.check()
+    assert (found.verdict, [each.check for each in found.findings]) == ("accepted", ["all_reduce"])
+
+
+async def test_gpus_in_use_are_not_loaded(host: Host) -> None:
+    host.has(process=4711)
+    with pytest.raises(Conflict, match="GPU 0 is used by process 4711"):
+        await host.check()
+    assert (await host.check(load=False)).verdict == "accepted"
+
+
+async def test_only_the_gpus_that_the_agent_may_use_are_judged(host: Host) -> None:
+    host.has(ecc=2)
+    devices = json.dumps([{"index": index, **SOUND} for index in range(2)])
+    tool(host.engine_env / "bin", "python", devices)
+    found = await check_host(
+        expected_of(load_catalog(), KIND, gpus=2),
+        engine_env=host.engine_env,
+        machine_boot="boot",
+        clock=SystemClock(),
+        only=[2, 3],
+    )
+    assert (found.verdict, [gpu.index for gpu in found.reading.gpus]) == ("accepted", [2, 3])
+
+
+async def test_a_tool_that_does_not_end_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    script = tmp_path / "stuck"
+    script.write_text('#!/bin/sh\nsleep 600 & echo $! > "$0.pid"; wait\n')
+    script.chmod(0o755)
+    ran = await run_tool((str(script),), 1.0)
+    assert ran == Run(-1, "it did not end within 1 s")
+    await until(lambda: gone(int(Path(f"{script}.pid").read_text())))
+
+
 async def test_a_busy_host_is_read_and_not_loaded(host: Host) -> None:
     for name in ("dcgmi", "all_reduce_perf"):
         tool(host.tools, name, "it ran", status=1)
@@ -208,7 +274,9 @@ def test_a_slow_engine_makes_the_verdict_worse_and_a_fast_one_does_not() -> None
     slow = sound.with_speed(SpeedReading("h/m-0", 0.5, 0.95, validated=True))
     assert (slow.verdict, [each.check for each in slow.findings]) == ("degraded", ["speed"])
     assert slow.with_speed(SpeedReading("h/m-0", 1.0, 1.0, validated=True)).verdict == "accepted"
-    assert sound.with_speed(SpeedReading("h/m-0", 0.2, 0.9, validated=True)).verdict == "refused"
+    far = sound.with_speed(SpeedReading("h/m-0", 0.2, 0.9, validated=True))
+    assert far.verdict == "degraded"  # the replica is refused, not its host
+    assert "it does not serve" in far.findings[0].text
     assert sound.with_speed(SpeedReading("h/m-0", 0.2, 0.9, validated=False)).verdict == "accepted"
 
 

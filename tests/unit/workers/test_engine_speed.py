@@ -27,7 +27,9 @@ class Engine:
         self.texts: list[str] = []
         self._stops_after, self._fails = stops_after, fails
 
-    async def answer(self, model: str, text: str, tokens: int, timeout_s: float) -> AnswerUsage:
+    async def answer(
+        self, model: str, text: str, tokens: int, timeout_s: float, *, whole: bool = False
+    ) -> AnswerUsage:
         """Answer after the time that it takes."""
         self.texts.append(text)
         if self._fails and len(self.texts) == 3:

@@ -40,6 +40,16 @@ def test_the_older_layout_is_read_behind_other_text() -> None:
     assert reading.passed == ("Denylist",)
 
 
+def test_a_failure_without_a_gpu_is_that_of_the_summary() -> None:
+    (failure,) = dcgm.parse(printed("dcgm-4-summary.json", status=226)).failures
+    assert (failure.test, failure.text, failure.severity, failure.error_id) == (
+        "memory",
+        "CUDA initialisation failed",
+        1,
+        36,
+    )
+
+
 @pytest.mark.parametrize(
     ("output", "said"),
     [
