@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0058_host_acceptances"
-down_revision = "0056_added_models"
+down_revision = "0057_host_owners"
 branch_labels = None
 depends_on = None
 
