@@ -41,6 +41,7 @@ AWAITED = {
     "tenants/keys.py": 1,  # one look-up, awaited
     "tenants/rate_pipeline.py": 1,  # one connection; the next call starts another
     "tenants/rates.py": 1,  # seeds one tenant, awaited
+    "workers/acceptance/check.py": 1,  # looks at the GPUs while tools run, ended with them
     "workers/agent.py": 4,  # preparation, stop and drain, awaited
     "workers/external.py": 1,  # four requests to one engine, in a task group
     "workers/scheduler_link.py": 4,  # connections and senders, awaited by their supervised tasks; one command
