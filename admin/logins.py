@@ -103,7 +103,7 @@ async def create_admin_token(
 ) -> CreatedToken:
     """Make a token for oneself; the platform itself may make one for others, as the first start does.
 
-    Raises PermissionDenied for somebody else's token, Conflict beyond 20 live ones, NotFound, InvalidRequest.
+    Raises PermissionDenied for a token of another user, Conflict beyond 20 live ones, NotFound, InvalidRequest.
     """
     user = await _token_owner(database, actor, user_id)
     name = clean_name(name)

@@ -30,8 +30,8 @@ async def set_starter_credit(
 ) -> StarterCredit:
     """Change what new prepaid organisations get; "0" = nothing. Those that exist get nothing.
 
-    On a platform with two people another person must approve it, unless it becomes 0: it has no bound, since nobody
-    knows how many organisations come. Raises InvalidRequest, PermissionDenied, WaitsForApproval.
+    On a platform with two people another person must approve it, unless it becomes 0: it has no bound, since the
+    number of organisations to come is unknown. Raises InvalidRequest, PermissionDenied, WaitsForApproval.
     """
     require(actor, *PLATFORM_ROLES)
     value = starter_credit.checked(amount_usd, expires_days)

@@ -123,7 +123,7 @@ def _outside_home(data_dir: Path) -> Path:
         except OSError:
             continue
         if place.is_symlink() or place.stat().st_uid != os.geteuid():
-            raise Unavailable(f"{place} belongs to somebody else; use another --data-dir")
+            raise Unavailable(f"{place} belongs to another account; use another --data-dir")
         place.chmod(0o755)
         return place
     raise Unavailable(f"no directory found that the service account may reach; {data_dir} is closed to it")
@@ -229,7 +229,7 @@ async def _gone(process: psutil.Process, timeout_s: float) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port of `host` that is free, and that no one else is given within the next minute.
+    """A TCP port of `host` that is free, and that is given to no other caller within the next minute.
 
     It lies outside of the range from which the kernel takes ports of outgoing connections, and is marked as used by a
     connection to itself that is left in TIME_WAIT. A server that sets SO_REUSEADDR, as servers do, can listen on it; a

@@ -85,7 +85,7 @@ def plan_sim(
 def plan_external(
     replica_id: str, model_name: str, *, max_num_seqs: int, context_len: int, share: Fraction
 ) -> ExternalPlan:
-    """One model of an external engine, whose speeds and KV cache nobody has stated.
+    """One model of an external engine, whose speeds and KV cache are not stated.
 
     The speeds are assumptions until the agent has measured them (`Capacity.assumed`). Neither they nor a
     target per token limit the batch: `max_num_seqs` alone does, and the engine's own KV figures if it reports any.

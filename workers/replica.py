@@ -72,7 +72,7 @@ class ReplicaRunner(ReplicaView):
 
     `access` returns the access to the engine at a URL, or with None that to a new engine at a URL of its own. A request
     for an engine that has ended is then refused, however late it is sent; at the same URL the next engine would run it
-    during its warm-up, whose tokens are nobody's.
+    during its warm-up, whose tokens belong to no request of a customer.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ def _row(row: ReportRow, use: GpuUse, state: str, start: datetime, end: datetime
         "ChargePeriodStart": start,
         "ChargePeriodEnd": end,
         "ChargeCategory": "Usage",
-        "ChargeDescription": f"GPU time of {model}: {'used by nobody, ' if idle else ''}{state}",
+        "ChargeDescription": f"GPU time of {model}: {'not used by requests, ' if idle else ''}{state}",
         "ChargeFrequency": "Usage-Based",
         "ConsumedQuantity": hours,
         "ConsumedUnit": _UNIT,

@@ -193,7 +193,7 @@ BOOK_CHECKS = {
         SELECT a.tenant_id, sum(s.debit - s.credit) AS disputed FROM penstock_ledger_sums() s
         JOIN ledger_accounts a ON a.id = s.account WHERE a.code = 'disputed'
         GROUP BY a.tenant_id HAVING sum(s.debit) < sum(s.credit)""",
-    "a price book has a gap that nobody asked for": """
+    "a price book has a gap that no act has made": """
         SELECT v.id, v.book, upper(v.effective) AS ends FROM price_versions v
         WHERE v.withdrawn_at IS NULL AND v.contract_id IS NULL AND v.ended_by IS NULL
             AND upper(v.effective) IS NOT NULL

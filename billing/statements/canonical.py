@@ -46,7 +46,7 @@ def parse(text: bytes) -> Any:
     except RecursionError:
         raise ValueError("too deep") from None
     if canonical(value) != text:
-        raise ValueError("it is not in canonical form: somebody reformatted or changed it")
+        raise ValueError("it is not in canonical form: it was reformatted or changed")
     return value
 
 

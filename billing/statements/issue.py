@@ -101,7 +101,7 @@ async def get_statement(
             pdf=append_signature(pdf_file, signature),
         )
         if made.final and not await _store(connection, tenant_id, month, made, signature, by):
-            raise Conflict("somebody else issues this statement at this moment; ask again")
+            raise Conflict("this statement is being issued by another request; ask again")
     return made
 
 

@@ -203,7 +203,7 @@ def _ready(snapshot: PoolSnapshot) -> int:
 
 def _oldest(snapshot: PoolSnapshot) -> str:
     oldest = max((queue.oldest_s for queue in snapshot.queues if queue.waiting), default=None)
-    return "nobody waits" if oldest is None else f"oldest for {seconds(oldest).text}"
+    return "none waiting" if oldest is None else f"oldest for {seconds(oldest).text}"
 
 
 def _cache_use(snapshot: PoolSnapshot) -> Formatted:

@@ -302,8 +302,8 @@ class _EngineDetail:
         reason = await confirm(
             self.viewer,
             "Accept the difference?",
-            "It stays on its lines and counts no longer for the alarm and the close of the month. Nobody is billed "
-            "for it. Should the difference change, the alarm comes back.",
+            "It stays on its lines and counts no longer for the alarm and the close of the month. It is billed to no "
+            "organisation. Should the difference change, the alarm comes back.",
             "Accept",
             danger=True,
         )

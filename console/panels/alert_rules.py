@@ -122,7 +122,7 @@ class AlertRulesPanel:
         answer = await confirm(
             self.viewer,
             "Remove this alert?",
-            "Nobody is told any more. The organisation's own budget itself stays as it is.",
+            "No more notices are sent. The organisation's own budget itself stays as it is.",
             "Remove",
             danger=True,
             needs_reason=False,

@@ -61,7 +61,7 @@ async def _comparison(console: Console, viewer: Viewer, month: date) -> None:
             button = secondary("Compare now", viewer.act(compare), icon="sync")
             secondary("Look for missed events", viewer.act(sync), icon="search")
         if found is None:
-            notice("idle", "Not compared yet", f"Nobody has compared {name} with Stripe.")
+            notice("idle", "Not compared yet", f"{name} has not been compared with Stripe yet.")
         else:
             _shown(console, found)
 
@@ -170,7 +170,7 @@ async def _dunning(console: Console, viewer: Viewer) -> None:
             ),
             rows,
             label="Dunning",
-            nothing="Nobody is behind with a payment.",
+            nothing="No payment is overdue.",
         )
 
 

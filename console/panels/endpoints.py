@@ -70,7 +70,7 @@ class EndpointsPanel:
                 _ENDPOINTS,
                 [self._row(one) for one in self.found],
                 label="Who is told",
-                nothing="Nobody is told yet. Add a mailbox or a webhook.",
+                nothing="No recipients yet. Add a mailbox or a webhook.",
                 on_action=self.viewer.act(self.remove),
             )
 
@@ -154,7 +154,7 @@ def delivery_state(notice: NoticeView) -> tuple[str, str]:
     for state in ("failed", "pending", "outbox", "delivered"):
         if state in states:
             return STATE_WORDS.get(state, state.capitalize()), STATE_TONES[state]
-    return "Nobody to tell", "idle"
+    return "No recipients", "idle"
 
 
 def notices_table(

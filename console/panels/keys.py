@@ -171,7 +171,7 @@ class _KeysPanel:
             await self.reload()
             show_secret(
                 "Store this key now",
-                "It is shown this once. We keep only a hash of it, so nobody can look it up later.",
+                "It is shown this once. Only a hash of it is stored, so it cannot be looked up later.",
                 created.secret,
             )
             return True

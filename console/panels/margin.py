@@ -137,11 +137,11 @@ async def _figures(console: Console, viewer: Viewer, spans: ComparedPeriods, loa
             label="Cost per million tokens",
             nothing="Nothing was used in this period.",
         )
-    with card("What nobody used", "Host time beside usage; fully loaded, usage carries it.", flush=True):
+    with card("Unused GPU time", "Host time beside usage; fully loaded, usage carries it.", flush=True):
         data_table(
             _UNUSED_COLUMNS,
             unused_rows(models),
-            label="What nobody used",
+            label="Unused GPU time",
             nothing="Usage carries all host time." if loaded else "No host time lay idle.",
         )
     with card("Margin by tenant and model", flush=True):

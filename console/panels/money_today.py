@@ -97,9 +97,16 @@ class MoneyToday:
         )
         revenue = sum(usd_to_pico(row.revenue_usd) for row in rows)
         margin = revenue - sum(usd_to_pico(row.gpu_cost_usd) for row in rows)
-        share = percent(margin, revenue)
-        hint = "no revenue yet" if share is None else f"{share}% of {money(pico_to_usd(revenue)).text}"
-        self.margin.set(money(pico_to_usd(margin)), hint)
+        self.margin.set(money(pico_to_usd(margin)), revenue_share(margin, revenue))
         health = await admin_health.money_health(self.console.database, self.viewer.actor)
         self.drift.set(money(health.drift_usd))
         self.incidents = incidents(health)
+
+
+def revenue_share(margin: int, revenue: int) -> str:
+    """The margin beside its revenue, both in picodollars. A loss above the revenue has no share that says anything."""
+    share = percent(margin, revenue)
+    shown = money(pico_to_usd(revenue)).text
+    if share is None:
+        return "no revenue yet"
+    return f"revenue {shown}" if margin < -revenue else f"{share}% of {shown}"

@@ -48,9 +48,9 @@ class SchedulingPanel:
             flush=True,
         ):
             self._tenants = data_table(
-                _TENANT_COLUMNS, [], label="Tenants in the queues", nothing="Nobody waits or runs anything."
+                _TENANT_COLUMNS, [], label="Tenants in the queues", nothing="No request waits or runs."
             )
-        with card("Autoscaler", "What it would do now; nobody acts on it yet.", flush=True):
+        with card("Autoscaler", "What it would do now. It is a plan: nothing is changed by it.", flush=True):
             self._plan = data_table(
                 _PLAN_COLUMNS, [], label="Autoscaler", nothing="It has not seen enough yet."
             )

@@ -209,7 +209,7 @@ class TopupPanel:
         answer = await confirm(
             self.viewer,
             "Switch automatic top-up off?",
-            "Requests are refused when the credit is used up, unless somebody buys more.",
+            "Requests are refused when the credit is used up, until more is bought.",
             "Switch off",
             needs_reason=False,
         )

@@ -106,7 +106,7 @@ class FakeCloud:
         return [one for one in self.droplets.values() if one.gone_at is None or one.gone_at > now]
 
     def create(self, name: str, size: str, region: str, tags: list[str], *, hidden_s: int = 0) -> Droplet:
-        """Create a droplet at once, as the API does for a create, and as somebody else may by hand."""
+        """Create a droplet at once, as the API does for a create, and as another user of the account may by hand."""
         now = self.now()
         droplet = Droplet(
             next(self._ids),
@@ -346,7 +346,7 @@ class FakeCloud:
 
 
 def _ignore(request: Request, response: Response) -> None:
-    """Nobody looks."""
+    """Do nothing: no observer is set."""
 
 
 def _operation(request: Request) -> str:

@@ -315,7 +315,7 @@ async def test_the_margin_and_its_bridge_add_up(finance: Person, database: Datab
     amounts = [Decimal(one.removesuffix(" USD")) for one in told]
     assert sum(amounts[:-1]) == amounts[-1]
     assert len(amounts) == 8
-    await expect(rows(finance, "What nobody used")).to_have_count(3)
+    await expect(rows(finance, "Unused GPU time")).to_have_count(3)
 
     await page.get_by_role("switch", name="Fully loaded").click()
     await page.wait_for_url("**loaded=1*")

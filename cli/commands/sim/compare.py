@@ -80,7 +80,7 @@ def command(
         str, typer.Option(help=f"What `penstock` knows of prefix caches: {' or '.join(PREFIX_KINDS)}.")
     ] = "mirrored",
     shed: Annotated[
-        str, typer.Option(help="zero = nobody refuses; equal = everybody refuses as many as ours does.")
+        str, typer.Option(help="zero = no policy refuses requests; equal = all refuse as many as ours does.")
     ] = "zero",
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write every run's figures to this file; - prints them.")

@@ -140,6 +140,6 @@ class CountedPool:
         if any(entry.references for entry in self._idle):
             raise AssertionError("an entry in use is among the idle ones")
         if any(entry.references == 0 and entry not in self._idle for entry in self._entries.values()):
-            raise AssertionError("an entry that nobody uses is not idle")
+            raise AssertionError("an entry without users is not idle")
         if not 0 <= self.used <= self.blocks or (held is not None and held != self.used):
             raise AssertionError(f"{self.used} of {self.blocks} blocks in use, the requests hold {held}")

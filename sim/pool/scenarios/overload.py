@@ -166,7 +166,7 @@ OVERLOAD = (
     Scenario(
         "hopeless-backlog",
         "ours",
-        "For a minute twice as much arrives as the pool can prefill, and nobody may wait longer than 10 s. Without "
+        "For a minute twice as much arrives as the pool can prefill, and no request may wait longer than 10 s. Without "
         "refusals the backlog grows until every answer is too late; a queue with a deadline alone lets everybody wait "
         "it out. What cannot be served in time is to be refused at once, saying when to come back.",
         _hopeless,

@@ -249,7 +249,7 @@ ROUTING = (
         "tie-starvation",
         "ai-dynamo/dynamo #7836",
         "With independent requests costs were equal and ties always fell on the same workers: two of five never got "
-        "anything. Here a nearly idle pool gets prompts that nobody has cached.",
+        "anything. Here a nearly idle pool gets prompts that no replica has cached.",
         _ties,
         _ties_check,
         ("first_of_equals",),

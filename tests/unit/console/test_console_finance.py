@@ -13,7 +13,7 @@ from console.format import money
 from console.pages.periods import chosen_month
 from console.pages.reconciliation import cross_check_row
 from console.panels.margin import compared_periods
-from console.panels.money_today import incidents
+from console.panels.money_today import incidents, revenue_share
 
 NOW = datetime(2026, 3, 31, 12, 30, tzinfo=UTC)
 CLEAN = MoneyHealth(0, 0, 0, 0, 0, "0.00", 0)
@@ -121,3 +121,16 @@ def test_billing_opens_with_the_oldest_month_that_waits() -> None:
     assert chosen_month("2025-12", periods) == date(2025, 12, 1)
     assert chosen_month("1999-01", periods) == date(2026, 1, 1)
     assert chosen_month("", periods[:1]) == date(2026, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("margin", "revenue", "said"),
+    [
+        (0, 0, "no revenue yet"),
+        (25 * 10**12, 100 * 10**12, "25.00% of $100.00"),
+        (-100 * 10**12, 100 * 10**12, "-100.00% of $100.00"),
+        (-300 * 10**12, 10**12, "revenue $1.00"),
+    ],
+)
+def test_a_loss_above_the_revenue_is_shown_without_a_share(margin: int, revenue: int, said: str) -> None:
+    assert revenue_share(margin, revenue) == said
