@@ -31,6 +31,10 @@ _STATEMENTS = (
     "DELETE FROM stripe_reconciliations WHERE id IN (SELECT o.id FROM stripe_reconciliations o "
     "WHERE o.at < now() - interval '30 days' AND EXISTS (SELECT 1 FROM stripe_reconciliations n "
     "WHERE n.month = o.month AND n.at > o.at) LIMIT :batch)",
+    # A refused host is checked every five minutes; the newest check of each host stays.
+    "DELETE FROM host_acceptances WHERE (host_id, checked_at) IN (SELECT o.host_id, o.checked_at "
+    "FROM host_acceptances o WHERE o.stored_at < now() - interval '90 days' AND EXISTS (SELECT FROM host_acceptances n "
+    "WHERE n.host_id = o.host_id AND n.stored_at > o.stored_at) LIMIT :batch)",
     # A closed month is not compared any more.
     "DELETE FROM stripe_compared WHERE (month, kind, object_id) IN (SELECT c.month, c.kind, c.object_id "
     "FROM stripe_compared c JOIN billing_periods p ON p.month = c.month AND p.status = 'closed' LIMIT :batch)",

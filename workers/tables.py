@@ -99,11 +99,12 @@ host_acceptances = Table(
     string("verdict"),
     Column("findings", JSONB, nullable=False),
     Column("figures", JSONB, nullable=False),
+    clock_instant("stored_at"),
     PrimaryKeyConstraint("host_id", "checked_at"),
     CheckConstraint("verdict IN ('accepted', 'degraded', 'refused')", name="verdict"),
     Index("ix_host_acceptances_checked_at", "checked_at"),
 )
-"""What the checks of a GPU host found (workers/acceptance); a row for each check."""
+"""What the checks of a GPU host found (workers/acceptance), a row for each; `checked_at` is by the host's clock."""
 
 host_seconds = Table(
     "host_seconds",

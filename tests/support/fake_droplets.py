@@ -178,7 +178,7 @@ class MemoryStore:
         if kept.version != before.version and after != before:
             raise Overtaken(after.name)
         if after != before:
-            # Like the real one it writes what has changed: joined_at is no column.
+            # Like the real one it writes what has changed: joined_at and refused_since are no columns.
             kept = msgspec.structs.replace(after, version=before.version + 1, joined_at=kept.joined_at)
             self.intents[after.intent_id] = kept
         if result is not None:

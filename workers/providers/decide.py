@@ -9,7 +9,7 @@ Its rules, and what each is against:
   destroyed: DESTROYED_AFTER) without a record it has ended when it was destroyed, or was first not shown. Where the
   provider refuses to show its records, REFUSED_AFTER takes the place of these times.
 * Every host of the fleet that no live intent wants is destroyed, whatever became of its intent.
-* A host whose agent sends no heartbeat is replaced.
+* A host whose agent sends no heartbeat, or whose checks refuse it, is replaced.
 * A kind of host that failed is left alone for a while, then tried with one host at a time until an agent joins.
 """
 
@@ -52,6 +52,8 @@ START_WITHIN = timedelta(minutes=30)
 """A host that has not run for so long is replaced."""
 JOIN_WITHIN = timedelta(minutes=30)
 """A host that runs and whose agent has not sent a heartbeat for so long is replaced."""
+FIT_WITHIN = timedelta(minutes=15)
+"""A host whose checks have refused it for so long is replaced: they are repeated every five minutes."""
 ORPHAN_AFTER = timedelta(minutes=10)
 """From the discovery of a host without intent to its destruction: time for a person to stop a wrong one."""
 FIRST_PAUSE = timedelta(seconds=30)
@@ -199,6 +201,9 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
         elif _never_joined(intent, plan.now):
             late = f"its agent sent no heartbeat within {_minutes(JOIN_WITHIN)}"
             plan.note(Retire(intent.intent_id, late, failed=True))
+        elif intent.refused_since is not None and plan.now - intent.refused_since >= FIT_WITHIN:
+            unfit = f"its checks have refused it for {_minutes(FIT_WITHIN)}"
+            plan.note(Retire(intent.intent_id, unfit, failed=True))
     wanted = {row.group: row.count for row in desired}
     held: dict[HostGroup, list[Intent]] = defaultdict(list)
     for intent in plan.open():
@@ -258,8 +263,14 @@ MANY = 1_000_000
 
 
 def _trials(intents: Sequence[Intent], now: datetime) -> int:
-    """How many hosts of a kind may be created now, by its failures since an agent of one of them last joined."""
-    joined = max((one.joined_at for one in intents if one.joined_at is not None), default=None)
+    """How many hosts of a kind may be created now, by its failures since an agent of one of them last joined.
+
+    One that joined and that its checks refuse is none of these.
+    """
+    joined = max(
+        (one.joined_at for one in intents if one.joined_at is not None and one.refused_since is None),
+        default=None,
+    )
     failed = [
         one for one in intents if one.failed_at is not None and (joined is None or one.failed_at > joined)
     ]

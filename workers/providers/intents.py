@@ -92,6 +92,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """When the provider takes the host back, by a notice."""
     joined_at: datetime | None = None
     """First heartbeat of its agent."""
+    refused_since: datetime | None = None
+    """Since when its checks have refused it; None = they have not, or do not any more."""
 
     @property
     def group(self) -> HostGroup:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import psutil
@@ -23,6 +24,7 @@ from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from core.ids import uuid7
 from core.money import usd_to_pico
 from core.settings import Settings
+from jobs import retention
 from jobs.hosts import configured, reconcile_hosts, run_pass
 from jobs.work import schedule
 from sim.digitalocean.cloud import FakeCloud
@@ -31,12 +33,14 @@ from tests.support.fake_droplets import TOKEN
 from tests.support.host_cloud import cloud_settings as settings
 from tests.support.processes import gone
 from tests.support.waiting import until
+from workers.host_acceptances import store_acceptance
 from workers.providers.ceilings import Ceilings
 from workers.providers.intents import Overtaken
 from workers.providers.interface import CallResult, HostRequest, Outcome, Prices
 from workers.providers.local import LocalProcesses
 from workers.providers.reconciler import Reconciler
 from workers.providers.store import DatabaseIntents, prune_events, read_intents
+from workers.wire import AcceptanceReport
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
 FINANCE = Actor(kind="cli", id="f", label="f", role="finance")
@@ -288,6 +292,41 @@ async def test_costs_of_a_month_by_kind(database: Database, cloud: tuple[FakeClo
     assert await hosts.host_costs(database, FINANCE, start=december, end=december + timedelta(days=31)) == []
     [static] = await hosts.list_hosts(database, FINANCE)
     assert (static.provider, static.name) == ("static", "byself")
+
+
+async def test_a_host_is_refused_since_the_first_of_its_last_refusals(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    await want(database, 1)
+    await reconcile_hosts(database, settings(cloud[1]))
+    store = DatabaseIntents(database)
+    [intent] = await store.load("digitalocean", [])
+    assert intent.refused_since is None
+
+    async def checked(verdict: Literal["accepted", "refused"], minute: int) -> None:
+        async with database.system() as connection:
+            await store_acceptance(connection, intent.name, AcceptanceReport(verdict, minute * 60_000))
+            await connection.execute(
+                text("UPDATE host_acceptances SET stored_at = :at WHERE checked_at = :at"),
+                {"at": at(minute)},
+            )
+
+    def at(minute: int) -> datetime:
+        return datetime.fromtimestamp(minute * 60, UTC)
+
+    async def refused_since() -> datetime | None:
+        [found] = await store.load("digitalocean", [])
+        return found.refused_since
+
+    await checked("refused", 1)
+    await checked("accepted", 2)
+    assert await refused_since() is None
+    await checked("refused", 3)
+    await checked("refused", 4)
+    assert await refused_since() == at(3)
+    async with database.system() as connection:
+        assert await retention.prune(connection) == 3  # all of 1970 but the newest
+    assert await refused_since() == at(4)
 
 
 async def test_old_events_of_lists_are_pruned_and_those_of_hosts_kept(database: Database) -> None:

@@ -13,6 +13,7 @@ from workers.providers.costs import before_agent_pico, billed_pico, host_cost_pi
 from workers.providers.decide import (
     DESTROYED_AFTER,
     FIRST_PAUSE,
+    FIT_WITHIN,
     GONE_AFTER,
     JOIN_WITHIN,
     LONGEST_PAUSE,
@@ -245,6 +246,27 @@ def test_hosts_that_run_and_never_join_do_not_end_the_pause_of_their_kind() -> N
     assert acts(2, [*failed, runs, intent(5)], shown(4), NOW + 4 * FIRST_PAUSE) == []
     joined = msgspec.structs.replace(runs, joined_at=NOW + FIRST_PAUSE)
     assert acts(2, [*failed, joined, intent(5)], shown(4), NOW + 4 * FIRST_PAUSE) == [Create(UUID(int=5))]
+
+
+def test_a_host_that_its_checks_refuse_is_replaced_and_counts_as_a_failure() -> None:
+    unfit = existing(1, refused_since=NOW - FIT_WITHIN)
+    retire, add, destroy = acts(1, [unfit], shown(1))
+    assert retire == Retire(UUID(int=1), "its checks have refused it for 15 minutes", failed=True)
+    assert (add, destroy) == (Add(GROUP), Destroy(UUID(int=1)))
+    recent = existing(1, refused_since=NOW - FIT_WITHIN + timedelta(seconds=1))
+    assert acts(1, [recent], shown(1)) == []
+
+
+def test_refused_hosts_that_joined_do_not_end_the_pause_of_their_kind() -> None:
+    ended = {"state": IntentState.ENDED, "wanted": False, "failures": 1}
+    unfit = [
+        existing(n, **ended, joined_at=NOW - timedelta(minutes=20 - n), failed_at=NOW, refused_since=NOW)
+        for n in (1, 2, 3)
+    ]
+    older = existing(4, **ended, joined_at=None, failed_at=NOW - timedelta(minutes=18))
+    waits = [*unfit, older, intent(5)]
+    assert acts(1, waits, shown(), NOW + 4 * FIRST_PAUSE) == []
+    assert acts(1, waits, shown(), NOW + 8 * FIRST_PAUSE) == [Create(UUID(int=5))]
 
 
 def test_without_the_records_of_ends_a_host_ends_after_an_hour() -> None:
