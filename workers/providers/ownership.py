@@ -11,7 +11,7 @@ from datetime import datetime
 import msgspec
 
 from workers.providers.intents import Intent, name_pattern
-from workers.providers.interface import ObservedHost
+from workers.providers.interface import CallResult, ObservedHost
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -84,6 +84,12 @@ def unknown_line(provider: str, hosts: Sequence[ObservedHost], owner: Owner) -> 
         "database is an older copy",
         owner,
     )
+
+
+def refused_line(provider: str, call: CallResult) -> str:
+    """The line about a call without which a pass changes nothing, and that will be refused again."""
+    status = f" ({call.status})" if call.status else ""
+    return f"{provider}: {call.call} was refused{status}: {call.detail}. Nothing is created or destroyed"
 
 
 def untagged_line(provider: str, hosts: Sequence[ObservedHost]) -> str:

@@ -39,11 +39,13 @@ from workers.providers.interface import (
     HostRequest,
     Listing,
     ObservedHost,
+    Outcome,
 )
 from workers.providers.ownership import (
     Claim,
     Owner,
     contradiction,
+    refused_line,
     stop_line,
     unknown,
     unknown_line,
@@ -162,6 +164,7 @@ class Reconciler:
             return PassReport(waited=True)
         account = await self._provider.account()
         await self._store.record(name, [account.call])
+        await self._say_refused([account.call])
         if not account.account_id:
             await self._store.set_pace(name, Pace(account.call.not_before, pace.whole_at))
             return PassReport()
@@ -170,6 +173,7 @@ class Reconciler:
             return PassReport(stopped=await self._say(stop_line(name, problem, owner)))
         listing = await self._provider.list_hosts(await self._store.kinds(name))
         await self._store.record(name, listing.calls)
+        await self._say_refused(listing.calls)
         intents = await self._store.load(name, listing.hosts)
         pace = Pace(_latest([account.call, *listing.calls]), pace.whole_at)
         if problem := await self._strangers(owner, listing, intents):
@@ -207,6 +211,12 @@ class Reconciler:
         if await self._store.notice(self._provider.name, line):
             log.warning("%s", line)
         return line
+
+    async def _say_refused(self, calls: Sequence[CallResult]) -> None:
+        """Say why the provider cannot be seen whole, if the next pass will not see it either."""
+        for call in calls:
+            if call.outcome is Outcome.REFUSED:
+                await self._say(refused_line(self._provider.name, call))
 
     async def _hold_to_ceilings(
         self, acts: Sequence[Act], intents: Sequence[Intent], pace: Pace, now: datetime

@@ -165,6 +165,8 @@ async def test_a_damaged_file_of_one_provider_does_not_stop_the_other(
     [detail] = {one.detail for one in reads if one.provider == "local" and one.outcome == "refused"}
     assert str(damaged) in detail
     assert "remove it" in detail
+    [line] = await host_owners.list_notices(database, ADMIN)
+    assert line == f"local: list was refused: {detail}. Nothing is created or destroyed"
 
 
 async def test_an_error_of_one_provider_is_raised_after_the_passes_of_the_others(

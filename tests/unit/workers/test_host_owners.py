@@ -77,6 +77,10 @@ def test_nothing_is_done_while_the_account_cannot_be_read(play: Play) -> None:
     assert (report.complete, report.stopped) == (False, "")
     assert writes(play) == ["create", "create"]
     assert play.store.events[-1][1].status == 403
+    assert play.store.notices[-1] == (
+        "digitalocean: account was refused (403): You are not authorized to perform this operation. "
+        "Nothing is created or destroyed"
+    )
 
 
 def test_a_copy_of_the_database_beside_the_original_stops_when_the_other_creates(play: Play) -> None:
