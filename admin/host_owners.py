@@ -1,6 +1,5 @@
 """Whose the hosts of a provider are: what passes have to say, and a person's confirmation of a change."""
 
-from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -16,7 +15,7 @@ from core.errors import Conflict, InvalidRequest
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
 from workers.providers import store
-from workers.providers.intents import End, Intent, IntentState, noted
+from workers.providers.intents import End, IntentState, noted
 from workers.providers.ownership import Claim
 
 _NOW = text("SELECT clock_timestamp()")
@@ -31,7 +30,7 @@ class OwnerView(msgspec.Struct, frozen=True):
     database: str
     confirmed_at: datetime | None
     hosts_left: list[str]
-    """Hosts that were forgotten by this confirmation: they run on and cost money."""
+    """Hosts that this confirmation may have left behind: they run on and cost money."""
 
 
 async def list_notices(database: Database, actor: Actor) -> list[str]:
@@ -52,8 +51,8 @@ async def adopt(
 ) -> OwnerView:
     """Confirm that a provider's hosts of `fleet` in `account` are those of this database, and of no other.
 
-    Hosts of the fleet from before, which no intent has, are destroyed ten minutes later. Intents of another fleet or
-    account end, and with `leave_hosts` their hosts run on. Waits for the pass that runs. Raises InvalidRequest, and
+    Hosts of the fleet from before, which no intent has, are destroyed ten minutes later. With `leave_hosts`, hosts of
+    another fleet, or that the account does not show, run on. Waits for the pass that runs. Raises InvalidRequest, and
     Conflict when no pass asks for a confirmation, or when hosts would be left without `leave_hosts`.
     """
     require(actor, PLATFORM_ADMIN)
@@ -73,7 +72,7 @@ async def adopt(
         now: datetime = (await connection.execute(_NOW)).scalar_one()
         left: list[str] = []
         if claim.fleet not in ("", fleet) or claim.account not in ("", account):
-            left = await _leave(connection, provider, claim, now, leave_hosts=leave_hosts)
+            left = await _leave(connection, provider, claim, fleet, now, leave_hosts=leave_hosts)
         confirmed = Claim(fleet, account, await store.database_id(connection), now)
         values = msgspec.structs.asdict(confirmed) | {"notice": None, "noticed_at": None}
         await store.write_claim(connection, provider, values)
@@ -93,26 +92,27 @@ async def adopt(
 
 
 async def _leave(
-    connection: AsyncConnection, provider: str, claim: Claim, now: datetime, *, leave_hosts: bool
+    connection: AsyncConnection, provider: str, claim: Claim, fleet: str, now: datetime, *, leave_hosts: bool
 ) -> list[str]:
-    """End the intents of another fleet or account; returns the names of hosts that may run on."""
+    """The names of hosts that may not be seen any more. The intents of another fleet end.
+
+    Those of another account go on: if it shows their hosts after all, nothing is lost, else they end as hosts that are
+    gone do. A host of another fleet is never shown, and a later destroy by its id would hit what is not ours.
+    """
     intents = await store.read_open(connection, provider)
-    left = _names([one for one in intents if one.state is not IntentState.WRITTEN])
+    left = sorted(one.name for one in intents if one.state is not IntentState.WRITTEN)
     if left and not leave_hosts:
         raise Conflict(
             f"{len(left)} hosts of fleet {claim.fleet} in account {claim.account or 'unknown'}, such as {left[0]}, "
             "have not ended. Destroy them first with the settings of before, or leave them running with --leave-hosts",
             param="leave_hosts",
         )
-    for intent in intents:
-        await store.write_intent(
-            connection, intent, noted(intent, End(intent.intent_id, now, "left running"), now)
-        )
+    if claim.fleet not in ("", fleet):
+        for one in intents:
+            await store.write_intent(
+                connection, one, noted(one, End(one.intent_id, now, "left running"), now)
+            )
     return left
-
-
-def _names(intents: Sequence[Intent]) -> list[str]:
-    return sorted(intent.name for intent in intents)
 
 
 def _view(provider: str, claim: Claim, left: list[str]) -> OwnerView:

@@ -130,7 +130,8 @@ def adopt(
     leave_hosts: Annotated[
         bool,
         typer.Option(
-            "--leave-hosts", help="Forget hosts of another fleet or account, which run on and cost money."
+            "--leave-hosts",
+            help="Leave hosts of another fleet or account behind, which run on and cost money.",
         ),
     ] = False,
     data_dir: DataDir = None,

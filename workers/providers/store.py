@@ -18,7 +18,7 @@ from workers.providers.tables import desired_hosts, host_events, host_intents, h
 
 DRY_RUN = "dry_run"
 """In place of the outcome of a call that a dry run has not made."""
-NOTICE_KEPT = timedelta(minutes=10)
+NOTICE_KEPT = timedelta(minutes=2)
 """How long a line for people is shown after a pass last said it."""
 
 _COLUMNS = tuple(column.name for column in host_intents.columns)

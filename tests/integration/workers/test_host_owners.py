@@ -113,6 +113,32 @@ async def test_a_confirmation_is_asked_for_once_and_only_of_admins(
     assert stray in fake.alive()
 
 
+async def test_hosts_that_another_name_of_the_account_shows_go_on(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    """A person joined a team: the account has another uuid and the same droplets."""
+    fake, url = cloud
+    fake.team_uuid = ""
+    await run_hosts(database, url, 1)
+    fake.team_uuid = TEAM
+    await reconcile_hosts(database, cloud_settings(url))
+    [droplet] = fake.alive()
+    done = await host_owners.adopt(
+        database,
+        ADMIN,
+        provider="digitalocean",
+        fleet="test",
+        account=TEAM,
+        leave_hosts=True,
+        reason="joined a team",
+    )
+    assert done.hosts_left == [droplet.name]
+    for _ in range(2):
+        assert await reconcile_hosts(database, cloud_settings(url)) == 0
+    assert fake.alive() == [droplet]
+    assert await states(database) == ["exists"]
+
+
 async def test_the_database_is_known_again_and_a_copy_of_its_rows_is_not(
     database: Database, pg_url: str, cloud: tuple[FakeCloud, str]
 ) -> None:
