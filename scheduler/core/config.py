@@ -63,8 +63,9 @@ class PolicyConfig:
     itl_floor: float = 2.0
     """A batch is not full below this multiple of the time per token of a single sequence, so that no target idles a
     replica."""
-    warm_slack: float = 1.2
-    """Factor by which the limit of a batch is higher for prompts that the replica mostly holds."""
+    warm_slack: float = 1.5
+    """Factor by which the limit of a batch is higher for prompts that the replica mostly holds. Times `slack_min` it is
+    below 1, so that what is learnt can bring such a batch back within the target."""
     typical_gain: float = 0.02
     """Step of the running means of typical requests."""
 

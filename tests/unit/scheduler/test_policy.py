@@ -326,6 +326,20 @@ def test_a_batch_stays_small_enough_for_the_promised_time_per_token() -> None:
     assert fleet.place(request(), 0.0, random.Random(0)) == Blocked(Reason.BUSY)
 
 
+def test_a_chain_stays_where_it_is_held_until_the_batch_is_half_as_slow_again() -> None:
+    """Elsewhere its prompt would be prefilled again, and evict what others need."""
+    fleet = fleet_of(replica(slots=64, kv=1_000_000, targets=Targets(tpot_s=0.03)))
+    chain = request(blocks=[1, 2, 3, 4], prompt_tokens=4_000)
+    fleet.on_open(entry := opened(chain))
+    fleet.on_prefill(entry, 0.0)
+    load(fleet, FIRST, 24)
+    assert fleet.place(request(), 0.0, random.Random(0)) == Blocked(Reason.BUSY)
+    assert chosen(fleet, chain).itl_s > 1.2 * 0.95 * 0.03
+    load(fleet, FIRST, 14)
+    assert fleet.place(chain, 0.0, random.Random(0)) == Blocked(Reason.BUSY)
+    assert PolicyConfig().warm_slack * PolicyConfig().slack_min < 1.0
+
+
 def test_an_unreachable_promise_does_not_idle_a_replica() -> None:
     fleet = fleet_of(replica(slots=64, kv=1_000_000, targets=Targets(tpot_s=0.001)))
     load(fleet, FIRST, 5)
