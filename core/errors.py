@@ -153,7 +153,3 @@ class EngineFailed(PenstockError):
     """The engine failed after admission. Tokens are recorded, nothing is charged."""
 
     code = "engine_failed"
-
-
-class EngineRefused(EngineFailed):
-    """An engine runs and is not fit to serve; to start it again by itself would not help."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from core.clock import Clock
-from core.errors import Conflict, EngineFailed, EngineRefused, InvalidRequest, PenstockError
+from core.errors import Conflict, EngineFailed, InvalidRequest, PenstockError
 from core.ids import incarnation
 from core.process_identity import ProcessIdentity
 from workers.backoff import Backoff
@@ -22,7 +22,7 @@ from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
 from workers.engine_process import EngineProcess
 from workers.plan import ReplicaPlan
-from workers.replica_view import ReplicaView
+from workers.replica_view import EngineRefused, ReplicaView
 from workers.wire import Capacity, EndedEngine, EngineCounters, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)

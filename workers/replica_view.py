@@ -7,11 +7,16 @@ from typing import Protocol
 
 import msgspec
 
+from core.errors import EngineFailed
 from workers.engine_api import EngineMetrics
 from workers.plan import EngineKind
 from workers.wire import Capacity, EngineCounters, ReplicaState, ReplicaStatus, Targets
 
 log = logging.getLogger(__name__)
+
+
+class EngineRefused(EngineFailed):
+    """An engine runs and is not fit to serve; to start it again by itself would not help."""
 
 
 class Plan(Protocol):

@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 from core.clock import Clock
-from core.errors import EngineRefused, InvalidRequest
+from core.errors import InvalidRequest
 from core.process_identity import boot_id
 from core.settings import Settings
 from workers.acceptance import record
@@ -20,6 +20,7 @@ from workers.acceptance.speed import measured_capacity, probe
 from workers.engine_api import EngineApi
 from workers.machine import find_gpus
 from workers.plan import HostPlan, ReplicaPlan
+from workers.replica_view import EngineRefused
 from workers.wire import AcceptanceFinding, AcceptanceReport, Capacity
 
 log = logging.getLogger(__name__)
