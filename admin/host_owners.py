@@ -94,7 +94,7 @@ async def adopt(
 async def _leave(
     connection: AsyncConnection, provider: str, claim: Claim, fleet: str, now: datetime, *, leave_hosts: bool
 ) -> list[str]:
-    """The names of hosts that may not be seen any more. The intents of another fleet end.
+    """The names of hosts that may not be seen any more. The intents of another fleet end, and none of it is desired.
 
     Those of another account go on: if it shows their hosts after all, nothing is lost, else they end as hosts that are
     gone do. A host of another fleet is never shown, and a later destroy by its id would hit what is not ours.
@@ -108,6 +108,7 @@ async def _leave(
             param="leave_hosts",
         )
     if claim.fleet not in ("", fleet):
+        await store.desire_none(connection, provider)
         for one in intents:
             await store.write_intent(
                 connection, one, noted(one, End(one.intent_id, now, "left running"), now)

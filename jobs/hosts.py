@@ -9,12 +9,14 @@ from pathlib import Path
 
 from prometheus_client import Gauge
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
 from core.errors import InvalidRequest
 from core.ids import uuid7
 from core.money import usd_to_pico
 from core.settings import Settings, without_credentials
+from workers.catalog import load_catalog
 from workers.providers import digitalocean, local
 from workers.providers.ceilings import Ceilings
 from workers.providers.digitalocean import DigitalOceanHosts, DropletOptions
@@ -22,6 +24,7 @@ from workers.providers.interface import HostProvider
 from workers.providers.local import LocalProcesses
 from workers.providers.reconciler import PassReport, Reconciler
 from workers.providers.store import DatabaseIntents, try_lock
+from workers.scaling import read_host_prices
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +34,8 @@ STOPPED = Gauge(
     ["provider"],
 )
 EVERY_S = 10.0
-_WAITS = text("SET LOCAL idle_in_transaction_session_timeout = 0")
+_WAITS = text("SET LOCAL idle_in_transaction_session_timeout = '15min'")
+"""Longer than any pass: a process that stands still loses the lock then, and versions keep it from doing harm."""
 _LOCAL_FLEET = "local"
 _OF_THIS_PROCESS = ("PENSTOCK_METRICS_PORT", "PENSTOCK_SUPERVISOR_PID", "PENSTOCK_SUPERVISOR_LOCK")
 """Variables of this role that an agent must not have: this process's port, supervisor and lock."""
@@ -86,10 +90,21 @@ async def run_pass(database: Database, settings: Settings, provider: HostProvide
             DatabaseIntents(database),
             fleet=_LOCAL_FLEET if provider.name == local.NAME else settings.fleet,
             new_id=uuid7,
+            known_prices=await _known_prices(lock),
             ceilings=Ceilings(settings.hosts_max, usd_to_pico(settings.hosts_max_usd_per_hour)),
             dry_run=settings.hosts_dry_run,
         )
         return await reconciler.run()
+
+
+async def _known_prices(connection: AsyncConnection) -> dict[str, int]:
+    """Picodollars per hour by kind: the books' prices, and for other kinds those of the catalog."""
+    catalog = {
+        kind: usd_to_pico(host.price.usd_per_hour)
+        for kind, host in load_catalog().hosts.items()
+        if host.price is not None
+    }
+    return catalog | await read_host_prices(connection)
 
 
 def configured(settings: Settings) -> dict[str, Callable[[], HostProvider]]:

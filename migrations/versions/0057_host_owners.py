@@ -11,6 +11,9 @@ depends_on = None
 def upgrade() -> None:
     op.execute("ALTER TABLE host_intents ADD COLUMN version integer NOT NULL DEFAULT 0")
     op.execute("ALTER TABLE host_intents ALTER COLUMN version DROP DEFAULT")
+    # The agents of hosts that exist may have another host id than the host's name.
+    op.execute("ALTER TABLE host_intents ADD COLUMN must_join boolean NOT NULL DEFAULT false")
+    op.execute("ALTER TABLE host_intents ALTER COLUMN must_join DROP DEFAULT")
     # Hosts that were adopted may have the name of an earlier intent.
     op.execute(
         "UPDATE host_intents i SET name = i.name || '.' || COALESCE(i.provider_id, i.intent_id::text) "

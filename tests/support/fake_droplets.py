@@ -178,8 +178,10 @@ class MemoryStore:
         if kept.version != before.version and after != before:
             raise Overtaken(after.name)
         if after != before:
-            # Like the real one it writes what has changed: joined_at and refused_since are no columns.
-            kept = msgspec.structs.replace(after, version=before.version + 1, joined_at=kept.joined_at)
+            # Like the real one it writes what has changed: what agents report is in no column.
+            kept = msgspec.structs.replace(
+                after, version=before.version + 1, joined_at=kept.joined_at, fit_at=kept.fit_at
+            )
             self.intents[after.intent_id] = kept
         if result is not None:
             self.events.append((after.name, result))

@@ -149,7 +149,9 @@ class Play:
         for intent in list(self.store.intents.values()):
             if intent.joined_at is None and intent.running_at is not None:
                 joined = intent.running_at + timedelta(seconds=self.rng.randrange(60, 400))
-                self.store.intents[intent.intent_id] = msgspec.structs.replace(intent, joined_at=joined)
+                self.store.intents[intent.intent_id] = msgspec.structs.replace(
+                    intent, joined_at=joined, fit_at=joined
+                )
 
     def run(self, passes: int = 1, every_s: int = EVERY_S) -> None:
         """Passes, some of which die, with the checks after each."""

@@ -15,7 +15,7 @@ from workers.acceptance import record
 from workers.acceptance.check import Acceptance
 from workers.acceptance.commands import run_tool
 from workers.acceptance.readings import HostReading, SpeedReading
-from workers.acceptance.rules import SPEED_REFUSED, Finding
+from workers.acceptance.rules import SPEED_REFUSED, Finding, Verdict
 from workers.acceptance.speed import measured_capacity, probe
 from workers.engine_api import EngineApi
 from workers.machine import find_gpus
@@ -53,18 +53,24 @@ class HostGate:
         A check of this boot of the machine that has measured the host is not repeated. `busy`: engines of an earlier
         agent run. They go on running whatever is found, and nothing is measured beside them.
         """
-        own = any(replica.engine == "vllm" and replica.gpu_ids for replica in plan.replicas)
-        if self._settings.acceptance == "off" or not own:
+        if not any(replica.engine == "vllm" and replica.gpu_ids for replica in plan.replicas):
+            return
+        if self._settings.acceptance == "off":
+            self._acceptance = self._result(
+                "accepted", Finding("note", "check", "PENSTOCK_ACCEPTANCE is off")
+            )
             return
         found = await asyncio.to_thread(record.load, self._settings.data_dir, boot_id())
         while found is None or found.verdict == "refused" or not (found.reading.loaded or busy):
             speeds = found.speeds if found is not None else ()
             found = msgspec.structs.replace(await self._check(plan, busy=busy), speeds=speeds)
+            if busy and found.verdict == "refused":  # it serves, so it is not
+                found = msgspec.structs.replace(found, verdict="degraded")
             await self._keep(found)
             for finding in found.findings:
                 if finding.severity != "note":
                     log.warning("this host is %s: %s", finding.severity, finding.text)
-            if busy or found.verdict != "refused":
+            if found.verdict != "refused":
                 return
             log.error("this host serves nothing; it is checked again in %.0f s", AGAIN_S)
             await asyncio.sleep(AGAIN_S)
@@ -84,12 +90,17 @@ class HostGate:
             return msgspec.json.decode(ran.printed if ran is not None else "", type=Acceptance)
         except msgspec.MsgspecError:
             why = ran.last_line if ran is not None else "it cannot be started"
-            finding = Finding("refused", "check", f"the host could not be checked: {why}")
-            return Acceptance("refused", self._clock.now(), boot_id(), (finding,), HostReading(error=why))
+            return self._result(
+                "refused", Finding("refused", "check", f"the host could not be checked: {why}")
+            )
+
+    def _result(self, verdict: Verdict, finding: Finding) -> Acceptance:
+        """A result without a reading."""
+        return Acceptance(verdict, self._clock.now(), boot_id(), (finding,), HostReading(error=finding.text))
 
     async def probe(self, plan: ReplicaPlan, api: EngineApi) -> Capacity:
         """The capacity of a fresh engine. Raises EngineRefused for one that is too slow to serve."""
-        if self._acceptance is None or plan.embeds:
+        if self._acceptance is None or self._settings.acceptance == "off" or plan.embeds:
             return plan.capacity
         async with self._one_probe:
             speed = await probe(api, plan.model_name, plan.replica_id, plan.capacity, self._clock)

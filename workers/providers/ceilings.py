@@ -22,10 +22,11 @@ def hold_to(
 ) -> tuple[list[Act], list[str]]:
     """The acts without the creates that would exceed a ceiling, and why each of those is refused.
 
-    A kind without a known price is refused too, since no ceiling can be kept for it.
+    A kind without a known price is refused too, since no ceiling can be kept for it; so is any kind while the price of
+    a host that may exist is not known.
     """
     after = {intent.intent_id: intent for intent in intents}
-    hosts, spent = 0, 0
+    hosts, spent, unknown = 0, 0, ""
     for act in acts:
         if isinstance(act, Note):
             after[act.intent_id] = noted(after[act.intent_id], act, now)
@@ -34,13 +35,18 @@ def hold_to(
     for intent in after.values():
         if intent.state in (IntentState.CALLED, IntentState.EXISTS):
             hosts += 1
-            spent += intent.usd_pico_per_hour or prices.usd_pico_per_hour.get(intent.kind, 0)
+            price = intent.usd_pico_per_hour
+            if price is None:
+                price = prices.usd_pico_per_hour.get(intent.kind)
+            if price is None:
+                unknown = intent.kind
+            spent += price or 0
     kept: list[Act] = []
     reasons: list[str] = []
     for act in acts:
         if isinstance(act, Create):
             intent = after[act.intent_id]
-            reason = _refusal(ceilings, hosts, spent, intent.kind, prices.usd_pico_per_hour)
+            reason = _refusal(ceilings, hosts, spent, unknown or intent.kind, prices.usd_pico_per_hour)
             if reason:
                 reasons.append(reason)
                 continue

@@ -9,8 +9,9 @@ Its rules, and what each is against:
   destroyed: DESTROYED_AFTER) without a record it has ended when it was destroyed, or was first not shown. Where the
   provider refuses to show its records, REFUSED_AFTER takes the place of these times.
 * Every host of the fleet that no live intent wants is destroyed, whatever became of its intent.
-* A host whose agent sends no heartbeat, or whose checks refuse it, is replaced.
-* A kind of host that failed is left alone for a while, then tried with one host at a time until an agent joins.
+* A host whose agent sends no heartbeat, or whose checks refuse it, is replaced: one of a kind at a time, since a
+  mistake of ours looks like that on all of them.
+* A kind of host that failed is left alone for a while, then tried with one host at a time until one may serve.
 """
 
 from collections import defaultdict
@@ -54,6 +55,8 @@ JOIN_WITHIN = timedelta(minutes=30)
 """A host that runs and whose agent has not sent a heartbeat for so long is replaced."""
 FIT_WITHIN = timedelta(minutes=15)
 """A host whose checks have refused it for so long is replaced: they are repeated every five minutes."""
+UNCHECKED_AFTER = timedelta(minutes=35)
+"""A host without any result of checks may serve when its agent joined so long ago: they would have ended."""
 ORPHAN_AFTER = timedelta(minutes=10)
 """From the discovery of a host without intent to its destruction: time for a person to stop a wrong one."""
 FIRST_PAUSE = timedelta(seconds=30)
@@ -185,6 +188,7 @@ def _not_shown(plan: _Plan, intent: Intent, observed: Observed) -> None:
 
 def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
     """Retire hosts that are lost or too many, and write intents for those that are missing."""
+    unfit: dict[tuple[str, str], list[tuple[Intent, str]]] = defaultdict(list)
     for intent in plan.open():
         if not intent.wanted:
             continue
@@ -198,12 +202,10 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
         ):
             late = f"{intent.status} for {_minutes(START_WITHIN)}"
             plan.note(Retire(intent.intent_id, late, failed=True))
-        elif _never_joined(intent, plan.now):
-            late = f"its agent sent no heartbeat within {_minutes(JOIN_WITHIN)}"
-            plan.note(Retire(intent.intent_id, late, failed=True))
-        elif intent.refused_since is not None and plan.now - intent.refused_since >= FIT_WITHIN:
-            unfit = f"its checks have refused it for {_minutes(FIT_WITHIN)}"
-            plan.note(Retire(intent.intent_id, unfit, failed=True))
+        elif why := _unfit(intent, plan.now):
+            unfit[intent.region, intent.kind].append((intent, why))
+    for kind, found in unfit.items():
+        _replace_one(plan, kind, found)
     wanted = {row.group: row.count for row in desired}
     held: dict[HostGroup, list[Intent]] = defaultdict(list)
     for intent in plan.open():
@@ -216,14 +218,39 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
         plan.acts += [Add(group)] * max(-surplus, 0)
 
 
-def _never_joined(intent: Intent, now: datetime) -> bool:
-    return (
-        intent.state is IntentState.EXISTS
-        and intent.joined_at is None
-        and intent.missing_since is None
-        and intent.running_at is not None
-        and now - intent.running_at >= JOIN_WITHIN
+def _replace_one(plan: _Plan, kind: tuple[str, str], unfit: Sequence[tuple[Intent, str]]) -> None:
+    """Retire the first of a kind's unfit hosts, unless another host of that kind is still on its way."""
+    known = {intent.intent_id for intent, _ in unfit}
+    coming = any(
+        one.wanted and (one.region, one.kind) == kind and _serves_since(one, plan.now) is None
+        for one in plan.open()
+        if one.intent_id not in known
     )
+    if not coming:
+        intent, why = unfit[0]
+        plan.note(Retire(intent.intent_id, why, failed=True))
+
+
+def _unfit(intent: Intent, now: datetime) -> str:
+    """Why a host that runs is not fit to serve, empty where it is or may become so."""
+    if intent.state is not IntentState.EXISTS or intent.missing_since is not None:
+        return ""
+    if intent.refused_since is not None and now - intent.refused_since >= FIT_WITHIN:
+        return f"its checks have refused it for {_minutes(FIT_WITHIN)}"
+    silent = intent.must_join and intent.joined_at is None and intent.running_at is not None
+    if silent and intent.running_at is not None and now - intent.running_at >= JOIN_WITHIN:
+        return f"its agent sent no heartbeat within {_minutes(JOIN_WITHIN)}"
+    return ""
+
+
+def _serves_since(intent: Intent, now: datetime) -> datetime | None:
+    """Since when a host may serve: its checks say so, or they had the time to say otherwise. None = it may not yet."""
+    if intent.joined_at is None or intent.refused_since is not None:
+        return None
+    if intent.fit_at is not None:
+        return intent.fit_at
+    unchecked = intent.joined_at + UNCHECKED_AFTER
+    return unchecked if unchecked <= now else None
 
 
 def _minutes(time: timedelta) -> str:
@@ -233,9 +260,15 @@ def _minutes(time: timedelta) -> str:
 _ORDER = {IntentState.WRITTEN: 0, IntentState.CALLED: 1, IntentState.EXISTS: 2}
 
 
-def _worth(intent: Intent) -> tuple[int, bool, float]:
-    """Order in which hosts are given up: those that are not there yet first, then the newest."""
-    return _ORDER[intent.state], intent.running_at is not None, -intent.requested_at.timestamp()
+def _worth(intent: Intent) -> tuple[int, bool, bool, bool, float]:
+    """Order in which hosts are given up: those that are not there yet first, then unfit ones, then the newest."""
+    return (
+        _ORDER[intent.state],
+        intent.running_at is not None,
+        intent.refused_since is None,
+        intent.joined_at is not None,
+        -intent.requested_at.timestamp(),
+    )
 
 
 def _call(plan: _Plan) -> None:
@@ -263,16 +296,10 @@ MANY = 1_000_000
 
 
 def _trials(intents: Sequence[Intent], now: datetime) -> int:
-    """How many hosts of a kind may be created now, by its failures since an agent of one of them last joined.
-
-    One that joined and that its checks refuse is none of these.
-    """
-    joined = max(
-        (one.joined_at for one in intents if one.joined_at is not None and one.refused_since is None),
-        default=None,
-    )
+    """How many hosts of a kind may be created now, by its failures since one of them last became fit to serve."""
+    served = max((since for one in intents if (since := _serves_since(one, now)) is not None), default=None)
     failed = [
-        one for one in intents if one.failed_at is not None and (joined is None or one.failed_at > joined)
+        one for one in intents if one.failed_at is not None and (served is None or one.failed_at > served)
     ]
     if not failed:
         return MANY
@@ -280,7 +307,9 @@ def _trials(intents: Sequence[Intent], now: datetime) -> int:
     if now - last < pause(sum(one.failures for one in failed)):
         return 0
     coming = sum(
-        one.wanted and one.joined_at is None and one.state in (IntentState.CALLED, IntentState.EXISTS)
+        one.wanted
+        and _serves_since(one, now) is None
+        and one.state in (IntentState.CALLED, IntentState.EXISTS)
         for one in intents
     )
     return max(1 - coming, 0)

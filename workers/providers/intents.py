@@ -92,6 +92,10 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """When the provider takes the host back, by a notice."""
     joined_at: datetime | None = None
     """First heartbeat of its agent."""
+    must_join: bool = True
+    """Whether it is replaced when its agent does not join; hosts of before that rule are not."""
+    fit_at: datetime | None = None
+    """When its checks last let it serve."""
     refused_since: datetime | None = None
     """Since when its checks have refused it; None = they have not, or do not any more."""
 

@@ -5,7 +5,7 @@ between any two leaves intents from which the next pass goes on.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -149,11 +149,13 @@ class Reconciler:
         fleet: str,
         new_id: Callable[[], UUID],
         ceilings: Ceilings,
+        known_prices: Mapping[str, int] | None = None,
         dry_run: bool = False,
     ) -> None:
+        """`known_prices`: picodollars per hour by kind, for kinds that the provider has no list price of."""
         self._provider, self._store = provider, store
         self._fleet, self._new_id, self._dry_run = fleet, new_id, dry_run
-        self._ceilings = ceilings
+        self._ceilings, self._known_prices = ceilings, known_prices or {}
 
     async def run(self) -> PassReport:
         """One pass. The caller holds a lock, so that two do not run at once; should they, no host is created twice."""
@@ -223,10 +225,17 @@ class Reconciler:
     ) -> tuple[Sequence[Act], Pace]:
         """Leave out creates that would exceed a ceiling or whose price cannot be read, and write down why."""
         made = {act.intent_id for act in acts if isinstance(act, Create)}
-        if not made or _waits(pace, now):
+        if not made:
             return acts, pace
+        if _waits(pace, now):  # prices cannot be asked for, so nothing is created
+            return [act for act in acts if not isinstance(act, Create)], pace
         name = self._provider.name
-        prices = await self._provider.prices({one.kind for one in intents if one.intent_id in made})
+        unpriced = {one.kind for one in intents if one.intent_id in made or one.usd_pico_per_hour is None}
+        prices = await self._provider.prices(unpriced)
+        listed = prices.usd_pico_per_hour
+        prices = msgspec.structs.replace(
+            prices, usd_pico_per_hour={**(self._known_prices if prices.complete else {}), **listed}
+        )
         await self._store.record(name, prices.calls)
         if (not_before := _latest(prices.calls)) is not None:
             pace = Pace(not_before, pace.whole_at)

@@ -27,7 +27,8 @@ _INTENTS = (
     "SELECT i.*, (SELECT min(h.first_seen) FROM hosts h WHERE h.host_id IN (i.name, 'sim-' || i.name)) AS joined_at, "
     "(SELECT min(a.stored_at) FROM host_acceptances a WHERE a.host_id = i.name AND a.verdict = 'refused' "
     "AND NOT EXISTS (SELECT FROM host_acceptances b WHERE b.host_id = i.name AND b.verdict <> 'refused' "
-    "AND b.stored_at > a.stored_at)) AS refused_since FROM host_intents i"
+    "AND b.stored_at > a.stored_at)) AS refused_since, (SELECT max(a.stored_at) FROM host_acceptances a "
+    "WHERE a.host_id = i.name AND a.verdict <> 'refused') AS fit_at FROM host_intents i"
 )
 _LOAD = text(
     f"{_INTENTS} WHERE i.provider = :provider AND (i.state <> 'ended' "
@@ -309,6 +310,13 @@ async def read_notices(connection: AsyncConnection) -> dict[str, str]:
     return {row.provider: row.notice for row in rows}
 
 
+async def desire_none(connection: AsyncConnection, provider: str) -> None:
+    """Desire no hosts of a provider: what was desired was another fleet's."""
+    await connection.execute(
+        update(desired_hosts).where(desired_hosts.c.provider == provider).values(count=0)
+    )
+
+
 async def prune_events(connection: AsyncConnection, batch: int) -> int:
     """Delete events of lists that are older than a week, at most `batch`; events of intents are kept."""
     return (await connection.execute(_PRUNE, {"batch": batch})).rowcount
@@ -319,7 +327,9 @@ def _values(intent: Intent) -> dict[str, Any]:
 
 
 def _intent(row: RowMapping) -> Intent:
-    values: Mapping[str, Any] = {name: row[name] for name in (*_COLUMNS, "joined_at", "refused_since")}
+    values: Mapping[str, Any] = {
+        name: row[name] for name in (*_COLUMNS, "joined_at", "fit_at", "refused_since")
+    }
     price = row["usd_pico_per_hour"]
     return Intent(
         **{

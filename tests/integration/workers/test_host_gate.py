@@ -16,6 +16,7 @@ from core.db import Database
 from core.errors import InvalidRequest
 from scheduler.host_acceptances import HostAcceptances
 from scheduler.service import SchedulerService
+from scheduler.wire import HostView
 from tests.support.nvml_stub import build, tool
 from tests.support.scheduling import TOKEN, client, service
 from tests.support.waiting import until
@@ -74,7 +75,9 @@ class Machine:
         }
 
     @asynccontextmanager
-    async def agent(self, scheduler: SchedulerService, figures: str, **env: str) -> AsyncIterator[None]:
+    async def agent(
+        self, scheduler: SchedulerService, figures: str, end: int = signal.SIGTERM, **env: str
+    ) -> AsyncIterator[None]:
         """An agent that finds these figures of the driver's library."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "cli.main", "agent"),
@@ -90,7 +93,7 @@ class Machine:
             yield
         finally:
             if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(end)
             await asyncio.wait_for(process.wait(), 60)
 
 
@@ -145,12 +148,33 @@ async def test_a_refused_host_runs_no_engine_and_a_slow_one_serves_with_what_was
         await list_acceptances(database, ADMIN, limit=0)
 
 
-async def test_acceptance_can_be_switched_off(machine: Machine) -> None:
+async def test_a_host_that_serves_is_not_refused_and_acceptance_can_be_switched_off(machine: Machine) -> None:
     async with service() as scheduler, client(scheduler.port) as pools:
 
-        async def loading() -> bool:
-            return bool((await pools.fresh_snapshot()).replicas)
+        async def pid() -> int:
+            snapshot = await pools.fresh_snapshot()
+            return snapshot.replicas[0].pid if snapshot.replicas else 0
 
-        async with machine.agent(scheduler, "gpus=8 ecc=3", PENSTOCK_ACCEPTANCE="off"):
-            await until(loading, 40.0)
-            assert (await pools.fresh_snapshot()).hosts[0].acceptance is None
+        async def host() -> HostView | None:
+            hosts = (await pools.fresh_snapshot()).hosts
+            return hosts[0] if hosts and hosts[0].acceptance is not None else None
+
+        async with machine.agent(scheduler, "gpus=8 ecc=3", signal.SIGKILL, PENSTOCK_ACCEPTANCE="off"):
+            engine = await until(pid, 40.0)
+            switched_off = await until(host)
+            assert switched_off.acceptance is not None
+            assert switched_off.acceptance.verdict == "accepted"
+            assert [each.text for each in switched_off.acceptance.findings] == ["PENSTOCK_ACCEPTANCE is off"]
+
+        async def checked() -> bool:
+            found = await host()
+            return found is not None and found.acceptance != switched_off.acceptance
+
+        async with machine.agent(scheduler, "gpus=8 ecc=3"):
+            await until(checked, 60.0)
+            found = await host()
+            assert found is not None
+            assert found.acceptance is not None
+            assert found.acceptance.verdict == "degraded"
+            assert [each.check for each in found.acceptance.findings] == ["memory", "load"]
+            assert await until(pid, 60.0) == engine

@@ -78,6 +78,12 @@ async def test_another_fleet_stops_with_one_line_until_a_person_confirms_it(
     assert code == 0
     assert json.loads(out)["hosts_left"] == sorted(one.name for one in fake.alive())
     assert await states(database) == ["ended", "ended"]
+    await reconcile_hosts(database, other)
+    assert sorted(one.name[:5] for one in fake.alive()) == [
+        "test-",
+        "test-",
+    ]  # what was desired, was of that fleet
+    await hosts.set_desired(database, ADMIN, **GROUP, count=2, reason="test")
     for _ in range(3):
         await reconcile_hosts(database, other)
     assert sorted(one.name[:5] for one in fake.alive()) == ["prod-", "prod-", "test-", "test-"]
@@ -171,6 +177,19 @@ async def test_a_create_beyond_a_ceiling_is_an_event_once_an_hour(
         "hosts cost 6.78 USD per hour and one of gpu-h100x1-80gb costs 3.39: more than "
         "PENSTOCK_HOSTS_MAX_USD_PER_HOUR, 7.00"
     )
+
+
+async def test_a_size_without_a_list_price_has_that_of_the_books(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    """Sizes of a contract are in no list of sizes."""
+    _, url = cloud
+    contracted = GROUP | {"kind": "gpu-b300x8-2304gb-contracted"}
+    await hosts.set_desired(database, ADMIN, **contracted, count=1, reason="test")
+    for _ in range(2):
+        await reconcile_hosts(database, cloud_settings(url, hosts_max_usd_per_hour=63))
+    [event] = [one for one in await hosts.list_events(database, ADMIN) if one.outcome == "refused"]
+    assert "one of gpu-b300x8-2304gb-contracted costs 64.00" in event.detail
 
 
 async def test_a_damaged_file_of_one_provider_does_not_stop_the_other(

@@ -19,6 +19,7 @@ from workers.providers.decide import (
     LONGEST_PAUSE,
     REFUSED_AFTER,
     START_WITHIN,
+    UNCHECKED_AFTER,
     Observed,
     decide,
     pause,
@@ -159,7 +160,7 @@ def test_a_kind_that_failed_pauses_then_is_tried_with_one_host() -> None:
     assert acts(3, [failed, intent(2), intent(3)], shown()) == [Create(UUID(int=1))]
     trying = intent(2, state=IntentState.CALLED, called_at=NOW)
     assert acts(3, [failed, trying, intent(3)], shown()) == []
-    succeeded = existing(4, joined_at=NOW)
+    succeeded = existing(4, joined_at=NOW, fit_at=NOW)
     assert acts(4, [failed, intent(2), intent(3), succeeded], shown(4)) == [
         Create(UUID(int=n)) for n in (1, 2, 3)
     ]
@@ -245,7 +246,36 @@ def test_hosts_that_run_and_never_join_do_not_end_the_pause_of_their_kind() -> N
     runs = existing(4, running_at=NOW, joined_at=None)
     assert acts(2, [*failed, runs, intent(5)], shown(4), NOW + 4 * FIRST_PAUSE) == []
     joined = msgspec.structs.replace(runs, joined_at=NOW + FIRST_PAUSE)
-    assert acts(2, [*failed, joined, intent(5)], shown(4), NOW + 4 * FIRST_PAUSE) == [Create(UUID(int=5))]
+    soon = NOW + 4 * FIRST_PAUSE
+    assert acts(2, [*failed, joined, intent(5)], shown(4), soon) == []  # its checks may still refuse it
+    fit = msgspec.structs.replace(joined, fit_at=soon)
+    assert acts(2, [*failed, fit, intent(5)], shown(4), soon) == [Create(UUID(int=5))]
+    unchecked = NOW + FIRST_PAUSE + UNCHECKED_AFTER
+    assert acts(2, [*failed, joined, intent(5)], shown(4), unchecked) == [Create(UUID(int=5))]
+
+
+def test_unfit_hosts_of_a_kind_are_replaced_one_at_a_time() -> None:
+    silent = [existing(n, running_at=NOW - JOIN_WITHIN, joined_at=None) for n in (1, 2)]
+    refused = existing(3, refused_since=NOW - FIT_WITHIN)
+    retired = [act for act in acts(3, [*silent, refused], shown(1, 2, 3)) if isinstance(act, Retire)]
+    assert retired == [Retire(UUID(int=1), "its agent sent no heartbeat within 30 minutes", failed=True)]
+    coming = existing(4, running_at=NOW, joined_at=None)
+    assert acts(4, [*silent, refused, coming], shown(1, 2, 3, 4)) == []
+    fit = existing(4, joined_at=NOW, fit_at=NOW)
+    assert len(acts(4, [*silent, refused, fit], shown(1, 2, 3, 4))) == 3  # retire, add, destroy
+    other = existing(5, kind="gpu-b300x8-2304gb-spot", running_at=NOW, joined_at=None)
+    assert isinstance(acts(1, [silent[0], other], shown(1, 5))[0], Retire)
+
+
+def test_hosts_of_before_the_rule_may_stay_without_an_agent_that_is_known() -> None:
+    old = existing(1, running_at=NOW - JOIN_WITHIN, joined_at=None, must_join=False)
+    assert acts(1, [old], shown(1)) == []
+
+
+def test_an_unfit_host_is_given_up_before_a_newer_one_that_serves() -> None:
+    unfit = existing(1, requested_at=NOW - timedelta(days=2), refused_since=NOW)
+    serves = existing(2, requested_at=NOW - timedelta(days=1), fit_at=NOW)
+    assert acts(1, [unfit, serves], shown(1, 2))[0] == Retire(UUID(int=1), "not desired any more")
 
 
 def test_a_host_that_its_checks_refuse_is_replaced_and_counts_as_a_failure() -> None:
@@ -331,3 +361,10 @@ def test_a_host_without_a_known_price_is_not_created() -> None:
     assert reasons == [
         "the price of gpu-h100x1-80gb is not known, so PENSTOCK_HOSTS_MAX_USD_PER_HOUR cannot be kept"
     ]
+
+
+def test_nothing_is_created_while_the_price_of_a_host_that_may_exist_is_unknown() -> None:
+    lost = intent(1, kind="gpu-b300x8-2304gb-spot", state=IntentState.CALLED, called_at=NOW)
+    created, reasons = held(Ceilings(16, usd_to_pico("100")), [lost, intent(2)])
+    assert created == []
+    assert "the price of gpu-b300x8-2304gb-spot is not known" in reasons[0]
