@@ -90,6 +90,7 @@ async def test_bodies_and_heads_are_bounded(api: Api, tmp_path: Path) -> None:
                 url + path, data=io.BytesIO(b" " * (17 << 20)), headers=headers(api)
             ) as answer:
                 assert answer.status == 413
+                assert (await answer.json())["error"]["code"] == "request_too_large"
         async with api.session.get(f"{url}/v1/models", headers={"X-Long": "x" * (128 << 10)}) as answer:
             assert answer.status == 431
         async with api.session.post(f"{url}/webhooks/stripe", data=b"{}") as answer:

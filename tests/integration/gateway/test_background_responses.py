@@ -69,7 +69,10 @@ async def begun(client: Any, response_id: str) -> None:
     """Wait until a response is in progress."""
 
     async def progresses() -> bool:
-        return (await client.responses.retrieve(response_id)).status == "in_progress"
+        try:
+            return (await client.responses.retrieve(response_id)).status == "in_progress"
+        except openai.InternalServerError:  # a machine that stood still checks keys again in a moment
+            return False
 
     await until(progresses, what="the response is in progress", timeout_s=60)
 

@@ -26,6 +26,11 @@ class Busy:
     end: datetime
     gpu_cost: int
 
+    @property
+    def last_day(self) -> datetime:
+        """The day of the last usage, which is not over; `end` may be the next day's first hour."""
+        return (self.end - timedelta(hours=1)).replace(hour=0)
+
     def query(self, dataset: str, **more: object) -> DatasetQuery:
         """A data set of the whole time."""
         return DatasetQuery(dataset, self.start, self.end, **more)  # type: ignore[arg-type]

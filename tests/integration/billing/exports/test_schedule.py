@@ -139,7 +139,7 @@ async def test_the_job_catches_up_once(database: Database, settings: Settings) -
         await schedule.run_due(database, settings)
     broken = store_at("http://127.0.0.1:9", settings)
     runs = await admin_exports.list_runs(database, ADMIN)
-    days = (month.end.replace(hour=0) - month.start.replace(hour=0)).days
+    days = (month.last_day - month.start.replace(hour=0)).days
     assert len(runs) == 2 * days
     await admin_exports.enable_export(database, ADMIN, name="broken", enabled=False)
     assert await schedule.run_due(database, broken) == 0
@@ -155,7 +155,7 @@ async def test_a_period_that_always_fails_does_not_stop_later_ones(
     month = await busy(database, requests=20)
     definition = await make(database, month)
     first = month.start.replace(hour=0)
-    days = (month.end.replace(hour=0) - first).days
+    days = (month.last_day - first).days
     writing = schedule._write_file
 
     async def broken(database: Database, definition: ExportDefinition, start: datetime, *args: Any) -> Any:

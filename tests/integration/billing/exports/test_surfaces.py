@@ -73,7 +73,7 @@ def test_the_report_on_the_command_line(month: Busy, tmp_path: Path) -> None:
 
 
 def test_scheduled_exports_on_the_command_line(month: Busy, tmp_path: Path) -> None:
-    day = f"{month.end.replace(hour=0):%Y-%m-%d}"
+    day = f"{month.last_day:%Y-%m-%d}"
     penstock("exports", "create", "usage", "--to", "out", "--by", "tenant,hour", "--format", "csv")
     made = json.loads(penstock("exports", "run", "usage", day, "--json"))
     assert (made["revision"], made["is_new"]) == (1, True)
@@ -128,7 +128,7 @@ async def test_the_admin_rest(database: Database, tmp_path: Path) -> None:
         made = await client.post("/exports", json=body)
         assert made.status_code == 201
         assert made.json()["schedule"] == "monthly"
-        period = {"period": f"{month.end:%Y-%m}"}
+        period = {"period": f"{month.last_day:%Y-%m}"}
         ran = await client.post("/exports/j/runs", json=period)
         assert ran.status_code == 200, ran.text
         assert [one["sha256"] for one in (await get("/exports/j/runs")).json()["data"]] == [
