@@ -30,6 +30,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from core import child
 from core.errors import Unavailable
 from core.log_files import rotate
+from core.whole_file import replace_file
 
 _START_TIMEOUT_S = 60.0
 """Seconds that a server may take to start, and to make progress while it says that it recovers or loads its data."""
@@ -38,13 +39,7 @@ _START_TRIES = 4
 
 def write_private(path: Path, text: str) -> None:
     """Replace `path` atomically with `text`, mode 0600, synced to disk."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    replace_file(path, text.encode(), 0o600)
 
 
 def _wheel_file(package: str, relative: str) -> Path:

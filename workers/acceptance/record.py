@@ -1,11 +1,11 @@
 """Keeps the result of the last checks in the agent's data directory, so that a restarted agent does not repeat them."""
 
 import logging
-import os
 from pathlib import Path
 
 import msgspec
 
+from core.whole_file import replace_file
 from workers.acceptance.check import Acceptance
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,4 @@ def save(data_dir: Path, acceptance: Acceptance) -> None:
     """Replace the file atomically."""
     path = data_dir / FILE
     data_dir.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}")
-    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(acceptance), indent=2))
-    scratch.replace(path)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(acceptance), indent=2))

@@ -16,6 +16,7 @@ import msgspec
 import psutil
 
 from core.process_identity import ProcessIdentity, identify, runs
+from core.whole_file import replace_file
 from workers.providers.interface import (
     Account,
     CallResult,
@@ -64,7 +65,7 @@ class LocalProcesses:
         try:
             if not path.exists():
                 self._directory.mkdir(parents=True, exist_ok=True)
-                _replace(path, uuid4().hex.encode())
+                replace_file(path, uuid4().hex.encode())
             return Account(path.read_text().strip(), CallResult("account", Outcome.OK))
         except OSError as error:
             return Account("", CallResult("account", Outcome.REFUSED, detail=f"{path}: {error.strerror}"))
@@ -156,17 +157,7 @@ class LocalProcesses:
         return found
 
     def _write(self, host: _Process) -> None:
-        _replace(self._directory / host.name / _FILE, msgspec.json.encode(host))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, through a crash of the machine as well."""
-    scratch = path.with_suffix(f".{os.getpid()}")
-    with scratch.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+        replace_file(self._directory / host.name / _FILE, msgspec.json.encode(host))
 
 
 def _alive(host: _Process) -> bool:
