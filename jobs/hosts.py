@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import Gauge
@@ -90,7 +91,7 @@ async def run_pass(database: Database, settings: Settings, provider: HostProvide
             DatabaseIntents(database),
             fleet=_LOCAL_FLEET if provider.name == local.NAME else settings.fleet,
             new_id=uuid7,
-            known_prices=await _known_prices(lock),
+            known_prices=partial(_known_prices, lock),
             ceilings=Ceilings(settings.hosts_max, usd_to_pico(settings.hosts_max_usd_per_hour)),
             dry_run=settings.hosts_dry_run,
         )

@@ -237,8 +237,8 @@ def _unfit(intent: Intent, now: datetime) -> str:
         return ""
     if intent.refused_since is not None and now - intent.refused_since >= FIT_WITHIN:
         return f"its checks have refused it for {_minutes(FIT_WITHIN)}"
-    silent = intent.must_join and intent.joined_at is None and intent.running_at is not None
-    if silent and intent.running_at is not None and now - intent.running_at >= JOIN_WITHIN:
+    due = intent.must_join and intent.joined_at is None
+    if due and intent.running_at is not None and now - intent.running_at >= JOIN_WITHIN:
         return f"its agent sent no heartbeat within {_minutes(JOIN_WITHIN)}"
     return ""
 

@@ -5,7 +5,7 @@ between any two leaves intents from which the next pass goes on.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -138,6 +138,15 @@ class PassReport(msgspec.Struct, frozen=True):
     """Why it changed nothing until a person acts."""
 
 
+KnownPrices = Callable[[], Awaitable[Mapping[str, int]]]
+"""Returns picodollars per hour by kind of host."""
+
+
+async def no_prices() -> Mapping[str, int]:
+    """No prices but the provider's."""
+    return {}
+
+
 class Reconciler:
     """Runs passes. `new_id` makes the ids of intents, `fleet` begins their names."""
 
@@ -149,13 +158,13 @@ class Reconciler:
         fleet: str,
         new_id: Callable[[], UUID],
         ceilings: Ceilings,
-        known_prices: Mapping[str, int] | None = None,
+        known_prices: KnownPrices = no_prices,
         dry_run: bool = False,
     ) -> None:
-        """`known_prices`: picodollars per hour by kind, for kinds that the provider has no list price of."""
+        """`known_prices` is asked before creates, for kinds that the provider has no list price of."""
         self._provider, self._store = provider, store
         self._fleet, self._new_id, self._dry_run = fleet, new_id, dry_run
-        self._ceilings, self._known_prices = ceilings, known_prices or {}
+        self._ceilings, self._known_prices = ceilings, known_prices
 
     async def run(self) -> PassReport:
         """One pass. The caller holds a lock, so that two do not run at once; should they, no host is created twice."""
@@ -232,10 +241,9 @@ class Reconciler:
         name = self._provider.name
         unpriced = {one.kind for one in intents if one.intent_id in made or one.usd_pico_per_hour is None}
         prices = await self._provider.prices(unpriced)
-        listed = prices.usd_pico_per_hour
-        prices = msgspec.structs.replace(
-            prices, usd_pico_per_hour={**(self._known_prices if prices.complete else {}), **listed}
-        )
+        if prices.complete:
+            both = {**await self._known_prices(), **prices.usd_pico_per_hour}
+            prices = msgspec.structs.replace(prices, usd_pico_per_hour=both)
         await self._store.record(name, prices.calls)
         if (not_before := _latest(prices.calls)) is not None:
             pace = Pace(not_before, pace.whole_at)
