@@ -14,7 +14,7 @@ CHECK_TIMEOUT_S = 300.0
 MAX_CHECKS = 2
 """Checks of this process at once. Each imports the engine: a second or more of a core, and some hundred MiB."""
 RETRY_S = 10.0
-"""What a refused check is told to wait."""
+"""Seconds after which a refused check may be tried again."""
 _running = asyncio.Semaphore(MAX_CHECKS)
 _SCRIPT = CHECKOUT / "workers" / "engine_args_check.py"
 _PROGRAM = "vllm serve: "

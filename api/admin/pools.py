@@ -44,23 +44,25 @@ class FindingOut(ResponseModel):
     text: str
 
 
-class ReportOut(ResponseModel):
-    """What the last check of a GPU host found; a refused host runs no engine."""
+class _Checked(ResponseModel):
+    """The result of a check of a GPU host; a refused host runs no engine."""
 
-    at_unix_ms: int
     verdict: Literal["accepted", "degraded", "refused"]
     findings: list[FindingOut] = Field(description="The worst first.")
     figures: dict[str, float] = Field(description="What was measured, with the unit in each name.")
 
 
-class AcceptanceOut(ResponseModel):
+class ReportOut(_Checked):
+    """What the last check of a GPU host found; a refused host runs no engine."""
+
+    at_unix_ms: int
+
+
+class AcceptanceOut(_Checked):
     """A check of a GPU host, as it is stored."""
 
     host_id: str
     at: datetime
-    verdict: Literal["accepted", "degraded", "refused"]
-    findings: list[FindingOut] = Field(description="The worst first.")
-    figures: dict[str, float] = Field(description="What was measured, with the unit in each name.")
 
 
 class HostOut(ResponseModel):
