@@ -1,9 +1,13 @@
 """A role's internal port over real HTTP."""
 
+import asyncio
+from functools import partial
+
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from cli import probe as container_probe
 from cli.probes import probe
 from core.supervise import FAILURES, FailingTasks
 from core.telemetry import MetricsServer
@@ -75,6 +79,28 @@ async def test_work_that_is_late_and_work_that_hangs_are_named() -> None:
         assert why == "it stands still: penstock.export"
     finally:
         await server.close()
+
+
+async def test_a_container_is_alive_until_it_stands_still_and_healthy_until_it_says_otherwise() -> None:
+    healthy, stalled = True, list[str]()
+    server = MetricsServer(registry=CollectorRegistry(), healthy=lambda: healthy, stalled=lambda: stalled)
+    url = f"http://127.0.0.1:{await server.start()}/healthz"
+
+    async def codes() -> tuple[int, int]:
+        """Exit statuses of the check of health and of that of life."""
+        check = partial(asyncio.to_thread, container_probe.main)
+        return await check([url]), await check(["--alive", url])
+
+    try:
+        assert await codes() == (0, 0)
+        healthy = False
+        assert await codes() == (1, 0)
+        stalled.append("penstock.export")
+        assert await codes() == (1, 1)
+    finally:
+        await server.close()
+    assert await codes() == (1, 1)
+    assert container_probe.main(["--alive"]) == container_probe.main(["--dead", url]) == 2
 
 
 async def test_a_token_closes_metrics_but_not_health() -> None:
