@@ -40,8 +40,9 @@ HIT_RATE_WEIGHT = 0.02
 """Weight of one observation in a replica's hit rate, which covers about the last minutes."""
 LEARNT = (
     "prefill_tokens_per_s", "prefill_pair_s", "step_base_s", "step_experts_s", "step_per_seq_s", "request_s",
+    "accept_per_step",
 )  # fmt: skip
-"""Figures of a capacity that are learnt (`capacity_estimate`)."""
+"""Figures of a capacity that are learnt (`capacity_estimate`, `acceptance`)."""
 MOVED = 0.15
 """Relative change of a learnt figure from which the plan takes it."""
 _UP = frozenset({ReplicaState.READY, ReplicaState.LOADING})
@@ -103,18 +104,31 @@ class _Counts(msgspec.Struct):
     served: int = 0
     uncached: int = 0
     uncached_sq: int = 0
+    last_means: tuple[float, float] | None = None
+    """Mean uncached tokens, and mean of their squares, of the last requests that ended before; None = none has."""
+
+    @property
+    def means(self) -> tuple[float, float] | None:
+        """Those of the last requests that ended."""
+        if not self.served:
+            return self.last_means
+        return self.uncached / self.served, self.uncached_sq / self.served
 
     def observed(self, model: str, queue: QueueView | None) -> DemandObservation:
-        """The demand as the autoscaler takes it; the uncached tokens are those of the requests that ended."""
-        came, ended = max(1, self.arrivals), max(1, self.served)
+        """The demand as the autoscaler takes it.
+
+        The uncached tokens are those of the requests that ended last; until one has, prompts count whole.
+        """
+        came = max(1, self.arrivals)
         prompt = self.prompt / came
         waiting = queue.waiting if queue is not None else 0
+        uncached, uncached_sq = self.means or (prompt, prompt * prompt)
         return DemandObservation(
             model,
             self.arrivals,
             prompt,
-            self.uncached / ended if self.served else prompt,
-            self.uncached_sq / ended if self.served else prompt * prompt,
+            uncached,
+            uncached_sq,
             self.output / came,
             self.output_sq / came,
             waiting,
@@ -197,7 +211,7 @@ class LivePlanner(Listener):
         for replica in replicas.values():
             by_engine.setdefault(replica.engine.replica_id, []).append(replica)
         for name, model in self._models.items():
-            if name in self._limits:
+            if name in self._limits or name in self._specs:
                 self._plan_for(model, model.profile().capacity, model.service_level, served=False)
         for replica in _representatives(replicas):
             self._learn(replica)
@@ -209,7 +223,7 @@ class LivePlanner(Listener):
         ]
         by_model = {queue.model: queue for queue in queues}
         demand = [counts.observed(model, by_model.get(model)) for model, counts in self._counts.items()]
-        self._counts = {model: _Counts() for model in self._counts}
+        self._counts = {model: _Counts(last_means=counts.means) for model, counts in self._counts.items()}
         self._forget(by_engine)
         if not self._specs:
             return None

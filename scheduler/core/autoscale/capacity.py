@@ -157,7 +157,7 @@ def decode_exceeds(
     each of N replicas: phi*s*(1/N + cv^2)*(1 + 1/N)/2*o*limit, fitted to the day pool under constant loads (accuracy:
     docs/results/autoscaler.md). Answer lengths are lognormal, in seven classes.
     """
-    if per_token_s >= limit_s:
+    if not per_token_s < limit_s:  # also where nothing is known of either
         return 1.0
     if phi < MIN_UTILISATION or service_s <= 0.0:
         return 0.0

@@ -247,3 +247,7 @@ def test_sleeping_weights_must_fit_into_the_hosts_memory() -> None:
     assert resting_rung(spec, host, 600.0) is Rung.SLEEP_1
     assert resting_rung(spec, host, 601.0) is Rung.SLEEP_2
     assert resting_rung(spec, host, 995.0) is Rung.STOPPED
+
+
+def test_a_time_per_token_that_is_not_known_misses_its_target() -> None:
+    assert decode_exceeds(Load(1.0, 6_000, 6_000, 500), 1, 0.2, 1.0, 0.0, math.nan) == 1.0

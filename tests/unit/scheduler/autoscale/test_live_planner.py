@@ -13,6 +13,7 @@ from workers.scaling import ScalingDirectory, ScalingLimits
 from workers.wire import Heartbeat, ReplicaState, ReplicaStatus, Targets
 
 CATALOG = load_catalog()
+SPOT = "gpu-h200x8-1128gb"
 
 
 def _fleet(states: list[ReplicaState], model: str = "deepseek-v3.2") -> Fleet:
@@ -118,15 +119,36 @@ def test_models_outside_the_catalog_are_left_alone() -> None:
     assert planner.plan(fleet.replicas, _hosts(1), [], 0.0) is None
 
 
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_model_is_scaled_down_whether_or_not_its_engine_drafts(drafts: bool) -> None:
+    planner, fleet = LivePlanner(CATALOG), _fleet([ReplicaState.READY] * 3)
+    paid = [msgspec.structs.replace(host, host_kind=SPOT) for host in _hosts(3)]
+    for number in range(200):
+        for each in fleet.replicas.values():
+            accepted = 2.0 + 0.01 * (number % 7) if drafts else 1.0
+            each.capacity = msgspec.structs.replace(each.capacity, accept_per_step=accepted)
+        plan = planner.plan(fleet.replicas, paid, [], 2.0 * number)
+    assert plan is not None
+    assert plan.models[0].target < 3
+
+
+def test_what_caches_save_is_known_between_answers() -> None:
+    planner, fleet = LivePlanner(CATALOG), _fleet([ReplicaState.READY])
+    for number in range(400):
+        planner.count_arrival("deepseek-v3.2", 9_000, 300)
+        if number % 5 == 0:
+            planner.count_release("deepseek-v3.2", "h0/deepseek-v3.2-0", 9_000, 8_100)
+        planner.plan(fleet.replicas, _hosts(1), [], 2.0 * number)
+    load = planner._autoscaler._models["deepseek-v3.2"].load
+    assert load.uncached < 1_100.0, "without an answer in the interval, the whole prompt would count"
+
+
 class Allowed(ScalingDirectory):
     """Limits and prices without a database."""
 
     def __init__(self, limits: dict[str, ScalingLimits], prices: dict[str, int] | None = None) -> None:
         super().__init__(Database("postgresql://nowhere/none"))
         self.limits, self._prices = limits, prices or {}
-
-
-SPOT = "gpu-h200x8-1128gb"
 
 
 def test_a_model_with_limits_is_planned_for_before_any_replica_serves_it() -> None:
@@ -146,6 +168,18 @@ def test_a_model_with_limits_is_planned_for_before_any_replica_serves_it() -> No
     assert plan is not None
     assert plan.create == []
     assert (plan.kinds[0].failures, plan.kinds[0].retry_in_s) == (1, 25.0)
+
+
+def test_limits_that_are_reset_create_nothing_more() -> None:
+    allowed = Allowed({"deepseek-v3.2": ScalingLimits(min_awake=2, host_kinds=(SPOT,))})
+    planner = LivePlanner(CATALOG, allowed)
+    plan = planner.plan({}, [], [], 2.0)
+    assert plan is not None
+    assert plan.create
+    allowed.limits = {}
+    plan = planner.plan({}, [], [], 4.0)
+    assert plan is not None
+    assert (plan.create, plan.models[0].target) == ([], 0)
 
 
 def test_the_budget_is_held_at_the_prices_of_the_books() -> None:
