@@ -8,6 +8,8 @@ from scheduler.wire import Placement, PlaceRequest
 
 MAX_COUNTERS = 16_384
 """Counters that a client keeps, those updated last; they take a few megabytes."""
+PLACEMENTS_PER_FRAME = 2048
+"""Placements of one frame, of some 350 bytes each."""
 ANNOUNCED_PART_BYTES = 1024 * 1024
 """Approximate size of one frame of an announcement."""
 QUEUED_BYTES = 1024
@@ -52,19 +54,23 @@ def announcements(
     held: list[AnnouncedPlacement], queued: list[AnnouncedRequest], counters: list[TenantCounter]
 ) -> Iterator[Announce]:
     """The frames of an announcement: placements, then counters, then queued requests, oldest first."""
-    yield Announce(held, [])
+    last = max(0, len(held) - 1) // PLACEMENTS_PER_FRAME
+    for part in range(last + 1):
+        begin = part * PLACEMENTS_PER_FRAME
+        placements = held[begin : begin + PLACEMENTS_PER_FRAME]
+        yield Announce(placements, [], more=part > 0, placements_follow=part < last)
     if counters:
         yield Announce([], [], counters, more=True)
-    part: list[AnnouncedRequest] = []
+    requests: list[AnnouncedRequest] = []
     size = 0
     for each in queued:
-        part.append(each)
+        requests.append(each)
         size += QUEUED_BYTES + HASH_BYTES * len(each.request.blocks)
         if size >= ANNOUNCED_PART_BYTES:
-            yield Announce([], part, more=True)
-            part, size = [], 0
-    if part:
-        yield Announce([], part, more=True)
+            yield Announce([], requests, more=True)
+            requests, size = [], 0
+    if requests:
+        yield Announce([], requests, more=True)
 
 
 class CounterCache:

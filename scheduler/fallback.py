@@ -62,9 +62,11 @@ def _rank_of(replica: ReplicaStatus, added: Mapping[str, int], rng: Rng) -> int 
     ranks = replica.ranks
     if not ranks:
         return None
-    two = (rng.randrange(len(ranks)), rng.randrange(len(ranks)))
-    own = {number: added.get(rank_id(replica.replica_id, number), 0) for number in two}
-    return min(two, key=lambda number: ranks[number].running + ranks[number].waiting + own[number])
+    numbers = list(range(len(ranks)))
+    first = numbers.pop(rng.randrange(len(numbers)))
+    second = numbers[rng.randrange(len(numbers))] if numbers else first
+    own = {number: added.get(rank_id(replica.replica_id, number), 0) for number in (first, second)}
+    return min(own, key=lambda number: ranks[number].running + ranks[number].waiting + own[number])
 
 
 def _load(replica: ReplicaStatus, added: Mapping[str, int]) -> float:

@@ -154,6 +154,8 @@ class Announce(msgspec.Struct, tag="announce"):
     """The counters of the fair queue as last received from a scheduler. The largest announced value wins."""
     more: bool = False
     """Whether this frame continues the announcement before it, so that nothing is replaced."""
+    placements_follow: bool = False
+    """Whether the next frame has more placements. Those that no frame names are closed after the last one."""
 
 
 FromClient = ClientBatch | Announce | ReplicaCommand

@@ -298,6 +298,7 @@ def _show_learnt(name: str, replica: Replica) -> None:
         LEARNT_SPREAD.labels(name, figure).set(spread)
     accepted = replica.stated.accept_per_step / max(1.0, replica.status.capacity.accept_per_step)
     LEARNT.labels(name, "accepted").set(accepted)
+    LEARNT_SPREAD.labels(name, "accepted").set(replica.acceptance.spread(replica.status.capacity))
 
 
 def service_by_tenant(

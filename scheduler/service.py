@@ -198,6 +198,7 @@ class SchedulerService:
         """Register an agent; its older connection is closed."""
         if previous := self._agents.get(session.name):
             previous.abort()
+            self._commands.agent_lost(previous)
         self._agents[session.name] = session
         session.heard_at = self._clock.monotonic()
         log.info("agent %s connected", session.name)
@@ -266,6 +267,8 @@ class SchedulerService:
 
     def _expire_client(self, name: str) -> None:
         self._expiry_timers.pop(name, None)
+        if not self.may_serve():
+            return
         dropped = self.state.drop_placements(name, self._clock.monotonic())
         if dropped:
             log.warning("client %s is gone; %s open placements dropped", name, dropped)

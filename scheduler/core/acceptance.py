@@ -37,6 +37,14 @@ class Acceptance:
         self._accepted = kept * self._accepted + accepted
         self._seen = counters
 
+    def spread(self, stated: Capacity) -> float:
+        """Standard deviation of the logarithm of `apply`'s tokens per step, as if acceptances were independent.
+
+        The mean of n drafts with `extra` accepted tokens each has a variance of extra/n (Poisson).
+        """
+        accepted = self.apply(stated).accept_per_step
+        return math.sqrt((accepted - 1.0) / (self._drafts + PRIOR_DRAFTS)) / accepted
+
     def apply(self, stated: Capacity) -> Capacity:
         """`stated` with the observed tokens per step; itself where nothing is drafted or observed.
 

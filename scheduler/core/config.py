@@ -65,7 +65,7 @@ class PolicyConfig:
     replica."""
     warm_slack: float = 1.5
     """Factor by which the limit of a batch is higher for prompts that the replica mostly holds. Times `slack_min` it is
-    below 1, so that what is learnt can bring such a batch back within the target."""
+    below 1, so that what is learnt can bring such a batch back within the target while requests queue."""
     typical_gain: float = 0.02
     """Step of the running means of typical requests."""
 

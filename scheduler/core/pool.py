@@ -200,19 +200,25 @@ class Pool:
         """
         config, running, derived = self.config, replica.running, replica.derived
         per_kv, targets = derived.itl_per_kv, derived.targets_itl_s
+        slacks = (config.warm_slack,) * len(BANDS)
         if derived.targets_differ:
             targets = tuple([replica.target_itl_s(band) for band in range(len(BANDS))])
-        by_target: dict[float, Gate[float]] = {}
-        for target_s in set(targets):
+            # What is promised to a higher tier that runs here is not given away.
+            slacks = tuple(
+                [1.0 if any(replica.load.by_band[:band]) else config.warm_slack for band in range(len(BANDS))]
+            )
+        limits = tuple(zip(targets, slacks, strict=True))
+        by_limit: dict[tuple[float, float], Gate[float]] = {}
+        for target_s, slack in set(limits):
             limit_s = self._itl_limit_s(replica, target_s, prefill_share)
-            warm = not running or batch_s <= limit_s * config.warm_slack
+            warm = not running or batch_s <= limit_s * slack
             short = replica.status.waiting <= config.max_engine_waiting
             is_open = short and (not running or batch_s <= limit_s)
             by_kv = (limit_s - batch_s) / per_kv if running and per_kv > 0 else kv_room
-            by_target[target_s] = Gate(
+            by_limit[target_s, slack] = Gate(
                 until if is_open else -INFINITE, until if warm else -INFINITE, min(kv_room, by_kv)
             )
-        return tuple([by_target[target_s] for target_s in targets])
+        return tuple([by_limit[limit] for limit in limits])
 
     def _itl_limit_s(self, replica: Replica, target_s: float, prefill_share: float) -> float:
         """Seconds per output token that a batch may take without prefill, where `target_s` is promised.

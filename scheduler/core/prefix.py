@@ -92,8 +92,6 @@ class ExactPrefixes:
         self.block_tokens = 0.0
         """Tokens in each block, as in the last routed request."""
         self.grace_s = grace_s
-        self.dropped = 0
-        """Stored blocks that exceeded `max_entries`."""
         self._seq = UNSYNCED
         """Sequence number of the last delta; UNSYNCED = deltas are missing, or none has arrived."""
         self._resync_at: float | None = None
@@ -174,9 +172,7 @@ class ExactPrefixes:
                 if block not in expected:
                     index.drop(block, bit)
         for block in delta.stored:
-            if len(held) >= self.max_entries:
-                self.dropped += 1
-            elif block not in held:
+            if len(held) < self.max_entries and block not in held:
                 held.add(block)
                 index.add(block, bit)
 

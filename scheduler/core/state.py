@@ -65,6 +65,8 @@ class SchedulerState:
         self.queues: dict[str, ModelQueue] = {}
         self.active: dict[PlacementKey, ActivePlacement] = {}
         self.orphans = OrphanedPlacements()
+        self._announced: dict[str, set[PlacementKey]] = {}
+        """By client: the placements that it has named so far, while its announcement has more of them."""
         self._restored_until: dict[str, float] = {}
         """By model: until when restored counters are kept."""
         self.grace_ends = now + grace_s
@@ -183,9 +185,13 @@ class SchedulerState:
         """
         if not announced.more:
             self.drop_waiting(client)
-            held = {(client, each.request_id, each.replica_id) for each in announced.placements}
-            for key in [key for key in self.active if key[0] == client and key not in held]:
-                self._deactivate(key, None, now)
+            self._announced[client] = set()
+        if (named := self._announced.get(client)) is not None:
+            named.update((client, each.request_id, each.replica_id) for each in announced.placements)
+            if not announced.placements_follow:
+                del self._announced[client]
+                for key in [key for key in self.active if key[0] == client and key not in named]:
+                    self._deactivate(key, None, now)
         for counter in announced.counters[:MAX_ANNOUNCED_COUNTERS]:
             if 0.0 < counter.service < math.inf and self._may_queue(counter.model):
                 self._queue_of(counter.model).queue.restore(counter)
@@ -225,6 +231,7 @@ class SchedulerState:
 
     def drop_placements(self, client: str, now: float) -> int:
         """Close the placements of a client that did not return; returns their number."""
+        self._announced.pop(client, None)
         keys = [key for key in self.active if key[0] == client]
         for key in keys:
             if entry := self._deactivate(key, None, now):

@@ -88,7 +88,7 @@ class ScalerController:
             each.running + each.waiting,
             round(each.waiting * self._means.get(each.model, (0.0, 0.0, 0.0))[1]),
             each.kv_usage,
-            CacheValue(cached / _CACHE_S, cached),
+            CacheValue(cached / _CACHE_S),
         )
 
     def _rung(self, each: ReplicaView, view: PoolView) -> Rung:

@@ -48,8 +48,6 @@ class CacheValue(msgspec.Struct, frozen=True):
 
     hit_tokens_per_s: float = 0.0
     """Prompt tokens served from the cache per second, averaged over the last minutes."""
-    cached_tokens: int = 0
-    """Cached tokens that were reused at least once."""
 
     def seconds_saved(self, prefill_tokens_per_s: float, over_s: float) -> float:
         """Prefill seconds that the cache saves in the next `over_s` seconds at its present hit rate."""

@@ -180,7 +180,7 @@ class Retires:
 
 def _cache(blocks: int) -> CacheValue:
     """Return the value of reused blocks, each assumed to have been hit once in the last ten minutes."""
-    return CacheValue(blocks * BLOCK / 600.0, blocks * BLOCK)
+    return CacheValue(blocks * BLOCK / 600.0)
 
 
 def _newest(replicas: Sequence[ReplicaObservation]) -> list[ReplicaObservation]:

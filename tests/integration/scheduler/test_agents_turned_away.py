@@ -11,7 +11,8 @@ import pytest
 from core.addresses import Address
 from core.framing import pack, read_frame
 from scheduler import service as service_module
-from tests.support.scheduling import TOKEN, beat, replica, service
+from tests.support.scheduling import TOKEN, beat, client, replica, service
+from tests.support.scheduling import agent as scripted_agent
 from tests.support.waiting import until
 from workers import scheduler_link
 from workers.kv_events_feed import KvOutbox
@@ -112,6 +113,19 @@ async def test_a_run_whose_connection_was_lost_replaces_it_at_once(caplog: pytes
         async with agent(scheduler.port, "one"):
             await until(lambda: scheduler._agents.get("agent-1") not in (None, session))
         assert not told(caplog)
+
+
+async def test_a_command_to_a_connection_that_was_replaced_is_answered_at_once() -> None:
+    async with service() as scheduler, scripted_agent(scheduler.port, replica("host/r0")) as first:
+        first.answers = False
+        async with client(scheduler.port) as api:
+            command = ReplicaCommand("c1", "host/r0", "drain", 3_600.0)
+            asked = asyncio.create_task(api.command(command))
+            await until(lambda: first.commands)
+            async with scripted_agent(scheduler.port, replica("host/r0")):
+                answer = await asked
+    assert not answer.ok
+    assert "may or may not have run" in answer.message
 
 
 async def test_connections_that_end_at_once_are_made_ever_more_seldom(

@@ -28,6 +28,14 @@ def test_what_is_stated_counts_until_drafts_are_seen() -> None:
     assert learnt.apply(STATED).accept_per_step == pytest.approx(2.5), "the same scrape again"
 
 
+def test_the_estimate_says_how_uncertain_it_is() -> None:
+    learnt = Acceptance()
+    before = learnt.spread(STATED)
+    learnt.observe(counters(20 * PRIOR_DRAFTS, 20 * PRIOR_DRAFTS))
+    assert 0.0 < learnt.spread(STATED) < before / 4
+    assert learnt.spread(msgspec.structs.replace(STATED, accept_per_step=1.0, draft_tokens=0)) < before / 4
+
+
 @pytest.mark.parametrize("truth", [1.1, 1.9, 3.2])
 def test_the_estimate_follows_what_the_engine_accepts(truth: float) -> None:
     learnt, drafts, accepted, rng = Acceptance(), 0, 0, random.Random(3)

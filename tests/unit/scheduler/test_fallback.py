@@ -9,7 +9,7 @@ import pytest
 from scheduler.fallback import choose, local_cap, place_in_turn
 from scheduler.wire import PlaceRequest, PoolSnapshot
 from tests.support.scheduling import replica, request
-from workers.wire import ReplicaState
+from workers.wire import RankStatus, ReplicaState
 
 
 def test_only_ready_replicas_of_the_model_under_their_cap_are_chosen() -> None:
@@ -58,6 +58,13 @@ def test_what_a_process_had_before_leaves_its_cap_alone() -> None:
     assert choose(request(), snapshot, {"h/a": 7}, random.Random(0)) is not None
     assert choose(request(), snapshot, {"h/a": 8}, random.Random(0)) is None
     assert choose(request(), snapshot, {"h/a": -20}, random.Random(0)) is not None
+
+
+def test_two_ranks_that_are_compared_are_two() -> None:
+    idle, busy = RankStatus(), RankStatus(running=60)
+    snapshot = PoolSnapshot(replicas=[msgspec.structs.replace(replica("h/a", slots=64), ranks=[busy, idle])])
+    chosen = {choose(request(), snapshot, {}, random.Random(seed)).rank for seed in range(50)}
+    assert chosen == {1}
 
 
 def served(waiting: list[PlaceRequest], room: int, held: list[PlaceRequest] | None = None) -> list[str]:

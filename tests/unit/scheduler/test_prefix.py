@@ -383,7 +383,7 @@ TestExact.settings = settings(max_examples=50, stateful_step_count=40, deadline=
 def test_an_engine_that_tells_more_than_fits_is_cut_off() -> None:
     exact = ExactPrefixes(PrefixIndex(), 1, 10_000, 3, grace_s=0.1)
     exact.apply(delta(stored=[1, 2, 3, 4, 5]))
-    assert (held(exact, [1, 2, 3, 4, 5]), exact.dropped, len(exact)) == (3, 2, 3)
+    assert (held(exact, [1, 2, 3, 4, 5]), len(exact)) == (3, 3)
 
 
 @pytest.mark.parametrize("source", [mirrored(), ExactPrefixes(PrefixIndex(), 1, 100, 100, 0.1)])

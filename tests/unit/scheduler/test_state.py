@@ -498,6 +498,27 @@ def test_announcing_again_charges_nobody_twice_and_keeps_what_is_cached(orphaned
     assert made.queues[MODEL].queue.running == 0
 
 
+def test_an_announcement_in_several_frames_closes_what_none_of_them_names() -> None:
+    made = new_state(replica(kv=10_000_000, slots=8))
+    for number in range(5):
+        made.submit("api", request(f"r{number}"), 0.0)
+    made.dispatch(0.0, random.Random(0))
+    held = [
+        AnnouncedPlacement(f"r{number}", "tenant-1", MODEL, "host/r0", "boot-1", 100, 0, 50)
+        for number in range(4)
+    ]
+    before = charged(made)
+    made.announce("api", Announce(held[:2], [], placements_follow=True), 1.0)
+    assert len(made.active) == 5, "the rest is not named yet"
+    made.announce("api", Announce(held[2:], [], more=True), 1.0)
+    assert {key[1] for key in made.active} == {"r0", "r1", "r2", "r3"}
+    assert charged(made) < before
+    made.announce("api", Announce(held[:1], [], placements_follow=True), 2.0)
+    made.drop_placements("api", 3.0)
+    made.announce("api", Announce([], [], more=True), 4.0)
+    assert not made.active
+
+
 def test_what_is_no_longer_announced_is_over_and_the_rest_goes_on() -> None:
     made = new_state(replica(kv=1_000_000))
     _, held = running(made)

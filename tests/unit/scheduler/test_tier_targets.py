@@ -66,6 +66,22 @@ def test_a_tier_joins_a_batch_that_keeps_the_targets_of_its_betters(
     assert {tier for tier in BANDS if fits(fleet, tier)} == tiers
 
 
+@pytest.mark.parametrize(
+    ("running", "joins"), [({"standard": 12}, True), ({"priority": 1, "standard": 11}, False)]
+)
+def test_a_held_prompt_does_not_slow_what_a_higher_tier_is_promised(
+    running: dict[str, int], joins: bool
+) -> None:
+    fleet = fleet_with(TIERED, **running)
+    held = request(tier="standard", blocks=[1, 2, 3, 4], prompt_tokens=4_000)
+    [replica] = fleet.replicas.values()
+    replica.prefix.on_route(held.blocks, 1_000.0, 0.0)
+    replica.prefix.on_prefill(held.blocks, 0.0)
+    assert isinstance(fleet.place(held, 0.0, random.Random(0)), Choice) is joins
+    [pool] = fleet._pools.values()
+    assert isinstance(place_vectorised(held, pool, 0.0, random.Random(0)), Choice) is joins
+
+
 def test_equal_targets_treat_every_tier_alike() -> None:
     for count in (3, 12, 25):
         fleet = fleet_with(Targets(2.0, 0.03), standard=count)

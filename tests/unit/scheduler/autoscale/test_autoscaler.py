@@ -180,7 +180,7 @@ def test_a_flash_crowd_wakes_within_ten_seconds() -> None:
 
 def test_scaling_down_spares_the_hot_cache() -> None:
     scaler = Autoscaler({"m": spec()})
-    hot = CacheValue(hit_tokens_per_s=4_000.0, cached_tokens=2_000_000)
+    hot = CacheValue(hit_tokens_per_s=4_000.0)
     replicas = [
         msgspec.structs.replace(row, cache=hot if row.replica_id in {"h0/m", "h3/m"} else CacheValue(5.0))
         for row in pool("m", [Rung.AWAKE] * 5)

@@ -74,13 +74,14 @@ def test_it_predicts_the_prefix_that_engines_then_find(exact: bool) -> None:
 
 def test_a_scheduler_that_restarts_knows_again_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clients announce what they hold."""
-    known: list[tuple[int, int]] = []
+    known: list[tuple[int, int, int]] = []
     restart = PenstockRouting.restart
 
     def counted(self: PenstockRouting, now: float) -> None:
         restart(self, now)
         held = sum(each.placement is not None for each in self._held.values())
-        known.append((len(self._state.active), held))
+        loads = sum(load.running for load in self._state.fleet._loads.values())
+        known.append((len(self._state.active), loads, held))
 
     monkeypatch.setattr(PenstockRouting, "restart", counted)
     requests = poisson(25, 40, 6)
@@ -89,8 +90,8 @@ def test_a_scheduler_that_restarts_knows_again_what_runs(monkeypatch: pytest.Mon
     waited = [record for record in result.records if 15.0 < record.request.at < 16.0]
     assert waited
     assert all(record.dispatched_at >= 16.0 for record in waited)
-    ((active, held),) = known
-    assert active == held > 0
+    ((active, loads, held),) = known
+    assert active == loads == held > 0
     assert routing.open_requests() == 0
 
 
