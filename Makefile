@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser edge test simulate-money model-sql fuzz bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine chaos cancels load lock lock-engine compat clean
+.PHONY: help env up check unit docs engine browser edge test simulate-money model-sql fuzz bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine gpu chaos cancels load lock lock-engine compat clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -112,6 +112,9 @@ bench-scheduler: env ## one scheduling decision: CPU time over replicas, cached 
 
 bench-engine: env engine ## measure the real vLLM on this machine, for `penstock sim validate`
 	$(BIN)/python -m bench.engine --out bench/out/engine.json $(ARGS)
+
+gpu: env ## what only a GPU can show, into docs/data/gpu.json; one line where there is none
+	@$(BIN)/python -m bench.gpu $(ARGS)
 
 chaos: env ## random faults on a whole platform under load, then its books; ARGS="--faults 1000 --seed 7"
 	$(BIN)/python -m bench.chaos $(ARGS)
