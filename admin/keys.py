@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,14 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from tenants import client_settings, key_store, organisations, projects
 from tenants.key_format import hash_key, new_key, parse_key
-from tenants.names import clean_models, clean_name, clean_networks, clean_reason, clean_scopes
+from tenants.names import (
+    clean_models,
+    clean_name,
+    clean_networks,
+    clean_places,
+    clean_reason,
+    clean_scopes,
+)
 from tenants.roles import KEY_MANAGERS, PLATFORM_ROLES, READERS
 from tenants.views import KeyView
 
@@ -30,6 +38,8 @@ _CLEANERS: dict[str, Callable[[Any], Any]] = {
     "allowed_models": clean_models,
     "networks": clean_networks,
     "scopes": clean_scopes,
+    "regions": partial(clean_places, param="regions"),
+    "gpus": partial(clean_places, param="gpus"),
     "expires_at": lambda value: value,
 }
 
@@ -58,10 +68,13 @@ async def create_key(
     allowed_models: list[str] | None = None,
     networks: list[str] | None = None,
     scopes: list[str] | None = None,
+    regions: list[str] | None = None,
+    gpus: list[str] | None = None,
     clock: Clock | None = None,
 ) -> CreatedKey:
     """Make a key of a project. `pepper` is `settings.key_pepper`; `allowed_models` None allows every model,
-    `networks` (CIDR) None every address, `scopes` (of tenants.names.KEY_SCOPES) None everything.
+    `networks` (CIDR) None every address, `scopes` (of tenants.names.KEY_SCOPES) None everything, `regions` and `gpus`
+    (classes such as B300) any.
 
     Raises NotFound (no such project), Conflict (project archived, MAX_ACTIVE_KEYS reached), InvalidRequest.
     """
@@ -69,6 +82,7 @@ async def create_key(
     name = clean_name(name)
     allowed_models = clean_models(allowed_models)
     networks, scopes = clean_networks(networks), clean_scopes(scopes)
+    regions, gpus = clean_places(regions, "regions"), clean_places(gpus, "gpus")
     if kind not in ("live", "test"):
         raise InvalidRequest(f"kind must be live or test, not {kind[:40]!r}", param="kind")
     if expires_at is not None:
@@ -100,6 +114,8 @@ async def create_key(
             allowed_models=allowed_models,
             networks=networks,
             scopes=scopes,
+            regions=regions,
+            gpus=gpus,
         )
         view = await key_store.get_key(connection, tenant_id, key_id)
         if view is None:
@@ -139,7 +155,7 @@ async def get_key(database: Database, actor: Actor, *, key_id: UUID) -> KeyView:
 async def update_key(
     database: Database, actor: Actor, *, key_id: UUID, changes: dict[str, Any], clock: Clock | None = None
 ) -> KeyView:
-    """Change some of name, expires_at, allowed_models, networks and scopes of a key that is not revoked.
+    """Change some of name, expires_at, allowed_models, networks, scopes, regions and gpus of a key that is not revoked.
 
     Raises NotFound, Conflict when it is revoked, InvalidRequest.
     """

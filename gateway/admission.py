@@ -11,6 +11,7 @@ from gateway.acquire_both import acquire_both
 from gateway.context import RequestContext
 from gateway.estimate import Estimator
 from gateway.limits import MAX_ANSWER_LOGPROBS
+from gateway.places import restrict_places
 from gateway.ports import Availability, GrantT, Holds, Metering, Model, Models, Prices, Rates, Scheduler
 from gateway.prefix import PromptHasher
 from gateway.records import hold_request, longest_answer, open_record, place_request, released
@@ -58,9 +59,10 @@ class Admission(Generic[GrantT]):
         """Return the model that the request names.
 
         Raises ModelNotFound, Unavailable when the list of models is too old, PermissionDenied when the key may not use
-        the model, RequestTooLarge when the body is longer than the model's context can be or the answer cannot be
-        held, InvalidRequest when max_tokens does not fit into the context, UnsupportedField when the model is not able
-        to do what is asked for, and Refused when no replica will serve the model within the deadline.
+        the model, the regions or the GPUs, RequestTooLarge when the body is longer than the model's context can be or
+        the answer cannot be held, InvalidRequest when max_tokens does not fit into the context, UnsupportedField when
+        the model is not able to do what is asked for, and Refused when no replica will serve the model within the
+        deadline.
         """
         model = permitted_model(self._models, principal, prepared)
         if prepared.max_tokens >= model.context_len and prepared.limit_yields:
@@ -72,6 +74,7 @@ class Admission(Generic[GrantT]):
                 param="max_tokens",
                 code="context_length_exceeded",
             )
+        restrict_places(principal, prepared)
         check_abilities(prepared, model)
         check_embeddings_size(prepared, model)
         longest = longest_answer(prepared, model) // prepared.choices

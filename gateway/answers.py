@@ -36,6 +36,8 @@ def billing_object(record: UsageRecord, cost_usd: str) -> dict[str, Any]:
         "cost_usd": cost_usd,
         "price_version": record.open.price.id,
         "simulated": record.open.simulated,
+        "region": record.open.region,
+        "gpu": record.open.gpu or None,
         "attempts": record.attempts,
     }
 

@@ -16,6 +16,7 @@ from billing.metering.records import HoldGranted, OpenRecord, Outcome, Unbilled,
 from core.errors import AuthenticationFailed, PenstockError, Unavailable
 from core.tokens import NO_TOKENS, TokenUsage
 from gateway.merge_chunks import AnswerMerger
+from gateway.places import place_headers
 from gateway.ports import EngineStream, GrantT, Headers, Model, Reply
 from gateway.prefix import PromptBlocks
 from gateway.schemas.common import PreparedRequest
@@ -245,13 +246,14 @@ class RequestContext(Generic[GrantT]):
         answer = self.answer
         return answer.held_bytes + (answer.merger.size if answer.merger is not None else 0)
 
-    def take_rate_headers(self) -> Headers:
-        """The x-ratelimit-* headers of the answer, which are sent once and not kept while it runs."""
-        grant = self.reserved.grant
-        if grant is None:
-            return []
-        headers, grant.headers = grant.headers, []
-        return headers
+    def take_headers(self) -> Headers:
+        """The headers of the answer: x-ratelimit-*, which are sent once and not kept while it runs, and where it runs,
+        if that is known by now."""
+        grant, placement = self.reserved.grant, self.routing.placement
+        headers: Headers = []
+        if grant is not None:
+            headers, grant.headers = grant.headers, []
+        return headers if placement is None else headers + place_headers(placement)
 
     def record_failed_attempt(self, now: float) -> Placement:
         """Record the tokens of the failed attempt, exclude its replica, and return the placement to release."""

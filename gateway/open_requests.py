@@ -245,7 +245,7 @@ async def _send_comment(context: AnyContext) -> None:
     reply = context.request.reply
     try:
         if not reply.started:
-            await reply.start(context.take_rate_headers())
+            await reply.start(context.take_headers())
         if context.outcome is None and not context.answer.writing_since:
             await reply.write(KEEP_ALIVE)
     except ClientDisconnected:

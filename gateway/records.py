@@ -79,13 +79,16 @@ def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) 
         tier=request.tier,
         weight=principal.share_percent / 100.0,
         exclude=context.routing.excluded,
+        regions=prepared.regions,
+        gpus=prepared.gpus,
     )
 
 
 def open_record(context: AnyContext, region: str) -> OpenRecord:
     """Return the open record: the facts of the usage row that are known at dispatch.
 
-    Raises RuntimeError when the request has no hold or no placement.
+    `region`: where this process runs, for a replica that names none. Raises RuntimeError when the request has no hold
+    or no placement.
     """
     request, hold, placement = context.request, context.reserved.hold, context.routing.placement
     if hold is None or placement is None:
@@ -99,7 +102,8 @@ def open_record(context: AnyContext, region: str) -> OpenRecord:
         key_id=principal.key_id,
         model=request.model.name,
         tier=request.tier,
-        region=region,
+        region=placement.region or region,
+        gpu=placement.gpu,
         price=hold.price,
         list_price=hold.list_price,
         admitted_at=hold.admitted_at,

@@ -257,7 +257,7 @@ class Relay:
             return
         answer.writing_since = self._now()
         if not request.reply.started:
-            await request.reply.start(context.take_rate_headers(), context.usage.input)
+            await request.reply.start(context.take_headers(), context.usage.input)
         await request.reply.write(events)
         answer.writing_since, answer.written_at = 0.0, self._now()
 
@@ -299,7 +299,7 @@ class Relay:
     async def _end_stream(self, context: AnyContext, codec: StreamCodec, record: UsageRecord) -> None:
         request = context.request
         if not request.reply.started:
-            await request.reply.start(context.take_rate_headers(), context.usage.input)
+            await request.reply.start(context.take_headers(), context.usage.input)
         context.answer.writing_since = context.settled_at
         await request.reply.end(
             answers.final_events(
@@ -330,7 +330,7 @@ class Relay:
             )
         context.answer.held_bytes = len(body)
         context.answer.writing_since = context.settled_at
-        await request.reply.respond(body, context.take_rate_headers() + headers)
+        await request.reply.respond(body, context.take_headers() + headers)
 
 
 def _of_batch(error: InvalidRequest, batch: PromptBatch, prepared: PreparedRequest) -> InvalidRequest:

@@ -36,6 +36,7 @@ def choose(
         if replica.model == request.model
         and replica.state is ReplicaState.READY
         and replica.replica_id not in request.exclude
+        and request.allows(replica.region, replica.gpu)
         and added.get(replica.replica_id, 0) < local_cap(replica)
     ]
     if not able:
@@ -54,6 +55,8 @@ def choose(
         stream_interval=chosen.stream_interval,
         priority=band_index(request.tier) if chosen.capacity.by_priority else None,
         rank=_rank_of(chosen, added, rng),
+        region=chosen.region,
+        gpu=chosen.gpu,
     )
 
 
@@ -80,7 +83,7 @@ def place_in_turn(
     """Call `place` for requests of `waiting`, which is ordered by age, until it returns False for want of room.
 
     Tiers are strict. Inside one, the tenant with the fewest requests of this process in progress (those of `held`), in
-    proportion to its weight, goes first, then the oldest request. Requests that exclude replicas end no turn.
+    proportion to its weight, goes first, then the oldest request. Requests that may use only some replicas end no turn.
     """
     running = Counter((request.model, request.tier, request.tenant_id) for request in held)
     queues: dict[str, dict[tuple[int, str], dict[str, deque[PlaceRequest]]]] = {}
@@ -107,7 +110,7 @@ def _place_tenants(
         request = tenants[tenant].popleft()
         if place(request):
             running[tenant] += 1
-        elif not request.exclude:
+        elif not request.narrowed:
             return False
         if tenants[tenant]:
             weight = tenants[tenant][0].weight

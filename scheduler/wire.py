@@ -31,6 +31,21 @@ class PlaceRequest(msgspec.Struct, array_like=True):
     weight: float = 1.0
     exclude: list[str] = []
     """Replicas on which the request has failed."""
+    regions: tuple[str, ...] = ()
+    """Regions in one of which it has to run, in lower case; empty = any."""
+    gpus: tuple[str, ...] = ()
+    """Classes of GPU on one of which it has to run, in lower case; empty = any."""
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether only some replicas may take it: it has failed on others, or has to run in a region or on GPUs."""
+        return bool(self.exclude or self.regions or self.gpus)
+
+    def allows(self, region: str, gpu: str) -> bool:
+        """Whether it may run in `region` on GPUs of the class `gpu`."""
+        return (not self.regions or region.lower() in self.regions) and (
+            not self.gpus or gpu.lower() in self.gpus
+        )
 
 
 class Placement(msgspec.Struct, array_like=True):
@@ -60,6 +75,10 @@ class Placement(msgspec.Struct, array_like=True):
     does not schedule by it."""
     rank: int | None = None
     """Rank of the replica that computes the request (workers/ranks.py); None = it has none."""
+    region: str = ""
+    """Region of the replica's host."""
+    gpu: str = ""
+    """Class of its GPUs, such as B300; empty = it has none, or they are not known."""
 
 
 class Released(msgspec.Struct, array_like=True):

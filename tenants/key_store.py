@@ -38,6 +38,8 @@ def _select_views() -> Select[*tuple[Any, ...]]:
         api_keys.c.last_used_at,
         api_keys.c.networks,
         api_keys.c.scopes,
+        api_keys.c.regions,
+        api_keys.c.gpus,
         api_keys.c.previous_until,
         api_keys.c.quota_status,
         api_keys.c.cors_origins,
@@ -64,6 +66,8 @@ async def insert_key(
     allowed_models: list[str] | None,
     networks: list[str] | None = None,
     scopes: list[str] | None = None,
+    regions: list[str] | None = None,
+    gpus: list[str] | None = None,
 ) -> None:
     """Insert an active key, which has a tag, into the organisation's project."""
     await connection.execute(
@@ -79,6 +83,8 @@ async def insert_key(
             allowed_models=allowed_models,
             networks=networks,
             scopes=scopes,
+            regions=regions,
+            gpus=gpus,
             tagged=True,
         )
     )
@@ -109,7 +115,7 @@ async def count_active(connection: AsyncConnection, tenant_id: UUID, kind: str) 
 async def update_key(
     connection: AsyncConnection, tenant_id: UUID, key_id: UUID, values: Mapping[str, Any]
 ) -> None:
-    """Set some of name, expires_at, allowed_models, networks and scopes of a key of the organisation."""
+    """Set some of name, expires_at, allowed_models, networks, scopes, regions and gpus of a key of the organisation."""
     await connection.execute(
         update(api_keys).where(api_keys.c.tenant_id == tenant_id, api_keys.c.id == key_id).values(values)
     )

@@ -13,6 +13,9 @@ REASON_LENGTH = 500
 PASSWORD_MIN_LENGTH = 12
 PASSWORD_MAX_LENGTH = 256
 MAX_ALLOWED_MODELS = 100
+MAX_PLACES = 16
+"""Most regions, or classes of GPU, that a key or a request may name."""
+_PLACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 MAX_NETWORKS = 50
 KEY_SCOPES = ("inference", "models", "generations")
 """What a key can be restricted to: running requests, reading the models, reading its project's requests."""
@@ -121,6 +124,23 @@ def clean_networks(values: list[str] | None, param: str = "networks") -> list[st
                 param=param,
             ) from None
     return sorted(found)
+
+
+def clean_places(values: list[str] | None, param: str) -> list[str] | None:
+    """Sorted, distinct names of regions or of classes of GPU in lower case, 1 to MAX_PLACES of them; None = any. Raises
+    InvalidRequest."""
+    if values is None:
+        return None
+    found = sorted({value.strip().lower() for value in values})
+    if not 1 <= len(found) <= MAX_PLACES:
+        raise InvalidRequest(f"{param} must have 1 to {MAX_PLACES} names; leave it out for any", param=param)
+    for value in found:
+        if _PLACE.fullmatch(value) is None:
+            raise InvalidRequest(
+                f"{param} contains {value[:40]!r}; a name has 1 to 63 letters, digits, '-', '_' and '.'",
+                param=param,
+            )
+    return found
 
 
 def clean_scopes(values: list[str] | None, param: str = "scopes") -> list[str] | None:

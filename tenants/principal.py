@@ -84,6 +84,10 @@ class Principal(msgspec.Struct, frozen=True, dict=True):
     """Networks that the key may be used from; None = every one."""
     scopes: frozenset[str] | None = None
     """What the key may be used for, of tenants.names.KEY_SCOPES; None = everything."""
+    regions: tuple[str, ...] = ()
+    """Regions in one of which its requests have to run, in lower case; empty = any."""
+    gpus: tuple[str, ...] = ()
+    """Classes of GPU on one of which they have to run, in lower case; empty = any."""
 
     def responses_kept(self, platform_days: int) -> int:
         """Days for which a response of the key is stored, at most those of the platform; 0 = it is not."""

@@ -73,6 +73,8 @@ api_keys = Table(
     instant("last_used_at", nullable=True),
     Column("networks", ARRAY(Text)),
     Column("scopes", ARRAY(Text)),
+    Column("regions", ARRAY(Text)),
+    Column("gpus", ARRAY(Text)),
     Column("previous_hash", LargeBinary),
     instant("previous_until", nullable=True),
     ForeignKeyConstraint(["tenant_id", "project_id"], ["projects.tenant_id", "projects.id"]),
@@ -87,7 +89,7 @@ api_keys = Table(
     Index("ix_api_keys_cors_origins", "id", postgresql_where=text("cors_origins IS NOT NULL")),
 )
 """Customers' keys: only HMAC and last four characters, never the key itself. `tagged`: see tenants/key_format.py; false
-as long as any secret of the key may have no tag. `networks` and `scopes`: null = everywhere and everything.
+as long as any secret of the key may have no tag. `networks`, `scopes`, `regions` and `gpus`: null = no restriction.
 `quota_status` and `cors_origins`: see tenants/client_settings.py."""
 
 limits = Table(

@@ -60,6 +60,8 @@ class KeyView(msgspec.Struct, frozen=True):
     last_used_at: datetime | None
     networks: list[str] | None = None
     scopes: list[str] | None = None
+    regions: list[str] | None = None
+    gpus: list[str] | None = None
     previous_until: datetime | None = None
     """Until when the secret from before the last rotation is accepted."""
     quota_status: int = 402

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import uvloop
 import zmq.asyncio
 from prometheus_client import Gauge
@@ -44,7 +45,7 @@ from workers.replica_view import Replica
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
 from workers.stray_engines import end_strays
-from workers.wire import CommandResult, Heartbeat, ReplicaCommand, ReplicaState
+from workers.wire import CommandResult, Heartbeat, ReplicaCommand, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
@@ -384,7 +385,7 @@ class Agent:
             region=self._settings.region,
             host_kind=plan.host_kind if plan is not None else "local-cpu",
             gpus=plan.gpus if plan is not None else 0,
-            replicas=[replica.status() for replica in self.replicas],
+            replicas=[self._located(replica.status()) for replica in self.replicas],
             state_seconds=self._account.state_seconds,
             model_seconds=self._account.model_seconds,
             ended=[
@@ -396,6 +397,12 @@ class Agent:
             sent_at=self._clock.monotonic(),
             acceptance=self._gate.report(),
         )
+
+    def _located(self, status: ReplicaStatus) -> ReplicaStatus:
+        """`status` with the region and the GPUs of this host, by which requests may be restricted."""
+        kind = self._catalog.hosts.get(self._plan.host_kind) if self._plan is not None else None
+        gpu = kind.gpu if kind is not None else ""
+        return msgspec.structs.replace(status, region=self._settings.region, gpu=gpu)
 
     async def execute(self, command: ReplicaCommand) -> CommandResult:
         """Execute a command of the scheduler; the result reports a failure."""

@@ -178,6 +178,10 @@ class ReplicaStatus(msgspec.Struct):
     ranks: list[RankStatus] = []
     """The ranks of its engine, in order, where a request can be sent to one; the other figures are those of all
     together. Empty = requests are sent to the replica as a whole."""
+    region: str = ""
+    """Region of its host; empty = an older agent reports it."""
+    gpu: str = ""
+    """Class of its GPUs, as the catalog names it for the kind of host; empty = it has none, or they are not known."""
     metrics_url: str = ""
     pid: int = 0
     detail: str = ""

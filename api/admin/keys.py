@@ -22,6 +22,7 @@ from api.admin.deps import (
     to_page,
 )
 from tenants.client_settings import MAX_ORIGINS
+from tenants.names import MAX_PLACES
 from tenants.principal import Limits
 
 ScopeKind = Literal["tenant", "project", "key"]
@@ -45,6 +46,8 @@ class KeyOut(ResponseModel):
     last_used_at: datetime | None = Field(description="Written in batches, with a delay of up to 30 s.")
     networks: list[str] | None = Field(description="Where it may be used from (CIDR); null = everywhere.")
     scopes: list[str] | None = Field(description="What it may be used for; null = everything.")
+    regions: list[str] | None = Field(description="Regions that its requests run in; null = any.")
+    gpus: list[str] | None = Field(description="Classes of GPU that they run on; null = any.")
     previous_until: datetime | None = Field(
         description="Until when the secret from before the last rotation works."
     )
@@ -70,6 +73,12 @@ class KeyCreate(RequestBody):
     expires_at: datetime | None = Field(default=None, examples=["2027-01-01T00:00:00Z"])
     allowed_models: list[str] | None = Field(
         default=None, max_length=100, description="Default: every model."
+    )
+    regions: list[str] | None = Field(
+        default=None, max_length=MAX_PLACES, examples=[["tor1"]], description="Default: any."
+    )
+    gpus: list[str] | None = Field(
+        default=None, max_length=MAX_PLACES, examples=[["B300"]], description="Default: any."
     )
 
 
@@ -166,6 +175,8 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
             kind=body.kind,
             expires_at=body.expires_at,
             allowed_models=body.allowed_models,
+            regions=body.regions,
+            gpus=body.gpus,
         )
         return with_secret(created, response)
 

@@ -56,6 +56,7 @@ from gateway.parsing.parser import (
     TOKENIZE,
     BodyParser,
 )
+from gateway.places import GPU, REGION, named_places
 from gateway.ports import ClientDisconnected, Rates
 from gateway.schemas.common import PreparedRequest
 from gateway.schemas.fields import ignored_header
@@ -136,6 +137,9 @@ class _Head(msgspec.Struct, gc=False):
     """The client's own id of the request."""
     length: int = 0
     """Announced bytes of the body; 0 = not announced."""
+    regions: bytes = b""
+    gpus: bytes = b""
+    """Names of regions and of classes of GPU that the request has to run in and on."""
     origin: str = ""
     """The origin of the page that a browser sends the request for; empty without a browser."""
 
@@ -323,7 +327,9 @@ class HotPath:
         try:
             connection = scope.get("extensions", _NO_EXTENSIONS).get(EXTENSION)
             endpoint = ROUTES[scope["path"]].endpoint
+            regions, gpus = named_places(head.regions, REGION), named_places(head.gpus, GPU)
             prepared = await self._read_and_parse(principal, endpoint, receive, head, connection)
+            prepared.regions, prepared.gpus = regions, gpus
         except InvalidRequest:
             self._rates.charge_invalid(principal)
             self._invalid.count(scope, principal.key_id)
@@ -391,6 +397,10 @@ def _read_head(headers: list[tuple[bytes, bytes]]) -> _Head:
             head.encoding = value.strip().lower()
         elif name == CLIENT_REQUEST_ID:
             head.client_id = value
+        elif name == REGION:
+            head.regions = value
+        elif name == GPU:
+            head.gpus = value
         elif name == b"origin":
             head.origin = value.decode("latin-1")
     return head

@@ -30,7 +30,7 @@ from api.admin.keys import (
 )
 from api.admin.tenants import ProjectCreate, ProjectOut, RetentionUpdate
 from api.customer.member_deps import Member, MemberDeps
-from tenants.names import MAX_NETWORKS
+from tenants.names import MAX_NETWORKS, MAX_PLACES
 from tenants.principal import Limits
 
 KeyScope = Literal["inference", "models", "generations"]
@@ -55,6 +55,12 @@ class MemberKeyCreate(RequestBody):
         description="Default: everywhere.",
     )
     scopes: list[KeyScope] | None = Field(default=None, description="Default: everything.")
+    regions: list[str] | None = Field(
+        default=None, max_length=MAX_PLACES, examples=[["tor1"]], description="Default: any."
+    )
+    gpus: list[str] | None = Field(
+        default=None, max_length=MAX_PLACES, examples=[["B300"]], description="Default: any."
+    )
 
 
 class KeyUpdate(RequestBody):
@@ -65,6 +71,8 @@ class KeyUpdate(RequestBody):
     allowed_models: list[str] | None = Field(default=None, max_length=100)
     networks: list[str] | None = Field(default=None, max_length=MAX_NETWORKS)
     scopes: list[KeyScope] | None = None
+    regions: list[str] | None = Field(default=None, max_length=MAX_PLACES)
+    gpus: list[str] | None = Field(default=None, max_length=MAX_PLACES)
 
 
 class KeyRotation(RequestBody):
@@ -182,6 +190,8 @@ def _key_routes(routes: APIRouter, deps: MemberDeps) -> None:
             expires_at=body.expires_at,
             allowed_models=body.allowed_models,
             networks=body.networks,
+            regions=body.regions,
+            gpus=body.gpus,
             scopes=None if body.scopes is None else list(body.scopes),
         )
         return with_secret(created, response)

@@ -162,6 +162,8 @@ class OpenRecord(msgspec.Struct, tag="open", omit_defaults=True):
     """What their engines counted, for reconciliation."""
     labels: Labels | None = None
     """None: the request names none."""
+    gpu: str = ""
+    """Class of the GPUs of the attempt's replica; empty = it has none, or they are not known."""
 
 
 class Checkpoint(msgspec.Struct, tag="checkpoint"):

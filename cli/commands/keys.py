@@ -44,6 +44,14 @@ def create(
     model: Annotated[
         list[str] | None, typer.Option(help="A model it may use; repeat it. Leave out for all.")
     ] = None,
+    region: Annotated[
+        list[str] | None,
+        typer.Option(help="A region that its requests may run in; repeat it. Leave out for any."),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(help="A class of GPU that they may run on; repeat it. Leave out for any."),
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,6 +73,8 @@ def create(
             kind=kind,
             expires_at=None if days is None else SystemClock().now() + days,
             allowed_models=model or None,
+            regions=region or None,
+            gpus=gpu or None,
         )
         return {"secret": created.secret, **msgspec.to_builtins(created.view)}
 

@@ -101,6 +101,10 @@ class PreparedRequest(msgspec.Struct):
     """End user and tags, of which no engine learns; None = none are named."""
     service_tier: str = ""
     """What the request names; empty = nothing (gateway/service_tier.py)."""
+    regions: tuple[str, ...] = ()
+    """Regions in one of which it has to run, in lower case; empty = any."""
+    gpus: tuple[str, ...] = ()
+    """Classes of GPU on one of which it has to run, in lower case; empty = any."""
     dialect_fields: dict[str, Any] = {}
     """What the answer in another API's form needs of the request, by that dialect's parser (gateway/dialects)."""
     form: PromptForm = _AS_ANSWERED

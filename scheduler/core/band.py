@@ -20,6 +20,9 @@ HitTokens = Callable[[QueuedRequest], int]
 """Returns how many prompt tokens of a queued request are cached on some replica."""
 MAX_SKIPPED_PER_FLOW = 16
 """When this many requests at the head of a flow are skipped, the pass goes on with the next flow."""
+MAX_SKIPPED_NARROWED = 512
+"""The same for a flow with requests that have to run in a region or on a class of GPU: they keep the tenant's others
+waiting only beyond this."""
 
 
 class Band:
@@ -241,8 +244,9 @@ class Band:
 def _next(
     flow: Flow, late_before: float, oldest_every: int, growing: bool, skipped: Container[QueuedRequest]
 ) -> QueuedRequest | None:
-    """The next request of a flow that is not in `skipped`; None when the first MAX_SKIPPED_PER_FLOW are."""
+    """The next request of a flow that is not in `skipped`; None when all that are looked at are."""
     queued = flow.next_request(late_before, oldest_every, growing)
     if queued not in skipped:
         return queued
-    return next((other for other in islice(flow, MAX_SKIPPED_PER_FLOW) if other not in skipped), None)
+    limit = MAX_SKIPPED_NARROWED if flow.narrowed else MAX_SKIPPED_PER_FLOW
+    return next((other for other in islice(flow, limit) if other not in skipped), None)

@@ -9,6 +9,9 @@ from scheduler.wire import PlaceRequest
 
 RequestKey = tuple[str, str]
 """Client name and request id."""
+Where = tuple[tuple[str, ...], tuple[str, ...]]
+"""Regions and classes of GPU that a request has to run in, and on."""
+ANYWHERE: Where = ((), ())
 
 
 class QueueOutcome(StrEnum):
@@ -60,6 +63,11 @@ class QueuedRequest:
         return self.client, self.request.request_id
 
     @property
+    def where(self) -> Where:
+        """Where it has to run."""
+        return self.request.regions, self.request.gpus
+
+    @property
     def need(self) -> int:
         """Tokens of KV cache that the request needs: prompt and estimated answer."""
         return self.request.prompt_tokens + self.request.output_tokens
@@ -86,6 +94,7 @@ class Flow:
         "counter",
         "kv_tokens",
         "name",
+        "narrowed",
         "running",
         "turns",
         "waiting",
@@ -103,6 +112,8 @@ class Flow:
         self.waiting: list[SortKey] = []
         self.work = 0.0
         """Weighted tokens of the queued requests."""
+        self.narrowed = 0
+        """Queued requests that have to run in a region, or on a class of GPU."""
         self.running = 0
         self.kv_tokens = 0
         """Tokens of KV cache reserved for the running requests."""
@@ -118,11 +129,13 @@ class Flow:
     def add(self, queued: QueuedRequest) -> None:
         """Insert a request at the position of its age."""
         bisect.insort(self.waiting, queued.sort_key)
+        self.narrowed += queued.where != ANYWHERE
         self.work += queued.work
 
     def remove(self, queued: QueuedRequest) -> None:
         """Remove a request of this flow."""
         del self.waiting[self.rank(queued)]
+        self.narrowed -= queued.where != ANYWHERE
         self.work = self.work - queued.work if self.waiting else 0.0
 
     def rank(self, queued: QueuedRequest) -> int:

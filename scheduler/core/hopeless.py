@@ -44,30 +44,30 @@ class HopelessReview:
         self._waits = waits
         self._pool = pool
         self._pool_changed = False
-        self._retries: deque[QueuedRequest] = deque()
-        """Requests that have failed on a replica and have not been reviewed since the pool changed."""
+        self._narrowed: deque[QueuedRequest] = deque()
+        """Requests that only some replicas may take and that have not been reviewed since the pool changed."""
         self._cursor: QueueCursor | None = None
         self._reviewed_slots = 0
 
     @property
     def unfinished(self) -> bool:
         """Whether the last `refusals` left requests for the next."""
-        return bool(self._retries) or self._cursor is not None
+        return bool(self._narrowed) or self._cursor is not None
 
     def on_pool_change(self) -> None:
-        """Review retries again: replicas came, went or changed state."""
+        """Review narrowed requests again: replicas came, went or changed state."""
         self._pool_changed = True
 
     def on_queued(self, queued: QueuedRequest) -> None:
-        """Have a request that has failed on a replica reviewed in the next dispatch."""
-        if queued.request.exclude:
-            self._retries.append(queued)
+        """Have a request that only some replicas may take reviewed in the next dispatch."""
+        if queued.request.narrowed:
+            self._narrowed.append(queued)
 
     def refusals(self, now: float, rng: Rng) -> list[Rejection]:
         """Refuse requests that can no longer be served in time. The work is bounded; see `unfinished`."""
         refused: list[Rejection] = []
-        if self._pool_changed or self._retries:
-            refused += self._retries_without_replica(now, rng)
+        if self._pool_changed or self._narrowed:
+            refused += self._narrowed_without_replica(now, rng)
         refused += self._after_shrinking(now)
         if self._queue.rules.oldest_every > 1:
             refused += self._newly_late(now)
@@ -88,17 +88,18 @@ class HopelessReview:
             return self._refuse(queued, refusals.too_large(queued.request, standing, queued.need, largest))
         return None
 
-    def _retries_without_replica(self, now: float, rng: Rng) -> list[Rejection]:
-        """Refuse requests that have failed on every replica of the model, at most MAX_REFUSED in one dispatch.
+    def _narrowed_without_replica(self, now: float, rng: Rng) -> list[Rejection]:
+        """Refuse requests that no replica of the model may take: they have failed on each, or none is where they have
+        to run. At most MAX_REFUSED in one dispatch.
 
         Each is reviewed when it arrives and whenever the pool has changed.
         """
         if self._pool_changed:
             self._pool_changed = False
-            self._retries = deque(queued for queued in self._queue if queued.request.exclude)
+            self._narrowed = deque(queued for queued in self._queue if queued.request.narrowed)
         refused = []
-        for _ in range(min(len(self._retries), MAX_REFUSED)):
-            queued = self._retries.popleft()
+        for _ in range(min(len(self._narrowed), MAX_REFUSED)):
+            queued = self._narrowed.popleft()
             if queued.outcome is None:
                 verdict = self._fleet.place(queued.request, now, rng)
                 if not isinstance(verdict, Choice) and not verdict.reason.transient:

@@ -51,6 +51,7 @@ class Reason(StrEnum):
     STARTING = "replicas_starting"
     NOT_WARM = "no_warm_replica"
     EXCLUDED = "no_other_replica"
+    ELSEWHERE = "no_replica_in_region"
     UNKNOWN_MODEL = "no_replica"
 
     @property
@@ -175,8 +176,8 @@ def filter_(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Fl
         warm &= columns.kv_room >= need
         warm &= scores.backlog_s <= config.backlog_warm_s
         able |= warm
-    for replica_id in request.exclude:
-        able[list(pool.rows_of(replica_id))] = False
+    if request.narrowed:
+        able[pool.closed_to(request)] = False
     return able
 
 
@@ -214,14 +215,18 @@ def sticky(
 
 def blocked(request: PlaceRequest, pool: Pool, now: float) -> Blocked:
     """Why no row can take the request: the most transient of the replicas' reasons."""
-    excluded = set(request.exclude)
+    excluded, closed = set(request.exclude), pool.closed_to(request)
     awake = pool.columns.awake_until >= now
-    for replica_id in excluded:
-        awake[list(pool.rows_of(replica_id))] = False
+    awake[closed] = False
     if awake.any():
         fits = awake & (pool.columns.kv_room >= request.prompt_tokens + request.output_tokens)
         return Blocked(Reason.BUSY if fits.any() else Reason.KV_FULL)
-    reasons = {replica.engine.replica_id: blocked_reason(replica, pool, now) for replica in pool}
+    reasons = {
+        replica.engine.replica_id: Reason.ELSEWHERE
+        if replica.row in closed
+        else blocked_reason(replica, pool, now)
+        for replica in pool
+    }
     reasons |= {replica_id: Reason.EXCLUDED for replica_id in excluded & reasons.keys()}
     return Blocked(min(reasons.values(), key=_PRECEDENCE.__getitem__))
 

@@ -16,6 +16,7 @@ from scheduler.core.prefix_index import PrefixIndex
 from scheduler.core.prefix_tree import PrefixTree
 from scheduler.core.replica import Replica, speeds
 from scheduler.core.rules import BANDS
+from scheduler.wire import PlaceRequest
 from workers.step_time import decode_step_s, sequence_s
 from workers.wire import ReplicaState
 
@@ -107,6 +108,18 @@ class Pool:
     def rows_of(self, replica_id: str) -> Sequence[int]:
         """The row of a replica of this model, or those of its ranks; empty when it is not known."""
         return self._rows_of.get(replica_id, ())
+
+    def closed_to(self, request: PlaceRequest) -> list[int]:
+        """Rows that `request` may not use, whatever their load: it has failed there, or asks for another region or
+        other GPUs."""
+        closed = [row for replica_id in request.exclude for row in self.rows_of(replica_id)]
+        if request.regions or request.gpus:
+            closed += [
+                replica.row
+                for replica in self
+                if not request.allows(replica.engine.region, replica.engine.gpu)
+            ]
+        return closed
 
     def next_row(self) -> int:
         """The row that the next replica takes."""

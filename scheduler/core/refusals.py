@@ -76,10 +76,17 @@ def hopeless(request: PlaceRequest, reason: Reason, standing: Standing) -> Place
     texts = {
         Reason.NOT_WARM: f"model {model} has no warm replica and none is starting",
         Reason.EXCLUDED: f"model {model} has no replica left that this request has not failed on",
+        Reason.ELSEWHERE: f"no host {_where(request)} serves model {model} now; others do",
         Reason.UNKNOWN_MODEL: f"no host serves model {model} now",
     }
     text = texts.get(reason, f"model {model} has no capacity now")
     return _refusal(request, 503, reason.value, text, standing)
+
+
+def _where(request: PlaceRequest) -> str:
+    """The regions and GPUs that a request is restricted to, in words."""
+    parts = [f"in {' or '.join(request.regions)}"] if request.regions else []
+    return " ".join(parts + ([f"with {' or '.join(request.gpus)}"] if request.gpus else []))
 
 
 def _refusal(

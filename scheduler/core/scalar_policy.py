@@ -35,7 +35,7 @@ def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: floa
     config, prompt, output = pool.config, request.prompt_tokens, request.output_tokens
     need, held = prompt + output, cached_tokens(request, pool, rows)
     holding, band = sticky_threshold(request, config), band_index(request.tier)
-    excluded = [row for replica_id in request.exclude for row in pool.rows_of(replica_id)]
+    closed = pool.closed_to(request) if request.narrowed else ()
     able = []
     for row in rows:
         inputs = pool.inputs[row]
@@ -49,7 +49,7 @@ def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: floa
             and inputs.kv_room >= need
             and backlog_s <= config.backlog_warm_s
         )
-        if not (cold or warm) or row in excluded:
+        if not (cold or warm) or row in closed:
             continue
         uncached = prompt - hits
         prefill = own_prefill_s(float(prompt), uncached, inputs)

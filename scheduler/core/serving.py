@@ -1,18 +1,21 @@
 """One pass over a model's queue: the candidates in fair order, and which of those that fit nowhere may be passed."""
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence
 
 from scheduler.core.fair_queue import FairQueue
 from scheduler.core.fleet import Fleet
-from scheduler.core.flow import QueuedRequest
+from scheduler.core.flow import ANYWHERE, QueuedRequest, Where
 from scheduler.core.hold import Hold
 from scheduler.core.policy import Reason
 from scheduler.core.warm import WarmCapacity
 
 MAX_UNCOUNTED_SKIPS = 32
-"""Requests that one pass may skip beside `max_skips`: retries, whose own history keeps them from the replicas with
-room, and requests that need no less KV cache than one that was skipped for want of it."""
+"""Requests that one pass may skip beside `max_skips`: those that only some replicas may take, and requests that need
+no less KV cache than one that was skipped for want of it."""
+MAX_WHERES = 8
+"""Different sets of regions and GPUs that one pass tries; the requests of further ones wait for the next."""
 HIT_FRESH_S = 0.2
 """Seconds for which a waiting request's cached prefix is used for ordering before it is looked up again."""
 MAX_LOOKUPS = 1
@@ -42,8 +45,7 @@ class ServingPass:
         self._hold = hold
         self._pool = pool
         self._now = now
-        self._skipped: dict[QueuedRequest, None] = {}
-        """Skipped requests, in the order in which they were skipped."""
+        self._skipped = Skipped(queue.rules.max_skips)
         self._uncounted = 0
         self._least_need = sys.maxsize
         """The smallest need of the requests that were skipped for want of KV cache, in tokens."""
@@ -67,7 +69,7 @@ class ServingPass:
         hits = HitLookup(self._fleet, self._now)
         queued = queue.pick(self.late_before, self._pool.kv_tokens, hits, self._skipped, self._strict)
         if queued is None and self._strict and len(queue) > len(self._skipped):
-            self._blocker = next(iter(self._skipped))
+            self._blocker = self._skipped.first
         return queued
 
     def skip(self, queued: QueuedRequest, reason: Reason) -> bool:
@@ -76,20 +78,20 @@ class ServingPass:
             self._blocker = queued
             return False
         needs_no_less = reason is Reason.KV_FULL and queued.need >= self._least_need
-        others_go_on = queued.request.exclude or needs_no_less or self._hold.resting(self._now)
+        others_go_on = queued.request.narrowed or needs_no_less or self._hold.resting(self._now)
         if others_go_on and self._uncounted < MAX_UNCOUNTED_SKIPS:
             self._uncounted += 1
         elif len(self._skipped) - self._uncounted >= self._queue.rules.max_skips:
-            self._blocker = next(iter(self._skipped), queued)
+            self._blocker = self._skipped.first or queued
             return False
         if reason is Reason.KV_FULL:
             self._least_need = min(self._least_need, queued.need)
-        self._skipped[queued] = None
+        self._skipped.add(queued)
         return True
 
     def record_placed(self, queued: QueuedRequest) -> None:
         """Count that `queued` has passed the first of the skipped requests, whose turn it was."""
-        if first := next(iter(self._skipped), None):
+        if first := self._skipped.first:
             first.passed += 1
             first.passed_work += queued.work
             if self._hold.due(first, self._now):
@@ -99,6 +101,42 @@ class ServingPass:
         """Note which request the others have to wait for; a full pool does not tell."""
         if not self._full:
             self._hold.record(self._blocker, self._now)
+
+
+class Skipped(Container[QueuedRequest]):
+    """Requests that a pass has skipped, in the order in which it did.
+
+    Those for a region, or for GPUs, where several fitted nowhere count as skipped, too. Otherwise a full region's queue
+    would use up the skips of the pass, and requests for the other regions would wait for it.
+    """
+
+    def __init__(self, max_skips: int) -> None:
+        """`max_skips`: tries for the same region and GPUs after which no more are made."""
+        self._max_skips = max_skips
+        self._requests: dict[QueuedRequest, None] = {}
+        self._tries: Counter[Where] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def first(self) -> QueuedRequest | None:
+        """The first request that fits nowhere and may run anywhere; for the others none is held back."""
+        return next((queued for queued in self._requests if queued.where == ANYWHERE), None)
+
+    def __contains__(self, queued: object) -> bool:
+        if queued in self._requests:
+            return True
+        return bool(self._tries) and isinstance(queued, QueuedRequest) and self._full(queued.where)
+
+    def _full(self, where: Where) -> bool:
+        return where != ANYWHERE and (self._tries[where] >= self._max_skips or len(self._tries) > MAX_WHERES)
+
+    def add(self, queued: QueuedRequest) -> None:
+        """Note a request that fits nowhere."""
+        self._requests[queued] = None
+        if queued.where != ANYWHERE:
+            self._tries[queued.where] += 1
 
 
 class HitLookup:

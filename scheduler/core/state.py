@@ -367,6 +367,8 @@ class SchedulerState:
             status.stream_interval,
             band if status.capacity.by_priority else None,
             rank,
+            status.region,
+            status.gpu,
         )
         return Placed(queued.client, placement, BANDS[band])
 
@@ -402,6 +404,7 @@ def clamped(request: PlaceRequest) -> PlaceRequest:
     request.block_tokens = max(0, request.block_tokens)
     request.blocks = packed(request.blocks)
     request.exclude = request.exclude[:MAX_EXCLUDED]
+    request.regions, request.gpus = request.regions[:MAX_EXCLUDED], request.gpus[:MAX_EXCLUDED]
     request.deadline_s = min(request.deadline_s, MAX_DEADLINE_S) if request.deadline_s > 0.0 else 0.0
     request.weight = min(max(request.weight, WEIGHTS[0]), WEIGHTS[1]) if request.weight > 0 else 1.0
     return request

@@ -18,7 +18,7 @@ FOR EACH ROW EXECUTE FUNCTION penstock_note_tenancy_change('project', 'tenant_id
 -- Not on last_used_at: its updates come in batches and must not make every API process read keys again.
 CREATE OR REPLACE TRIGGER note_change AFTER INSERT OR DELETE
     OR UPDATE OF tenant_id, project_id, kind, hash, status, allowed_models, expires_at, networks,
-        scopes, previous_hash, previous_until, quota_status, cors_origins ON api_keys
+        scopes, regions, gpus, previous_hash, previous_until, quota_status, cors_origins ON api_keys
 FOR EACH ROW EXECUTE FUNCTION penstock_note_tenancy_change('key', 'tenant_id', 'id');
 CREATE OR REPLACE TRIGGER note_change AFTER INSERT OR UPDATE OR DELETE ON limits
 FOR EACH ROW EXECUTE FUNCTION penstock_note_tenancy_change('limits', 'tenant_id', 'scope_id');

@@ -207,6 +207,7 @@ class FakeScheduler:
         self.stream_interval = False
         self.priority: int | None = None
         self.rank: int | None = None
+        self.region = self.gpu = ""
         self.pauses = 0
         self.block: asyncio.Event | None = None
         self.requests: list[PlaceRequest] = []
@@ -239,6 +240,8 @@ class FakeScheduler:
             stream_interval=self.stream_interval,
             priority=self.priority,
             rank=self.rank,
+            region=self.region,
+            gpu=self.gpu,
         )
 
     def prefill_done(self, placement: Placement) -> None:

@@ -1,0 +1,183 @@
+"""Requests that have to run in a region, or on a class of GPU."""
+
+import random
+
+import msgspec
+import pytest
+
+from scheduler.core.decisions import Placed, Rejection
+from scheduler.core.flow import QueuedRequest
+from scheduler.core.hold import Hold
+from scheduler.core.policy import Blocked, Choice, Reason, place_vectorised
+from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig
+from scheduler.core.serving import Skipped
+from scheduler.core.state import SchedulerState
+from scheduler.fallback import choose, place_in_turn
+from scheduler.wire import PlaceRequest, PoolSnapshot, Released
+from tests.support.scheduling import MODEL, beat, replica, request
+from workers.wire import ReplicaStatus
+
+EAST, WEST = "nyc2", "sfo3"
+
+
+def there(name: str, region: str, gpu: str = "B300", slots: int = 4) -> ReplicaStatus:
+    return msgspec.structs.replace(replica(name, slots=slots), region=region, gpu=gpu)
+
+
+class Pool:
+    """A scheduler with some replicas, to which requests are submitted one by one."""
+
+    def __init__(self, *statuses: ReplicaStatus) -> None:
+        config = SchedulerConfig(admission=AdmissionRules(enabled=False))
+        self.state = SchedulerState("epoch-1", 0.0, grace_s=0.0, config=config)
+        self.state.heartbeat(beat(*statuses), 0.0)
+        self.rng = random.Random(1)
+        self.placed: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+
+    def submit(self, *asked: PlaceRequest) -> None:
+        for each in asked:
+            self.state.submit("api", each, 0.0)
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        while True:
+            for decision in self.state.dispatch(0.0, self.rng):
+                match decision:
+                    case Placed(_, placement):
+                        self.placed[placement.request_id] = placement.replica_id
+                    case Rejection(_, _, refusal):
+                        self.refused[refusal.request_id] = refusal.reason
+            if not self.state.unfinished:
+                return
+
+    def end(self, name: str) -> None:
+        self.state.release("api", Released(name, self.placed[name], 100, 0, 50), 0.0)
+        self.dispatch()
+
+
+@pytest.mark.parametrize("replicas", [2, 40])
+@pytest.mark.parametrize(
+    ("regions", "gpus", "able"),
+    [
+        ((), (), {"east", "west"}),
+        ((EAST,), (), {"east"}),
+        ((EAST, WEST), (), {"east", "west"}),
+        ((), ("h200",), {"west"}),
+        ((WEST,), ("h200", "b300"), {"west"}),
+        ((EAST,), ("h200",), set()),
+        (("fra1",), (), set()),
+    ],
+)
+def test_a_request_runs_where_it_may(
+    replicas: int, regions: tuple[str, ...], gpus: tuple[str, ...], able: set[str]
+) -> None:
+    statuses = [there(f"east/r{n}", "NYC2") for n in range(replicas // 2)]
+    statuses += [there(f"west/r{n}", WEST, "H200") for n in range(replicas // 2)]
+    fleet = Pool(*statuses).state.fleet
+    wanted = request(regions=regions, gpus=gpus)
+    for seed in range(20):
+        for verdict in (
+            fleet.place(wanted, 0.0, random.Random(seed)),
+            place_vectorised(wanted, fleet._pools[MODEL], 0.0, random.Random(seed)),
+        ):
+            if able:
+                assert isinstance(verdict, Choice)
+                assert verdict.replica.engine.replica_id.split("/")[0] in able
+            else:
+                assert verdict == Blocked(Reason.ELSEWHERE)
+
+
+def test_a_region_without_a_replica_refuses_at_once_even_when_the_pool_is_full() -> None:
+    pool = Pool(there("east/r0", EAST, slots=1))
+    pool.submit(request("first"), request("second"), request("elsewhere", regions=("fra1",), gpus=("h100",)))
+    assert pool.placed == {"first": "east/r0"}
+    assert pool.refused == {"elsewhere": "no_replica_in_region"}
+
+
+def test_the_refusal_names_the_region() -> None:
+    state = Pool(there("east/r0", EAST)).state
+    state.submit("api", request("r", regions=("fra1",), gpus=("h100", "h200")), 0.0)
+    [rejection] = state.dispatch(0.0, random.Random(0))
+    assert rejection.refusal.status == 503
+    assert "no host in fra1 with h100 or h200 serves model" in rejection.refusal.message
+
+
+def test_a_full_region_holds_no_request_for_the_others_up() -> None:
+    """A hundred requests wait for the east; each place that others need is found all the same."""
+    pool = Pool(there("east/r0", EAST, slots=1), there("west/r0", WEST, slots=64))
+    pool.submit(*(request(f"east-{n}", f"t{n % 5}", regions=(EAST,)) for n in range(100)))
+    assert len(pool.placed) == 1
+    pool.submit(*(request(f"any-{n}", f"t{n % 5}") for n in range(30)))
+    assert sum(name.startswith("any") for name in pool.placed) == 30
+    pool.submit(*(request(f"west-{n}", "late", regions=(WEST,)) for n in range(10)))
+    assert sum(name.startswith("west") for name in pool.placed) == 10
+
+
+def test_those_that_wait_for_a_region_get_it_in_fair_order() -> None:
+    pool = Pool(there("east/r0", EAST, slots=1), there("west/r0", WEST, slots=1))
+    pool.submit(request("other", "z"), request("other-2", "z"))
+    pool.submit(
+        *(request(f"a{n}", "a", regions=(EAST,)) for n in range(3)),
+        *(request(f"b{n}", "b", regions=(EAST,)) for n in range(3)),
+    )
+    [in_east] = [name for name, where in pool.placed.items() if where == "east/r0"]
+    order = []
+    for _ in range(6):
+        pool.end(in_east)
+        [in_east] = [
+            name
+            for name, where in pool.placed.items()
+            if where == "east/r0" and name not in (*order, "other", "other-2")
+        ]
+        order.append(in_east)
+    assert {frozenset(name[0] for name in order[n : n + 2]) for n in (0, 2, 4)} == {frozenset("ab")}
+
+
+def test_many_different_restrictions_use_up_no_pass() -> None:
+    pool = Pool(there("east/r0", EAST, slots=1), there("west/r0", WEST, slots=64))
+    pool.submit(request("first", regions=(EAST,)))
+    pool.submit(*(request(f"odd-{n}", f"t{n}", regions=(EAST, f"fra{n}")) for n in range(60)))
+    pool.submit(*(request(f"any-{n}", "plain") for n in range(20)))
+    assert sum(name.startswith("any") for name in pool.placed) == 20
+    assert not any(name.startswith("odd") for name in pool.placed)
+
+
+def test_requests_are_held_back_for_one_that_may_run_anywhere_alone() -> None:
+    rules = QueueRules()
+    skipped, hold = Skipped(rules.max_skips), Hold(rules)
+    bound, free = (
+        QueuedRequest("api", asked, 0.0, 9.0, 1, passed=1_000, passed_work=1e9)
+        for asked in (request(regions=(EAST,)), request())
+    )
+    skipped.add(bound)
+    assert skipped.first is None
+    skipped.add(free)
+    assert skipped.first is free
+    assert (hold.due(bound, 1.0), hold.due(free, 1.0)) == (False, True)
+
+
+def test_without_the_scheduler_the_restriction_holds_too() -> None:
+    snapshot = PoolSnapshot(replicas=[there("east/r0", EAST), there("west/r0", WEST, "H200")])
+    for seed in range(10):
+        placement = choose(request(regions=(WEST,)), snapshot, {}, random.Random(seed))
+        assert placement is not None
+        assert (placement.replica_id, placement.region, placement.gpu) == ("west/r0", WEST, "H200")
+    assert choose(request(regions=("fra1",)), snapshot, {}, random.Random(0)) is None
+
+
+def test_without_the_scheduler_a_full_region_ends_no_turn() -> None:
+    placed: list[str] = []
+
+    def place(one: PlaceRequest) -> bool:
+        return not one.regions and not placed.append(one.tenant_id)
+
+    place_in_turn([request(tenant="a", regions=(EAST,)), request(tenant="b")], [], place)
+    assert placed == ["b"]
+
+
+def test_a_placement_says_where_it_is() -> None:
+    state = Pool(there("east/r0", EAST)).state
+    state.submit("api", request("r"), 0.0)
+    [placed] = state.dispatch(0.0, random.Random(0))
+    assert (placed.placement.region, placed.placement.gpu) == (EAST, "B300")
