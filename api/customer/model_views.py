@@ -1,5 +1,6 @@
 """A model as customers see it: its facts, prices, state and speed, all from the memory of this process."""
 
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -66,9 +67,9 @@ class ModelViews:
 
     def all(self, principal: Principal) -> list[dict[str, Any]]:
         """The entries of all models that the key may use. Raises Unavailable without recent prices."""
-        prices, replicas = self._prices.of(principal.tenant_id), _replicas(self._pools.snapshot())
+        prices, live = self._prices.of(principal.tenant_id), _live(self._pools.snapshot())
         return [
-            self._entry(model, principal.tier, prices.get(model.name, {}), replicas.get(model.name, {}))
+            self._entry(model, principal.tier, prices.get(model.name, {}), live.get(model.name, _Live()))
             for model in self._directory.list()
             if _visible(model, principal)
         ]
@@ -81,8 +82,8 @@ class ModelViews:
                 f"The model '{name}' does not exist for this key; see GET /v1/models.", param="model"
             )
         prices = self._prices.of(principal.tenant_id).get(model.name, {})
-        replicas = _replicas(self._pools.snapshot()).get(model.name, {})
-        return self._entry(model, principal.tier, prices, replicas)
+        live = _live(self._pools.snapshot()).get(model.name, _Live())
+        return self._entry(model, principal.tier, prices, live)
 
     def openrouter(self, principal: Principal) -> list[dict[str, Any]]:
         """The models that chat and have a price, with their list prices, as OpenRouter reads a provider's list."""
@@ -95,9 +96,7 @@ class ModelViews:
                 found.append(_openrouter_entry(model, price, ready=serves and not model.toy))
         return found
 
-    def _entry(
-        self, model: ModelInfo, tier: str, prices: PricesByTier, replicas: dict[str, int]
-    ) -> dict[str, Any]:
+    def _entry(self, model: ModelInfo, tier: str, prices: PricesByTier, live: "_Live") -> dict[str, Any]:
         """OpenAI's four members, then our own."""
         state = self._availability.of(model.name)
         return {
@@ -115,7 +114,9 @@ class ModelViews:
             "capabilities": list(model.capabilities),
             "quantization": model.quantization,
             "region": model.region,
-            "replicas": replicas,
+            "regions": sorted(live.regions),
+            "gpus": sorted(live.gpus),
+            "replicas": live.counts,
             "pricing": _pricing(prices.get(tier)),
             "tiers": _tiers(prices, state),
         }
@@ -159,13 +160,28 @@ def _pricing(price: PriceView | None) -> dict[str, str | None] | None:
     }
 
 
-def _replicas(snapshot: PoolSnapshot) -> dict[str, dict[str, int]]:
-    """Live replicas by model: how many are ready, asleep or loading, and the requests that run and wait on them."""
-    found: dict[str, dict[str, int]] = {}
+@dataclass(slots=True)
+class _Live:
+    """The live replicas of one model."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many are ready, asleep or loading, and the requests that run and wait on them; empty = there is none."""
+    regions: set[str] = field(default_factory=set)
+    gpus: set[str] = field(default_factory=set)
+    """Of those that are ready."""
+
+
+def _live(snapshot: PoolSnapshot) -> dict[str, _Live]:
+    """The live replicas by model."""
+    found: dict[str, _Live] = {}
     for replica in snapshot.replicas:
-        counts = found.setdefault(
-            replica.model, {"ready": 0, "asleep": 0, "loading": 0, "running": 0, "waiting": 0}
-        )
+        live = found.setdefault(replica.model, _Live())
+        counts = live.counts = live.counts or {
+            "ready": 0, "asleep": 0, "loading": 0, "running": 0, "waiting": 0
+        }  # fmt: skip
+        if replica.state is ReplicaState.READY:
+            live.regions |= {replica.region} - {""}
+            live.gpus |= {replica.gpu} - {""}
         if replica.state in (ReplicaState.READY, ReplicaState.ASLEEP, ReplicaState.LOADING):
             counts[replica.state.value] += 1
         counts["running"] += replica.running

@@ -176,6 +176,7 @@ async def api_process(
                 url=one.url,
                 simulated=True,
                 model=model,
+                region="local",
                 **scheduling.ranked(len(one.server._loop.model.ranks)),
             )
             for index, one in enumerate(running)

@@ -211,6 +211,10 @@ async def test_a_key_is_changed_and_rotated_under_one_id(
 ) -> None:
     developer = await caller(client, database, "tenant_developer", acme)
     path = f"/keys/{acme.key_id}"
+    changed = await developer("PATCH", path, {"regions": ["TOR1", "nyc2"], "gpus": ["B300"]})
+    assert (changed.json()["regions"], changed.json()["gpus"]) == (["nyc2", "tor1"], ["b300"])
+    assert (await developer("PATCH", path, {"regions": None})).json()["gpus"] == ["b300"]
+    assert (await developer("PATCH", path, {"regions": ["no such place"]})).status_code == 400
     changed = await developer("PATCH", path, {"networks": ["10.0.0.0/8", "::1"], "scopes": ["models"]})
     assert changed.json()["networks"] == ["10.0.0.0/8", "::1/128"]
     assert (await developer("PATCH", path, {"networks": None})).json()["scopes"] == ["models"]

@@ -42,6 +42,32 @@ def price(prompt: int, cached: int, output: int) -> int:
     return (prompt - cached) * COST["input"] + cached * COST["cached"] + output * COST["output"]
 
 
+async def test_a_request_runs_in_its_region_and_says_so(api: Api) -> None:
+    client = api.openai()
+
+    async def ask(**headers: str) -> Any:
+        return await client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=HELLO, max_tokens=2, extra_headers=headers
+        )
+
+    answer = await ask(**{"x-penstock-region": "fra1, LOCAL"})
+    assert answer.headers["x-penstock-region"] == "local"
+    body = answer.parse().to_dict(mode="json")
+    assert (body["penstock"]["region"], body["penstock"]["gpu"]) == ("local", None)
+    once = client.with_options(max_retries=0)
+    for header, value in (("x-penstock-region", "fra1"), ("x-penstock-gpu", "B300")):
+        with pytest.raises(openai.InternalServerError) as refused:
+            await once.chat.completions.create(
+                model=MODEL, messages=HELLO, max_tokens=2, extra_headers={header: value}
+            )
+        assert refused.value.body["details"]["reason"] == "no_replica_in_region"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        await ask(**{"x-penstock-region": "no such place!"})
+    assert wrong.value.param == "x-penstock-region"
+    listed = await client.models.retrieve(MODEL)
+    assert listed.to_dict()["regions"] == ["local"]
+
+
 async def test_chat_whole_and_streamed(api: Api) -> None:
     client = api.openai()
     whole = await client.chat.completions.with_raw_response.create(model=MODEL, messages=HELLO, max_tokens=20)

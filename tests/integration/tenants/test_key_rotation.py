@@ -78,9 +78,10 @@ async def test_both_hashes_of_a_key_from_before_tags_are_known(database: Databas
 
 async def test_restrictions_are_in_the_principal(database: Database) -> None:
     acme = await make_organisation(database)
-    changes = {"networks": ["203.0.113.0/24"], "scopes": ["models"]}
+    changes = {"networks": ["203.0.113.0/24"], "scopes": ["models"], "regions": ["NYC2"], "gpus": ["B300"]}
     await admin_keys.update_key(database, member(acme.tenant_id), key_id=acme.key_id, changes=changes)
     found = await verdict(database, acme.key)
     assert isinstance(found, Admission)
     assert found.principal.networks == (ip_network("203.0.113.0/24"),)
     assert found.principal.scopes == {"models"}
+    assert (found.principal.regions, found.principal.gpus) == (("nyc2",), ("b300",))
