@@ -50,8 +50,8 @@ browser: ## find Chromium; as root on Debian, install it
 	  echo "the browser tests need Chromium: install the package 'chromium' and run again" >&2; exit 1; \
 	fi
 
-edge: ## find Caddy and Prometheus, which stand beside the platform; on Debian, fetch them below .tools, not installed
-	@for each in caddy:caddy prometheus:promtool; do package=$${each%:*}; program=$${each#*:}; \
+edge: ## find Caddy, Prometheus and ShellCheck for the tests of deploy/; on Debian, fetch them below .tools, not installed
+	@for each in caddy:caddy prometheus:promtool shellcheck:shellcheck; do package=$${each%:*}; program=$${each#*:}; \
 	  command -v $$program >/dev/null || test -x .tools/usr/bin/$$program || \
 	  (mkdir -p .tools && cd .tools && \
 	   { apt-get -qq download $$package || { apt-get -qq update && apt-get -qq download $$package; }; } && \
