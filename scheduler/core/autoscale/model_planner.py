@@ -4,6 +4,7 @@ At every observation the capacity laws are applied to the measured rate, and it 
 rate and whether queued and running requests can be served in time.
 """
 
+import math
 from collections import deque
 
 import msgspec
@@ -31,6 +32,8 @@ class AutoscalerSettings(msgspec.Struct, frozen=True):
     again."""
     swap_stabilization_s: float = 60.0
     """Seconds for which a replica must have been spare before another model may take its GPUs."""
+    host_idle_s: float = math.inf
+    """Most seconds for which a host without awake replicas is kept, whatever a new one would cost."""
 
 
 class ModelPlanner:
@@ -46,7 +49,7 @@ class ModelPlanner:
         self.reason = ""
         self._settings = settings
         self._needs: deque[tuple[float, int, int]] = deque()
-        """(time, replicas needed, replicas to keep) of the observations within `stabilization_s`."""
+        """(time, replicas needed, replicas to keep) of the observations within `stabilization_s`, and of one before."""
 
     def update_spec(self, spec: ModelSpec) -> None:
         """Plan with another specification. The measured demand is kept; needs found before are dropped."""
@@ -67,7 +70,8 @@ class ModelPlanner:
         self.need, self.reason = self._need(seen, replicas)
         kept = self._needed(self.planned_rate * (1.0 + self._settings.tolerance))
         self._needs.append((observation.now, self.need, max(self.need, kept)))
-        while self._needs[0][0] < observation.now - self._settings.stabilization_s:
+        # The newest one before the window stays, since it tells that the whole window was observed.
+        while len(self._needs) > 1 and self._needs[1][0] <= observation.now - self._settings.stabilization_s:
             self._needs.popleft()
 
     def max_needed(self, since: float) -> int:

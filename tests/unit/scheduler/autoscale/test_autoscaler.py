@@ -155,6 +155,19 @@ def test_never_below_the_minimum_and_down_only_after_five_minutes() -> None:
     assert targets[-1] == 2
 
 
+def test_looks_at_irregular_times_scale_down_too() -> None:
+    """No look of a live scheduler is exactly the time of the window before another one."""
+    scaler = Autoscaler({"m": spec()}, AutoscalerSettings(stabilization_s=20.0))
+    seen, replicas = hosts(3), pool("m", [Rung.AWAKE] * 3)
+    targets = {}
+    for number in range(16):
+        now = 2.03 * number
+        scaler.observe(Observation(now, seen, replicas, [demand("m", 0)]))
+        targets[now] = scaler.plan().models[0].target
+    assert {target for at, target in targets.items() if at < 20.0} == {3}
+    assert {target for at, target in targets.items() if at > 22.1} == {1}
+
+
 def test_a_model_that_nobody_uses_any_more_goes_to_rest() -> None:
     scaler = Autoscaler({"m": spec(low=0)}, AutoscalerSettings(stabilization_s=20.0))
     replicas = pool("m", [Rung.AWAKE])
