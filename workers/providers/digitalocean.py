@@ -6,6 +6,7 @@ after it is created, and anyone may take them off: then it is known by its name.
 off: powered off it costs as much. Nothing is destroyed by tag, which would hit hosts without an intent.
 """
 
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
@@ -59,6 +60,10 @@ _STATUS: Mapping[str, HostStatus] = {"new": "starting", "active": "running"}
 T = TypeVar("T")
 
 
+MODEL_MARK = "{{model}}"
+"""Stands in user data for the model that the droplet is wanted for, as a word of a shell."""
+
+
 class DropletOptions(msgspec.Struct, frozen=True):
     """What every droplet of the fleet is created with."""
 
@@ -69,7 +74,7 @@ class DropletOptions(msgspec.Struct, frozen=True):
     ssh_keys: tuple[str, ...] = ()
     vpc_uuid: str = ""
     user_data: str = ""
-    """Script or cloud-config for the first start, at most MAX_USER_DATA bytes."""
+    """Script or cloud-config for the first start, at most MAX_USER_DATA bytes, with the model for MODEL_MARK."""
 
     @property
     def tag(self) -> str:
@@ -165,7 +170,7 @@ class DigitalOceanHosts:
         if options.vpc_uuid:
             body["vpc_uuid"] = options.vpc_uuid
         if options.user_data:
-            body["user_data"] = options.user_data
+            body["user_data"] = options.user_data.replace(MODEL_MARK, shlex.quote(request.model))
         try:
             reply = await self._api.create(body)
         except NoAnswer as error:

@@ -26,10 +26,18 @@ class HostGroup(msgspec.Struct, frozen=True):
 
 
 class DesiredHosts(msgspec.Struct, frozen=True):
-    """How many hosts of a group there should be."""
+    """How many hosts of a group there should be, and who says so."""
 
     group: HostGroup
     count: int
+    owner: Literal["plan", "person"] = "person"
+    """The autoscaler's plan leaves a person's groups alone."""
+    expires_at: datetime | None = None
+    """When a person's group becomes the plan's; None = never."""
+
+    def is_persons(self, now: datetime) -> bool:
+        """Whether a person decides on the group."""
+        return self.owner == "person" and (self.expires_at is None or self.expires_at > now)
 
 
 class ObservedHost(msgspec.Struct, frozen=True):
@@ -53,6 +61,8 @@ class HostRequest(msgspec.Struct, frozen=True):
     name: str
     region: str
     kind: str
+    model: str = ""
+    """The model that it is wanted for; empty = whatever comes."""
 
 
 class Outcome(StrEnum):

@@ -124,6 +124,8 @@ class LocalProcesses:
         place.mkdir(parents=True, exist_ok=True)
         (place / "host-id").write_text(f"{request.name}\n")
         env = {**self._env, "PENSTOCK_DATA_DIR": str(place), "PENSTOCK_REGION": request.region}
+        if request.model:  # a profile that was named is another model's
+            env |= {"PENSTOCK_MODEL": request.model, "PENSTOCK_PROFILE": ""}
         output = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         pid = os.posix_spawn(
             self._command[0],

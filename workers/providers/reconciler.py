@@ -310,7 +310,9 @@ class Reconciler:
             called = await self._store.save(intent, before_create(intent, now))
         except Overtaken:
             return None
-        result = await self._provider.create(HostRequest(intent.name, intent.region, intent.kind))
+        result = await self._provider.create(
+            HostRequest(intent.name, intent.region, intent.kind, intent.model)
+        )
         then = await self._store.now()
         await self._keep(called, lambda one: after_create(one, result, then), result)
         return result

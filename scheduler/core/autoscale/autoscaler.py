@@ -228,7 +228,7 @@ class Autoscaler:
                 default=host.usd_per_hour,
             )
             limits.append(host_dwell_s(host, rests, removed, replacement))
-        return max(limits, default=self._settings.stabilization_s)
+        return min(max(limits, default=self._settings.stabilization_s), self._settings.host_idle_s)
 
 
 def kind_plans(

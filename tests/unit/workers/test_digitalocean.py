@@ -71,6 +71,20 @@ def test_one_name_and_tag_by_intent(cloud: FakeCloud, time: VirtualTime) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [("acme/river", "--model acme/river"), ("", "--model ''"), ("a b;c", "--model 'a b;c'")],
+)
+def test_the_script_of_the_first_start_gets_the_model(
+    model: str, line: str, cloud: FakeCloud, time: VirtualTime
+) -> None:
+    api = Bodies(cloud)
+    options = DropletOptions("live", user_data="penstock agent --model {{model}}")
+    request = HostRequest(REQUEST.name, REQUEST.region, REQUEST.kind, model)
+    finish(DigitalOceanHosts(api, options, time.now).create(request))
+    assert api.sent[0]["user_data"] == f"penstock agent {line}"
+
+
 def test_all_pages_and_only_the_fleet_are_listed(cloud: FakeCloud, time: VirtualTime) -> None:
     cloud.droplet_limit = 1_000
     for number in range(250):
