@@ -178,6 +178,14 @@ class Settings(BaseSettings):
     """US dollars per hour that the hosts of each provider may cost together. A create beyond that is refused."""
     local_hosts: bool = False
     """Run the desired hosts of the provider `local` as processes on this machine; `penstock up` sets it."""
+    host_places: str = ""
+    """Where the autoscaler's plan creates hosts, by kind: KIND=PROVIDER/REGION,PROVIDER/REGION;KIND=..., tried in this
+    order; `*` is for other kinds. Empty = it creates none. `scheduler` and `jobs` need the same."""
+    autoscaler_stabilization_s: float = Field(default=300.0, ge=2.0)
+    """Seconds for which all observations must allow the removal of a replica."""
+    autoscaler_host_idle_s: float = Field(default=0.0, ge=0.0)
+    """Most seconds for which a host without awake replicas is kept; 0 = as long as its price and that of a new one
+    suggest."""
     digitalocean_token: SecretStr = Field(default=SecretStr(""), validation_alias="DIGITALOCEAN_TOKEN")
     """API token that may read and write droplets, tags and actions; not stored in the database."""
     digitalocean_token_file: Path = Path()

@@ -10,14 +10,13 @@ from pathlib import Path
 
 from prometheus_client import Gauge
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
 from core.errors import InvalidRequest
 from core.ids import uuid7
 from core.money import usd_to_pico
 from core.settings import Settings, without_credentials
-from workers.catalog import load_catalog
+from jobs.acting import act_on_plan, known_prices
 from workers.providers import digitalocean, local
 from workers.providers.ceilings import Ceilings
 from workers.providers.digitalocean import DigitalOceanHosts, DropletOptions
@@ -25,7 +24,6 @@ from workers.providers.interface import HostProvider
 from workers.providers.local import LocalProcesses
 from workers.providers.reconciler import PassReport, Reconciler
 from workers.providers.store import DatabaseIntents, try_lock
-from workers.scaling import read_host_prices
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +41,21 @@ _OF_THIS_PROCESS = ("PENSTOCK_METRICS_PORT", "PENSTOCK_SUPERVISOR_PID", "PENSTOC
 
 
 async def reconcile_hosts(database: Database, settings: Settings) -> int:
-    """One pass over each provider that is set up; returns the number of creates and destroys that were called.
+    """Desire what the autoscaler's plan asks for, then one pass over each provider that is set up.
 
-    One provider's error does not stop the passes of the others. It is raised after them.
+    Returns the number of creates and destroys that were called. An error with the plan or with one provider does not
+    stop the passes of the others. It is raised after them.
     """
     calls = 0
     failures: list[Exception] = []
-    for name, make in configured(settings).items():
+    makers = configured(settings)
+    try:
+        await act_on_plan(database, settings, frozenset(makers))
+    except Exception as error:  # noqa: BLE001 - raised after the passes
+        log.error("the autoscaler's plan: %s: %s", type(error).__name__, error)
+        error.add_note("while desiring what the autoscaler's plan asks for")
+        failures.append(error)
+    for name, make in makers.items():
         try:
             report = await _pass(database, settings, make)
         except Exception as error:  # noqa: BLE001 - raised after the passes over the others
@@ -91,21 +97,11 @@ async def run_pass(database: Database, settings: Settings, provider: HostProvide
             DatabaseIntents(database),
             fleet=_LOCAL_FLEET if provider.name == local.NAME else settings.fleet,
             new_id=uuid7,
-            known_prices=partial(_known_prices, lock),
+            known_prices=partial(known_prices, lock),
             ceilings=Ceilings(settings.hosts_max, usd_to_pico(settings.hosts_max_usd_per_hour)),
             dry_run=settings.hosts_dry_run,
         )
         return await reconciler.run()
-
-
-async def _known_prices(connection: AsyncConnection) -> dict[str, int]:
-    """Picodollars per hour by kind: the books' prices, and for other kinds those of the catalog."""
-    catalog = {
-        kind: usd_to_pico(host.price.usd_per_hour)
-        for kind, host in load_catalog().hosts.items()
-        if host.price is not None
-    }
-    return catalog | await read_host_prices(connection)
 
 
 def configured(settings: Settings) -> dict[str, Callable[[], HostProvider]]:

@@ -35,6 +35,8 @@ _STATEMENTS = (
     "DELETE FROM host_acceptances WHERE (host_id, checked_at) IN (SELECT o.host_id, o.checked_at "
     "FROM host_acceptances o WHERE o.stored_at < now() - interval '90 days' AND EXISTS (SELECT FROM host_acceptances n "
     "WHERE n.host_id = o.host_id AND n.stored_at > o.stored_at) LIMIT :batch)",
+    "DELETE FROM pool_acts WHERE act_id IN (SELECT act_id FROM pool_acts "
+    "WHERE at < now() - interval '90 days' LIMIT :batch)",
     # A closed month is not compared any more.
     "DELETE FROM stripe_compared WHERE (month, kind, object_id) IN (SELECT c.month, c.kind, c.object_id "
     "FROM stripe_compared c JOIN billing_periods p ON p.month = c.month AND p.status = 'closed' LIMIT :batch)",

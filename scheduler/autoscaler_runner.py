@@ -6,6 +6,7 @@ from scheduler import metrics
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.autoscale.state import PlanningError
 from scheduler.core.state import SchedulerState
+from scheduler.plan_actor import PlanActor
 from scheduler.views import HostRegistry
 from scheduler.wire import PlanView
 
@@ -13,10 +14,17 @@ log = logging.getLogger(__name__)
 
 
 class AutoscalerRunner:
-    """Runs the planner, sets the plan's metrics, and counts and logs failures."""
+    """Runs the planner, has its plan acted on, sets the plan's metrics, and counts and logs failures."""
 
-    def __init__(self, planner: LivePlanner, state: SchedulerState, hosts: HostRegistry) -> None:
-        self._planner = planner
+    def __init__(
+        self,
+        planner: LivePlanner,
+        state: SchedulerState,
+        hosts: HostRegistry,
+        actor: PlanActor | None = None,
+    ) -> None:
+        """Without an `actor` nothing acts on the plan."""
+        self._planner, self._actor = planner, actor
         self._state, self._hosts = state, hosts
         self._failed: set[tuple[str, str]] = set()
         """Models and error types that have been logged."""
@@ -27,17 +35,27 @@ class AutoscalerRunner:
 
         A failure is counted each time and logged the first time. The next run starts afresh.
         """
+        actor, hosts, replicas = self._actor, self._hosts.views(now), self._state.fleet.replicas
+        if actor is not None:
+            staying = actor.staying(hosts)
+            leaving = {host.agent_id for host in hosts} - {host.agent_id for host in staying}
+            hosts = staying
+            replicas = {name: row for name, row in replicas.items() if row.agent_id not in leaving}
         try:
             plan = self._planner.plan(
-                self._state.fleet.replicas,
-                self._hosts.views(now),
+                replicas,
+                hosts,
                 self._state.queue_views(now),
                 now,
+                creating=actor.creating(hosts) if actor is not None else (),
+                failures=actor.failures() if actor is not None else (),
             )
         except (ArithmeticError, ValueError) as error:
             self._record_failure(error)
             plan = None
         metrics.show_plan(plan)
+        if plan is not None and actor is not None:
+            actor.act(plan, hosts, self._state, now)
         return plan
 
     def _record_failure(self, error: Exception) -> None:

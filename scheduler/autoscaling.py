@@ -1,6 +1,6 @@
 """The autoscaler beside the live scheduler: counts demand, observes the fleet, and computes a plan.
 
-Nothing acts on the plan. LivePlanner listens to requests, and the service calls `plan` every PLAN_INTERVAL_S seconds.
+LivePlanner listens to requests, and the service calls `plan` every PLAN_INTERVAL_S seconds. plan_actor.py acts on it.
 """
 
 import math
@@ -45,6 +45,8 @@ LEARNT = (
 """Figures of a capacity that are learnt (`capacity_estimate`, `acceptance`)."""
 MOVED = 0.15
 """Relative change of a learnt figure from which the plan takes it."""
+SPOT = "-spot"
+"""Ends the kinds of hosts that their provider may take back."""
 _UP = frozenset({ReplicaState.READY, ReplicaState.LOADING})
 
 
@@ -203,8 +205,8 @@ class LivePlanner(Listener):
     ) -> PlanView | None:
         """Observe and plan. None when there is no model to plan for.
 
-        `now` is in monotonic seconds. `creating` and `failures` are what the
-        provider of hosts reports. Raises PlanningError when a model's figures are out of range.
+        `now` is in monotonic seconds. `creating`, whose prices are those of their kinds, and `failures` are what the
+        providers of hosts report. Raises PlanningError when a model's figures are out of range.
         """
         elapsed, self._last = max(1e-3, now - self._last), now
         by_engine: dict[str, list[Replica]] = {}
@@ -233,7 +235,7 @@ class LivePlanner(Listener):
                 [self._host(host) for host in hosts],
                 observed,
                 demand,
-                list(creating),
+                [msgspec.structs.replace(host, usd_per_hour=self._cost(host.kind)) for host in creating],
                 list(failures),
             )
         )
@@ -279,8 +281,16 @@ class LivePlanner(Listener):
             profile = next((each for each in model.profiles.values() if each.host_kind == kind), None)
             usd = self._usd_per_hour(kind)
             if profile is not None and usd is not None:
-                options.append(HostOption(kind, 0.0 if self._contracted(kind) else usd, profile.instances))
-        return tuple(options)
+                options.append(HostOption(kind, self._cost(kind), profile.instances))
+        return tuple(sorted(options, key=lambda option: self._turn(option.kind)))
+
+    def _turn(self, kind: str) -> int:
+        """Contracted hours first, spot second, on-demand last; kinds of the same sort in the admin's order."""
+        return 0 if self._contracted(kind) else 1 if kind.endswith(SPOT) else 2
+
+    def _cost(self, kind: str) -> float:
+        """USD per hour that a host of that kind costs beside what is paid in any case."""
+        return 0.0 if self._contracted(kind) else self._usd_per_hour(kind) or 0.0
 
     def _usd_per_hour(self, kind: str) -> float | None:
         """The price of a host of that kind: that of the books, else the catalog's; None = not known."""

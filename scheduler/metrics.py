@@ -119,6 +119,9 @@ PLAN_FAILURES = Counter(
     "Observations without a plan, because the arithmetic failed on a model's figures",
     ["model"],
 )
+PLAN_STORE_FAILURES = Counter(
+    "penstock_scheduler_plan_store_failures", "Rounds in which the autoscaler's plan could not be stored"
+)
 HOST_HOURS_FAILURES = Counter(
     "penstock_scheduler_host_hours_failures", "Rounds in which host seconds could not be stored"
 )

@@ -1,6 +1,7 @@
 """The scheduler role: stands by until it has the lease, then serves until it has lost it, and stops on SIGTERM."""
 
 import asyncio
+import math
 import random
 import signal
 from collections.abc import AsyncIterator, Coroutine
@@ -20,6 +21,7 @@ from core.settings import Settings
 from core.supervise import supervise
 from core.telemetry import MetricsServer
 from scheduler.autoscaling import LivePlanner
+from scheduler.core.autoscale.model_planner import AutoscalerSettings
 from scheduler.door import Door
 from scheduler.engine_counters import EngineCounterStore
 from scheduler.host_acceptances import HostAcceptances
@@ -27,8 +29,11 @@ from scheduler.host_hours import HostHours
 from scheduler.lease import Tenure
 from scheduler.lease_keeper import LeaseKeeper, boot_seconds
 from scheduler.lease_table import LeaseTable, owner_at
+from scheduler.plan_actor import PlanActor
+from scheduler.plan_store import PlanStore
 from scheduler.request_trace_store import RequestTraceStore
 from scheduler.service import SchedulerService
+from workers.acting.places import parse_places
 from workers.added_models import AddedModelDirectory
 from workers.catalog import load_catalog
 from workers.engine_counters import record_counters
@@ -126,13 +131,17 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
     targets = TargetDirectory(database)
     scaling = ScalingDirectory(database)
     added = AddedModelDirectory(database)
+    plans = PlanStore(database, tenure.term, now=clock.monotonic)
     door.entry_of = added.entry_of
     service = SchedulerService(
         door,
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         listeners=[host_hours, acceptances, counters, trace.trace],
-        planner=LivePlanner(load_catalog(), scaling, added=lambda: added.models),
+        planner=LivePlanner(
+            load_catalog(), scaling, autoscaler_settings(settings), added=lambda: added.models
+        ),
+        actor=PlanActor(plans, parse_places(settings.host_places), lambda: scaling.limits, clock),
         targets=targets,
         term=tenure.term,
         holds=lambda: tenure.holds(boot_seconds()),
@@ -146,14 +155,26 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
         targets.start()
         await scaling.start()
         await added.start()
+        await plans.start()
         service.start()
         yield service
     finally:
         await service.close()
         await asyncio.gather(
-            *(part.close() for part in (targets, scaling, added, host_hours, acceptances, counters, trace))
+            *(
+                part.close()
+                for part in (targets, scaling, added, host_hours, acceptances, counters, trace, plans)
+            )
         )
         await database.close()
+
+
+def autoscaler_settings(settings: Settings) -> AutoscalerSettings:
+    """The autoscaler's tunables of the settings."""
+    return AutoscalerSettings(
+        stabilization_s=settings.autoscaler_stabilization_s,
+        host_idle_s=settings.autoscaler_host_idle_s or math.inf,
+    )
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, ResultT]) -> ResultT | None:

@@ -17,7 +17,7 @@ from core.supervise import supervise
 from scheduler import metrics
 from scheduler.autoscaler_runner import AutoscalerRunner
 from scheduler.autoscaling import PLAN_INTERVAL_S, LivePlanner
-from scheduler.commands import ACTIONS, CommandRouter
+from scheduler.commands import ACTIONS, CommandRouter, Peer
 from scheduler.core.decisions import Decision, Placed, Rejection
 from scheduler.core.rules import NEW_TENANT
 from scheduler.core.state import SchedulerState
@@ -35,6 +35,7 @@ from scheduler.messages import (
     TenantCounter,
 )
 from scheduler.model_activity import ModelActivity
+from scheduler.plan_actor import PlanActor
 from scheduler.sessions import Session
 from scheduler.views import HostRegistry, pool_snapshot
 from scheduler.wire import Placement, PlanView, PoolSnapshot
@@ -78,15 +79,16 @@ class SchedulerService:
         rng: random.Random,
         listeners: Iterable[Listener] = (),
         planner: LivePlanner | None = None,
+        actor: PlanActor | None = None,
         targets: TargetDirectory | None = None,
         grace_s: float = 3.0,
         term: int = 1,
         holds: Callable[[], bool] = lambda: True,
         outdated: Callable[[int], None] = lambda term: None,
     ) -> None:
-        """`listeners` observe requests and heartbeats. Without a `planner` snapshots carry no plan. `targets` replace
-        those of heartbeats. `holds` tells whether the lease of `term` is still held; `outdated` is called with a higher
-        term that a peer knows, after which `holds` must return False.
+        """`listeners` observe requests and heartbeats. Without a `planner` snapshots carry no plan; `actor` acts on
+        it. `targets` replace those of heartbeats. `holds` tells whether the lease of `term` is still held; `outdated`
+        is called with a higher term that a peer knows, after which `holds` must return False.
 
         In the first `grace_s` seconds no request is refused for want of replicas.
         """
@@ -99,7 +101,11 @@ class SchedulerService:
         self._targets = targets
         self.state = SchedulerState(self.epoch, clock.monotonic(), grace_s=grace_s)
         self._hosts = HostRegistry()
-        self._autoscaler = AutoscalerRunner(planner, self.state, self._hosts) if planner is not None else None
+        self._autoscaler = (
+            AutoscalerRunner(planner, self.state, self._hosts, actor) if planner is not None else None
+        )
+        if actor is not None:
+            actor.connect(self._command)
         planners = (planner,) if planner is not None else ()
         self._activity = ModelActivity()
         self._observers = Observers(
@@ -333,21 +339,21 @@ class SchedulerService:
             metrics.KV_RESYNCS.inc()
             session.send(KvResync(replica_id))
 
-    def _command(self, session: Session, command: ReplicaCommand) -> None:
+    def _command(self, peer: Peer, command: ReplicaCommand) -> None:
         replica = next(iter(self.state.fleet.targets_of(command.replica_id)), None)
         agent = self._agents.get(replica.agent_id) if replica else None
         if replica is None:
             names = {each.engine.replica_id for each in self.state.fleet.replicas.values()}
             known = ", ".join(sorted(names)) or "none"
             why = f"no such replica: {command.replica_id!r}; known replicas: {known}"
-            session.send(CommandResult(command.command_id, False, why))
+            peer.send(CommandResult(command.command_id, False, why))
         elif agent is None:
             why = f"agent {replica.agent_id} of replica {command.replica_id} is not connected"
-            session.send(CommandResult(command.command_id, False, why))
-        elif self._commands.forward(command, session, agent):
+            peer.send(CommandResult(command.command_id, False, why))
+        elif self._commands.forward(command, peer, agent):
             if state := ACTIONS[command.action]:
                 self.state.expect_state(command.replica_id, state)
-            log.info("%s asked to %s replica %s", session.name, command.action, command.replica_id)
+            log.info("%s asked to %s replica %s", peer.name, command.action, command.replica_id)
 
     def _answer(self, decision: Decision) -> None:
         """Send a decision to its client, if it is still connected, and notify the listeners."""

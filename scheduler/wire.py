@@ -241,7 +241,7 @@ class HostRemovalView(msgspec.Struct, frozen=True):
 
 
 class PlanView(msgspec.Struct):
-    """The plan of the autoscaler, bounded. Nothing acts on it."""
+    """The plan of the autoscaler, bounded."""
 
     models: list[ModelPlanView] = []
     changes: list[PlanChangeView] = []

@@ -5,6 +5,7 @@ The limits and the hosts' prices are read from PostgreSQL in the background, so 
 
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 
 import msgspec
 from sqlalchemy import select, text
@@ -14,6 +15,7 @@ from core.db import Database
 from core.money import PICO_PER_USD
 from core.polled_snapshot import PolledSnapshot
 from core.supervise import supervise
+from workers.acting.plan import Mode
 from workers.tables import model_scaling, models
 
 POLL_S = 2.0
@@ -34,10 +36,25 @@ class ScalingLimits(msgspec.Struct, frozen=True):
     """Most picodollars per hour for the model's hosts that are not contracted; None = no limit."""
     host_kinds: tuple[str, ...] = ()
     """Kinds of hosts that may be created for it, tried in this order."""
+    acting: Mode | None = None
+    """Whether the plan is acted on for it; None = as the platform's switch says."""
+    budget_usd_pico_per_month: int | None = None
+    """Most picodollars in a UTC month for the model's hosts that are not contracted; None = no limit."""
 
 
 NO_LIMITS = ScalingLimits()
 
+
+class ReplicaHold(msgspec.Struct, frozen=True):
+    """A person's decision on how many replicas of a model are awake until an instant."""
+
+    model: str
+    awake: int
+    until: datetime
+    reason: str
+
+
+_HOLDS = text("SELECT model, awake, until, reason FROM replica_holds WHERE until > clock_timestamp()")
 _PRICES_NOW = text(
     "SELECT DISTINCT ON (host_kind) host_kind, usd_pico_per_hour FROM host_prices WHERE effective_from <= now() "
     "ORDER BY host_kind, effective_from DESC"
@@ -55,6 +72,8 @@ def limits_problem(limits: ScalingLimits) -> tuple[str, str] | None:
         return "max_awake", f"max_awake is {limits.max_awake}, must be at most {MAX_REPLICAS}"
     if limits.budget_usd_pico_per_hour is not None and limits.budget_usd_pico_per_hour < 0:
         return "budget_usd_per_hour", "budget_usd_per_hour must not be negative"
+    if limits.budget_usd_pico_per_month is not None and limits.budget_usd_pico_per_month < 0:
+        return "budget_usd_per_month", "budget_usd_per_month must not be negative"
     if len(set(limits.host_kinds)) < len(limits.host_kinds):
         return "host_kinds", f"host_kinds names a kind twice: {', '.join(limits.host_kinds)}"
     return None
@@ -68,11 +87,28 @@ async def read_limits(connection: AsyncConnection) -> dict[str, ScalingLimits]:
             row.max_awake,
             None if row.budget_usd_pico_per_hour is None else int(row.budget_usd_pico_per_hour),
             tuple(row.host_kinds),
+            None if row.acting is None else Mode(row.acting),
+            None if row.budget_usd_pico_per_month is None else int(row.budget_usd_pico_per_month),
         )
         for row in await connection.execute(
             select(model_scaling).join(models).where(models.c.status != "retired")
         )
     }
+
+
+async def read_holds(connection: AsyncConnection) -> dict[str, ReplicaHold]:
+    """The holds of replicas that have not expired, by model."""
+    rows = await connection.execute(_HOLDS)
+    return {row.model: ReplicaHold(row.model, row.awake, row.until, row.reason) for row in rows}
+
+
+async def read_effective_limits(connection: AsyncConnection) -> dict[str, ScalingLimits]:
+    """The limits that hold now: those that are stored, with as many replicas awake as a person holds."""
+    limits = await read_limits(connection)
+    for model, hold in (await read_holds(connection)).items():
+        stored = limits.get(model, NO_LIMITS)
+        limits[model] = msgspec.structs.replace(stored, min_awake=hold.awake, max_awake=hold.awake)
+    return limits
 
 
 async def read_host_prices(connection: AsyncConnection) -> dict[str, int]:
@@ -107,5 +143,5 @@ class ScalingDirectory(PolledSnapshot):
         return None if pico is None else pico / PICO_PER_USD
 
     async def _read(self, connection: AsyncConnection) -> None:
-        limits, prices = await read_limits(connection), await read_host_prices(connection)
+        limits, prices = await read_effective_limits(connection), await read_host_prices(connection)
         self.limits, self._prices = limits, prices

@@ -73,11 +73,27 @@ model_scaling = Table(
     Column("max_awake", Integer, nullable=False),
     pico("budget_usd_pico_per_hour", nullable=True),
     Column("host_kinds", ARRAY(Text), nullable=False),
+    Column("acting", Text),
+    pico("budget_usd_pico_per_month", nullable=True),
     CheckConstraint("0 <= min_awake AND min_awake <= max_awake AND max_awake <= 1024", name="replicas"),
     CheckConstraint("budget_usd_pico_per_hour >= 0", name="budget"),
+    CheckConstraint("acting IN ('off', 'dry-run', 'on')", name="acting"),
+    CheckConstraint("budget_usd_pico_per_month >= 0", name="month"),
 )
-"""What an admin allows the autoscaler to do for a model: replicas awake, picodollars per hour (NULL = no limit), and
-the kinds of hosts that may be created, in the order in which they are tried."""
+"""What an admin allows the autoscaler to do for a model: replicas awake, picodollars per hour and UTC month (NULL = no
+limit), the kinds of hosts that may be created, in the order in which they are tried, and whether its plan is acted on
+(NULL = as the platform's)."""
+
+replica_holds = Table(
+    "replica_holds",
+    metadata,
+    Column("model", Text, ForeignKey("models.name"), primary_key=True),
+    Column("awake", Integer, nullable=False),
+    instant("until"),
+    string("reason"),
+    CheckConstraint("awake BETWEEN 0 AND 1024", name="awake"),
+)
+"""How many replicas of a model are awake until an instant, by a person's decision, whatever the autoscaler needs."""
 
 hosts = Table(
     "hosts",

@@ -277,11 +277,11 @@ def _call(plan: _Plan) -> None:
             plan.note(End(intent.intent_id, plan.now, "it was never created"))
     due = [one for one in plan.open() if one.next_at is None or one.next_at <= plan.now]
     plan.acts += [Destroy(one.intent_id) for one in due if not one.wanted and one.provider_id is not None]
-    trials = {kind: _trials(group, plan.now) for kind, group in _by_kind(plan.intents.values()).items()}
+    allowed = {kind: trials(group, plan.now) for kind, group in _by_kind(plan.intents.values()).items()}
     for intent in due:
         kind = (intent.region, intent.kind)
-        if intent.wanted and intent.state is IntentState.WRITTEN and trials[kind] > 0:
-            trials[kind] -= 1
+        if intent.wanted and intent.state is IntentState.WRITTEN and allowed[kind] > 0:
+            allowed[kind] -= 1
             plan.acts.append(Create(intent.intent_id))
 
 
@@ -295,16 +295,34 @@ def _by_kind(intents: Iterable[Intent]) -> dict[tuple[str, str], list[Intent]]:
 MANY = 1_000_000
 
 
-def _trials(intents: Sequence[Intent], now: datetime) -> int:
-    """How many hosts of a kind may be created now, by its failures since one of them last became fit to serve."""
+class Failures(msgspec.Struct, frozen=True):
+    """Creations of a kind that failed since a host of it last became fit to serve."""
+
+    count: int
+    last: datetime
+
+    def wait(self, now: datetime) -> timedelta:
+        """How long the kind is still left alone; zero = it may be tried with one host at a time."""
+        return max(timedelta(), self.last + pause(self.count) - now)
+
+
+def failures_of(intents: Sequence[Intent], now: datetime) -> Failures | None:
+    """The failures of a kind in a region, whose intents these are; None = it does not fail."""
     served = max((since for one in intents if (since := _serves_since(one, now)) is not None), default=None)
     failed = [
-        one for one in intents if one.failed_at is not None and (served is None or one.failed_at > served)
+        (one.failed_at, one.failures)
+        for one in intents
+        if one.failed_at is not None and (served is None or one.failed_at > served)
     ]
-    if not failed:
+    return Failures(sum(count for _, count in failed), max(at for at, _ in failed)) if failed else None
+
+
+def trials(intents: Sequence[Intent], now: datetime) -> int:
+    """How many hosts of a kind may be created in a region now, by its failures; those that are called count."""
+    failures = failures_of(intents, now)
+    if failures is None:
         return MANY
-    last = max(one.failed_at for one in failed if one.failed_at is not None)
-    if now - last < pause(sum(one.failures for one in failed)):
+    if failures.wait(now):
         return 0
     coming = sum(
         one.wanted

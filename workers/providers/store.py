@@ -43,6 +43,10 @@ _KINDS = text(
     "SELECT kind FROM desired_hosts WHERE provider = :provider AND count > 0 "
     "UNION SELECT kind FROM host_intents WHERE provider = :provider AND state <> 'ended'"
 )
+_RECENT = text(
+    f"{_INTENTS} WHERE i.state <> 'ended' OR i.ended_at > clock_timestamp() - interval '1 day' "
+    "ORDER BY i.requested_at, i.intent_id"
+)
 _OPEN = text(
     f"{_INTENTS} WHERE i.provider = :provider AND i.state <> 'ended' ORDER BY i.requested_at, i.intent_id"
 )
@@ -231,19 +235,23 @@ async def read_desired(connection: AsyncConnection, provider: str | None = None)
     if provider is not None:
         query = query.where(desired_hosts.c.provider == provider)
     return [
-        DesiredHosts(HostGroup(row["provider"], row["region"], row["kind"], row["model"]), row["count"])
+        DesiredHosts(
+            HostGroup(row["provider"], row["region"], row["kind"], row["model"]),
+            row["count"],
+            row["owner"],
+            row["expires_at"],
+        )
         for row in (await connection.execute(query)).mappings()
     ]
 
 
 async def set_desired(connection: AsyncConnection, desired: DesiredHosts) -> None:
-    """Set how many hosts of a group there should be."""
+    """Set how many hosts of a group there should be, and who says so."""
     group = msgspec.structs.asdict(desired.group)
-    statement = upsert(desired_hosts).values(**group, count=desired.count)
+    said = {"count": desired.count, "owner": desired.owner, "expires_at": desired.expires_at}
+    statement = upsert(desired_hosts).values(**group, **said)
     await connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=list(desired_hosts.primary_key.columns), set_={"count": desired.count}
-        )
+        statement.on_conflict_do_update(index_elements=list(desired_hosts.primary_key.columns), set_=said)
     )
 
 
@@ -259,6 +267,11 @@ async def read_open(connection: AsyncConnection, provider: str) -> list[Intent]:
     """A provider's intents that have not ended."""
     bound = {"provider": provider}
     return [_intent(row) for row in (await connection.execute(_OPEN, bound)).mappings()]
+
+
+async def read_recent(connection: AsyncConnection) -> list[Intent]:
+    """The intents of all providers that have not ended, and those that ended within a day."""
+    return [_intent(row) for row in (await connection.execute(_RECENT)).mappings()]
 
 
 async def read_billed(connection: AsyncConnection, start: datetime, end: datetime) -> list[Intent]:

@@ -26,10 +26,14 @@ desired_hosts = Table(
     string("kind"),
     string("model"),
     Column("count", Integer, nullable=False),
+    Column("owner", Text, nullable=False, server_default="person"),
+    instant("expires_at", nullable=True),
     PrimaryKeyConstraint("provider", "region", "kind", "model"),
     CheckConstraint("count BETWEEN 0 AND 1024", name="count"),
+    CheckConstraint("owner IN ('plan', 'person')", name="owner"),
 )
-"""How many hosts of a group there should be."""
+"""How many hosts of a group there should be, and who says so: the autoscaler's plan, or a person (until an instant),
+whose groups the plan leaves alone."""
 
 host_intents = Table(
     "host_intents",

@@ -14,7 +14,7 @@ class Failing(LivePlanner):
 
     looks = 0
 
-    def plan(self, *_: object) -> None:
+    def plan(self, *_: object, **__: object) -> None:
         self.looks += 1
         raise ZeroDivisionError("float division by zero")
 

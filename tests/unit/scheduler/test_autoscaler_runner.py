@@ -52,7 +52,7 @@ def test_a_model_out_of_all_range_costs_the_plan_and_nothing_else(monkeypatch: p
 
 def test_a_failure_that_is_not_of_arithmetic_is_not_hidden() -> None:
     class Wrong(LivePlanner):
-        def plan(self, *_: object) -> None:
+        def plan(self, *_: object, **__: object) -> None:
             raise KeyError("a mistake of ours")
 
     runner = AutoscalerRunner(Wrong(CATALOG), SchedulerState("epoch-1", 0.0), HostRegistry())

@@ -221,3 +221,27 @@ def test_hosts_that_are_paid_for_in_any_case_are_never_destroyed() -> None:
             plan = planner.plan(fleet.replicas, [*_hosts(1), empty], [], 20.0 * number)
         assert plan is not None
         assert ([row.host_id for row in plan.destroy] == []) is kept
+
+
+def test_contracted_kinds_are_tried_first_then_spot_then_the_others() -> None:
+    """Whatever the order of the list, which decides among kinds of one sort."""
+    dear, contracted, spot = "gpu-h200x8-1128gb", "gpu-b300x8-2304gb-contracted", "gpu-b300x8-2304gb-spot"
+    model = CATALOG.models["deepseek-v3.2"]
+    profiles = {
+        kind: msgspec.structs.replace(model.profile(), host_kind=kind) for kind in (dear, contracted, spot)
+    }
+    catalog = msgspec.structs.replace(
+        CATALOG, models={model.name: msgspec.structs.replace(model, profiles=profiles)}
+    )
+    scaling = ScalingDirectory(Database("postgresql://penstock@127.0.0.1:1/none"))
+    scaling.limits = {model.name: ScalingLimits(1, 4, None, (dear, spot, contracted))}
+
+    def kind_after(*failed: str) -> str:
+        failures = [CreationFailures(kind, 1, 0.0) for kind in failed]
+        plan = LivePlanner(catalog, scaling).plan({}, [], [], 2.0, failures=failures)
+        assert plan is not None
+        return plan.create[0].kind
+
+    assert kind_after() == contracted
+    assert kind_after(contracted) == spot
+    assert kind_after(contracted, spot) == dear

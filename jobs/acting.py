@@ -1,0 +1,124 @@
+"""Turns the autoscaler's plan, which the scheduler stores, into desired hosts of providers (docs/adr/0054)."""
+
+import logging
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from core.db import Database
+from core.money import usd_to_pico
+from core.settings import Settings
+from workers.acting.decide import PLAN_MAX_AGE, Decision, Money, Situation, decide_hosts
+from workers.acting.places import parse_places
+from workers.acting.plan import Mode
+from workers.acting.store import ActingRules, PlanRead, add_acts, read_plan, read_rules
+from workers.catalog import load_catalog
+from workers.providers import local
+from workers.providers.ceilings import Ceilings
+from workers.providers.costs import host_cost_pico
+from workers.providers.intents import Retire, noted
+from workers.providers.interface import DesiredHosts
+from workers.providers.store import (
+    read_billed,
+    read_desired,
+    read_recent,
+    set_desired,
+    try_lock,
+    write_intent,
+)
+from workers.scaling import read_effective_limits, read_host_prices
+
+log = logging.getLogger(__name__)
+
+
+async def act_on_plan(database: Database, settings: Settings, providers: frozenset[str]) -> int:
+    """Write what the plan asks for in one transaction; returns the number of groups and hosts that changed.
+
+    `providers` are those that are set up. Nothing changes for a plan that is older than PLAN_MAX_AGE or of a scheduler
+    that has lost its lease, nor while a pass over a provider runs. Raises Overtaken, with nothing written, when a
+    person has changed a host meanwhile.
+    """
+    places = parse_places(settings.host_places)
+    async with database.system() as connection:
+        for provider in sorted(providers):
+            if not await try_lock(connection, provider):
+                return 0
+        read = await read_plan(connection)
+        if read is None or not read.current or read.now - read.at > PLAN_MAX_AGE:
+            return 0
+        rules = await read_rules(connection)
+        if rules.mode is Mode.OFF:
+            return 0
+        catalog = load_catalog()
+        contracted = frozenset(kind for kind, host in catalog.hosts.items() if host.contracted)
+        limits = await read_effective_limits(connection)
+        decision = decide_hosts(
+            Situation(
+                now=read.now,
+                plan=read.plan,
+                desired=await read_desired(connection),
+                intents=await read_recent(connection),
+                places=places,
+                providers=providers,
+                contracted=contracted,
+                limits=limits,
+                money=await _money(connection, settings, rules, providers, read.now, contracted),
+                mode=Mode.DRY_RUN if settings.hosts_dry_run else rules.mode,
+            )
+        )
+        await _write(connection, decision, read)
+    if decision.desired or decision.retired:
+        log.info(
+            "the autoscaler's plan: %d groups of hosts changed, %d hosts given up",
+            len(decision.desired),
+            len(decision.retired),
+        )
+    return len(decision.desired) + len(decision.retired)
+
+
+async def _write(connection: AsyncConnection, decision: Decision, read: PlanRead) -> None:
+    for intent, why in decision.retired:
+        await write_intent(
+            connection, intent, noted(intent, Retire(intent.intent_id, why, failed=False), read.now)
+        )
+    for group, count in decision.desired.items():
+        await set_desired(connection, DesiredHosts(group, count, "plan"))
+    await add_acts(connection, decision.acts)
+
+
+async def _money(
+    connection: AsyncConnection,
+    settings: Settings,
+    rules: ActingRules,
+    providers: Iterable[str],
+    now: datetime,
+    contracted: frozenset[str],
+) -> Money:
+    """Ceilings, prices, and what the hosts of each model have cost since the UTC month began."""
+    month = now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    spent: dict[str, int] = {}
+    for one in await read_billed(connection, month, now):
+        if one.kind not in contracted:
+            spent[one.model] = spent.get(one.model, 0) + host_cost_pico(one, month, now)
+    known = await known_prices(connection)
+    return Money(
+        Ceilings(settings.hosts_max, usd_to_pico(settings.hosts_max_usd_per_hour)),
+        {
+            (provider, kind): 0 if provider == local.NAME else price
+            for provider in providers
+            for kind, price in known.items()
+        },
+        spent,
+        rules.budget_usd_pico_per_month,
+    )
+
+
+async def known_prices(connection: AsyncConnection) -> dict[str, int]:
+    """Picodollars per hour by kind: the books' prices, and for other kinds those of the catalog."""
+    catalog = {
+        kind: usd_to_pico(host.price.usd_per_hour)
+        for kind, host in load_catalog().hosts.items()
+        if host.price is not None
+    }
+    return catalog | await read_host_prices(connection)

@@ -1,0 +1,166 @@
+"""Carries out what the plan says about replicas: which command each needs, one at a time, again after a failure.
+
+A replica's own state says what was done already, so a scheduler that takes over goes on where the last one was.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from core.ids import uuid7
+from scheduler.core.autoscale.state import Rung
+from scheduler.wire import PlanView
+from workers.acting.plan import Mode, PoolAct
+from workers.wire import CommandResult, ReplicaCommand, ReplicaState, ReplicaStatus
+
+DRAIN_S = 600.0
+"""Seconds that running requests get before an engine sleeps or stops."""
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 600.0
+"""Seconds without a command to a replica after one has failed, doubled with each further failure."""
+SAID_S = 3600.0
+"""Seconds until a dry run says the same of a replica again."""
+_SLEEPS_FROM = (ReplicaState.READY, ReplicaState.DRAINING)
+_STOPS_FROM = frozenset(ReplicaState) - {ReplicaState.STOPPED}
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A command that a replica needs, and why."""
+
+    replica_id: str
+    model: str
+    action: str
+    reason: str
+
+
+class _Tries(msgspec.Struct):
+    """The failures of a replica's last commands."""
+
+    count: int
+    next_at: float
+
+
+def next_action(state: ReplicaState, after: Rung, *, drained_by_plan: bool) -> str:
+    """The command that brings a replica to a rung; empty = none: it is there, on its way, or a person holds it."""
+    if after is Rung.AWAKE:
+        if state is ReplicaState.DRAINING:
+            return "resume" if drained_by_plan else ""
+        return {ReplicaState.ASLEEP: "wake", ReplicaState.STOPPED: "resume"}.get(state, "")
+    if after is Rung.STOPPED or after is Rung.DESTROYED:
+        return "stop" if state in _STOPS_FROM else ""
+    return "sleep" if state in _SLEEPS_FROM else ""
+
+
+def steps(
+    plan: PlanView,
+    statuses: Mapping[str, ReplicaStatus],
+    doomed: Mapping[str, str],
+    condemned: Callable[[str], bool],
+    drained_by_plan: Callable[[str], bool],
+) -> list[Step]:
+    """The commands that the plan needs now. `doomed` gives replicas on hosts to destroy the reason of that.
+
+    `condemned` tells of a replica whether its host may be destroyed at any moment: it is not started again.
+    """
+    wanted = {
+        change.replica_id: (Rung(change.after), change.reason)
+        for change in plan.changes
+        if not (Rung(change.after) is Rung.AWAKE and condemned(change.replica_id))
+    }
+    wanted |= {name: (Rung.STOPPED, reason) for name, reason in doomed.items()}
+    found = []
+    for name, (rung, reason) in wanted.items():
+        status = statuses.get(name)
+        if status is None or status.engine == "external":
+            continue
+        action = next_action(status.state, rung, drained_by_plan=drained_by_plan(name))
+        if action:
+            found.append(Step(name, status.model, action, reason))
+    return found
+
+
+class PlanExecutor:
+    """The commands under way, and the pauses after failures. It sends commands and takes their results."""
+
+    name = "autoscaler"
+
+    def __init__(
+        self,
+        forward: Callable[[ReplicaCommand], None],
+        record: Callable[[PoolAct], None],
+        now: Callable[[], float],
+    ) -> None:
+        """`forward` sends a command, whose one result comes to `send`; `now` returns monotonic seconds."""
+        self._forward, self._record, self._now = forward, record, now
+        self._open: dict[str, Step] = {}
+        """By id of the command."""
+        self._tries: dict[str, _Tries] = {}
+        self._said: dict[tuple[str, str], float] = {}
+        """When a dry run last said what it would do, by replica and action."""
+        self._drained: set[str] = set()
+        """Replicas that this executor has told to sleep or stop."""
+
+    def has_drained(self, replica_id: str) -> bool:
+        """Whether a replica drains because of the plan, and not because of a person."""
+        return replica_id in self._drained
+
+    def run(self, wanted: Iterable[Step], mode_of: Callable[[str], Mode]) -> None:
+        """Send the commands of `wanted` whose replica has none under way and is not left alone after a failure."""
+        now, busy = self._now(), {step.replica_id for step in self._open.values()}
+        for step in wanted:
+            mode = mode_of(step.model)
+            tries = self._tries.get(step.replica_id)
+            if mode is Mode.DRY_RUN:
+                self._say(step, now)
+            if mode is not Mode.ON or step.replica_id in busy or (tries is not None and now < tries.next_at):
+                continue
+            busy.add(step.replica_id)
+            if step.action in ("sleep", "stop"):
+                self._drained.add(step.replica_id)
+            command = ReplicaCommand(str(uuid7()), step.replica_id, step.action, DRAIN_S)
+            self._open[command.command_id] = step
+            self._forward(command)
+
+    def _say(self, step: Step, now: float) -> None:
+        """Record what a dry run would do, once in SAID_S."""
+        key = (step.replica_id, step.action)
+        if now - self._said.get(key, -SAID_S) >= SAID_S:
+            self._said[key] = now
+            self._record(
+                PoolAct(step.model, step.replica_id, step.action, step.reason, Mode.DRY_RUN, "dry-run")
+            )
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Take the result of a command."""
+        if not isinstance(message, CommandResult):
+            return
+        step = self._open.pop(message.command_id, None)
+        if step is None:
+            return
+        name = step.replica_id
+        if message.ok:
+            self._tries.pop(name, None)
+            if step.action in ("wake", "resume"):
+                self._drained.discard(name)
+        else:
+            count = self._tries[name].count + 1 if name in self._tries else 1
+            pause_s = min(FIRST_PAUSE_S * 2.0 ** min(count - 1, 30), LONGEST_PAUSE_S)
+            self._tries[name] = _Tries(count, self._now() + pause_s)
+        self._record(
+            PoolAct(
+                step.model,
+                name,
+                step.action,
+                step.reason,
+                Mode.ON,
+                "done" if message.ok else "failed",
+                "" if message.ok else message.message,
+            )
+        )
+
+    def forget(self, known: Iterable[str]) -> None:
+        """Keep what is known of these replicas only."""
+        keep = set(known)
+        self._tries = {name: tries for name, tries in self._tries.items() if name in keep}
+        self._said = {key: at for key, at in self._said.items() if key[0] in keep}
+        self._drained &= keep

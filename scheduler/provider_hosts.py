@@ -1,0 +1,93 @@
+"""Hosts of providers as the autoscaler takes them: in creation, failing by kind, and leaving. Pure."""
+
+from collections import defaultdict
+from collections.abc import Collection
+from datetime import datetime, timedelta
+
+import msgspec
+
+from scheduler.core.autoscale.state import CreatingHost, CreationFailures
+from workers.acting.places import Places
+from workers.providers.decide import Failures, failures_of
+from workers.providers.intents import Intent, IntentState
+from workers.providers.interface import HostGroup
+
+LOAD_WITHIN = timedelta(minutes=30)
+"""A host counts as in creation for so long after its agent joined, until a replica on it is observed."""
+SIMULATED = "sim-"
+"""Begins the id of a host whose engines are simulated; the rest is its name."""
+
+
+class ProviderHosts(msgspec.Struct, frozen=True):
+    """The intents as PostgreSQL had them at `at`, by its clock."""
+
+    at: datetime
+    intents: tuple[Intent, ...] = ()
+    """Those that have not ended, and those that ended lately."""
+    persons: frozenset[HostGroup] = frozenset()
+    """Groups that a person decides on."""
+
+    @property
+    def wanted(self) -> list[Intent]:
+        """The hosts that are wanted."""
+        return [one for one in self.intents if one.wanted and one.state is not IntentState.ENDED]
+
+    def intent_of(self, host_id: str) -> Intent | None:
+        """The intent of a host by the id in its heartbeats; None = no provider has created it."""
+        names = (host_id, host_id.removeprefix(SIMULATED))
+        return next((one for one in self.intents if one.name in names), None)
+
+    def is_leaving(self, host_id: str) -> bool:
+        """Whether a host is being destroyed, so that nothing may be planned on it."""
+        intent = self.intent_of(host_id)
+        return intent is not None and not intent.wanted
+
+    def may_destroy(self, host_id: str) -> bool:
+        """Whether the plan may destroy a host: a provider has created it, and no person decides on its group."""
+        intent = self.intent_of(host_id)
+        return intent is not None and intent.wanted and intent.group not in self.persons
+
+    def creating(self, host_ids: Collection[str]) -> list[CreatingHost]:
+        """The hosts on their way; `host_ids` are those of heartbeats. One that cannot be created now is left out."""
+        found = []
+        for one in self.wanted:
+            joined = one.joined_at is not None and self.at - one.joined_at >= LOAD_WITHIN
+            if joined or one.reclaim_at is not None or self._is_stuck(one):
+                continue
+            simulated = f"{SIMULATED}{one.name}"
+            found.append(
+                CreatingHost(
+                    simulated if simulated in host_ids else one.name,
+                    one.kind,
+                    one.model,
+                    max(0.0, (self.at - one.requested_at).total_seconds()),
+                )
+            )
+        return found
+
+    def failures(self, places: Places) -> list[CreationFailures]:
+        """The kinds that fail wherever they may be created, by the place that may be tried first."""
+        regions: dict[str, dict[tuple[str, str], list[Intent]]] = defaultdict(lambda: defaultdict(list))
+        for one in self.intents:
+            regions[one.kind][one.provider, one.region].append(one)
+        found = []
+        for kind, groups in sorted(regions.items()):
+            keys = [(place.provider, place.region) for place in places.of(kind)] or sorted(groups)
+            failing = [failures_of(groups.get(key, []), self.at) for key in keys]
+            known = [each for each in failing if each is not None]
+            if len(known) < len(keys):
+                continue  # a region is left to try
+            first: Failures = min(known, key=lambda each: each.wait(self.at))
+            since_s = max(0.0, (self.at - first.last).total_seconds())
+            where = ", ".join("/".join(key) for key in keys)
+            found.append(CreationFailures(kind, first.count, since_s, where))
+        return found
+
+    def _is_stuck(self, intent: Intent) -> bool:
+        """Whether an intent was not called and its kind is left alone in its region."""
+        if intent.state is not IntentState.WRITTEN:
+            return False
+        place = (intent.provider, intent.region, intent.kind)
+        alike = [one for one in self.intents if (one.provider, one.region, one.kind) == place]
+        failures = failures_of(alike, self.at)
+        return failures is not None and bool(failures.wait(self.at))

@@ -1,0 +1,131 @@
+"""The actor between planner, PostgreSQL and agents, with the store's last read given."""
+
+import msgspec
+
+from core.db import Database
+from scheduler.core.state import SchedulerState
+from scheduler.plan_actor import SETTLE_S, PlanActor
+from scheduler.plan_executor import PlanExecutor
+from scheduler.plan_store import PlanStore
+from scheduler.provider_hosts import ProviderHosts
+from scheduler.wire import (
+    HostCreationView,
+    HostRemovalView,
+    HostView,
+    ModelPlanView,
+    PlanChangeView,
+    PlanView,
+)
+from tests.support.clock import ManualClock
+from tests.support.scheduling import beat, replica
+from tests.unit.workers.test_acting import KIND, NOW, NYC, PLACES, host
+from workers.acting.plan import Mode, PlannedCreation, PlannedModel, PlannedRemoval, StoredPlan
+from workers.scaling import ScalingLimits
+from workers.wire import CommandResult, ReplicaCommand, ReplicaState
+
+HOSTS = [HostView("sim-host-1", "agent-1", KIND, "here", 1, 0.0)]
+IDLE = PlanView(destroy=[HostRemovalView("sim-host-1", KIND, "it is idle")])
+WAKE = PlanView(changes=[PlanChangeView("r", "stopped", "awake", "more load")])
+
+
+class World:
+    """A store whose rounds a test does, a replica on a provider's host, and the commands that are sent."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = PlanStore(Database("postgresql://penstock@127.0.0.1:1/none"), 1)
+        self.store.hosts = ProviderHosts(NOW, (host(1), host(2, msgspec.structs.replace(NYC, region="x"))))
+        self.store.mode, self.store.stored = Mode.ON, True
+        self.state = SchedulerState("epoch", 0.0)
+        self.commands: list[ReplicaCommand] = []
+        self.executors: list[PlanExecutor] = []
+        self.actor = PlanActor(self.store, PLACES, lambda: {"m": ScalingLimits()}, self.clock)
+        self.actor.connect(self.forward)
+        self.clock.advance(SETTLE_S)
+
+    def forward(self, executor: PlanExecutor, command: ReplicaCommand) -> None:
+        self.executors.append(executor)
+        self.commands.append(command)
+
+    def act(self, plan: PlanView, state: ReplicaState = ReplicaState.READY) -> list[str]:
+        """The actions that are sent for a plan."""
+        row = msgspec.structs.replace(replica("r", model="m"), state=state)
+        self.state.heartbeat(msgspec.structs.replace(beat(row), agent_id="agent-1"), self.clock.monotonic())
+        before = len(self.commands)
+        self.actor.act(plan, HOSTS, self.state, self.clock.monotonic())
+        return [command.action for command in self.commands[before:]]
+
+    @property
+    def stored(self) -> StoredPlan:
+        assert self.store._plan is not None
+        return self.store._plan[0]
+
+
+def test_a_host_to_destroy_is_drained_and_then_named_as_such() -> None:
+    world = World()
+    assert world.act(IDLE) == ["stop"]
+    assert world.stored.destroy == (PlannedRemoval("host-1", "it is idle", drained=False),)
+    assert world.stored.known == ("host-1", "host-2")
+    assert world.act(IDLE) == []  # it is under way
+    world.executors[0].send(CommandResult(world.commands[0].command_id, True))
+    assert world.act(IDLE, ReplicaState.STOPPED) == []
+    assert world.stored.destroy == (PlannedRemoval("host-1", "it is idle", drained=True),)
+
+
+def test_nothing_is_started_on_a_condemned_host() -> None:
+    world = World()
+    world.store._condemned = frozenset({"host-1"})
+    assert world.act(WAKE, ReplicaState.STOPPED) == []
+    world.store._condemned = frozenset()
+    assert world.act(WAKE, ReplicaState.STOPPED) == ["resume"]
+
+
+def test_hosts_of_persons_and_those_that_joined_by_themselves_are_not_destroyed() -> None:
+    world = World()
+    world.store.hosts = ProviderHosts(NOW, (host(1),), frozenset({NYC}))
+    assert world.act(IDLE) == []
+    assert world.stored.destroy == ()
+    world.store.hosts = ProviderHosts(NOW)
+    assert world.act(IDLE) == []
+    assert world.stored == StoredPlan()
+
+
+def test_the_plan_is_stored_whatever_the_switch_says_and_nothing_is_sent_when_it_is_off() -> None:
+    plan = PlanView(
+        models=[ModelPlanView("m", 1, 0, 2, 1.0, "why")], create=[HostCreationView(KIND, "m", 1, "why")]
+    )
+    world = World()
+    world.store.mode = Mode.OFF
+    assert world.act(IDLE) == []
+    world.act(plan)
+    assert world.stored.models == (PlannedModel("m", 1),)
+    assert world.stored.create == (PlannedCreation(KIND, "m", 1, "why"),)
+
+
+def test_nothing_is_done_before_agents_had_time_to_return_or_hosts_are_known() -> None:
+    world = World()
+    world.clock = ManualClock()
+    world.actor = PlanActor(world.store, PLACES, dict, world.clock)
+    world.actor.connect(world.forward)
+    assert world.act(IDLE) == []
+    assert world.store._plan is None
+    world.clock.advance(SETTLE_S)
+    world.store.hosts = None
+    assert world.act(IDLE) == []
+    assert world.store._plan is None
+    assert world.actor.creating(HOSTS) == []
+    assert world.actor.failures() == []
+    assert world.actor.staying(HOSTS) == HOSTS
+
+
+def test_no_command_before_a_plan_of_this_scheduler_is_stored() -> None:
+    world = World()
+    world.store.stored = False
+    assert world.act(IDLE) == []
+    assert world.stored.destroy != ()
+
+
+def test_a_host_that_is_being_destroyed_is_not_planned_with() -> None:
+    world = World()
+    world.store.hosts = ProviderHosts(NOW, (host(1, wanted=False),))
+    assert world.actor.staying(HOSTS) == []

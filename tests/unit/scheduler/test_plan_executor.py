@@ -1,0 +1,164 @@
+"""What the plan says about replicas becomes commands: one at a time, again after a failure, never on a lost host."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from scheduler.core.autoscale.state import Rung
+from scheduler.plan_executor import (
+    DRAIN_S,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    PlanExecutor,
+    Step,
+    next_action,
+    steps,
+)
+from scheduler.wire import PlanChangeView, PlanView
+from tests.support.scheduling import replica
+from workers.acting.plan import Mode, PoolAct
+from workers.wire import CommandResult, ReplicaCommand, ReplicaState, ReplicaStatus
+
+S = ReplicaState
+
+
+def status(name: str = "r", state: ReplicaState = S.READY, engine: str = "vllm") -> ReplicaStatus:
+    return msgspec.structs.replace(replica(name), state=state, engine=engine)
+
+
+def plan(name: str, before: Rung, after: Rung) -> PlanView:
+    return PlanView(changes=[PlanChangeView(name, before.value, after.value, "less load")], changes_total=1)
+
+
+class Agent:
+    """Takes commands, and the executor's records."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.commands: list[ReplicaCommand] = []
+        self.acts: list[PoolAct] = []
+        self.executor = PlanExecutor(self.commands.append, self.acts.append, lambda: self.now)
+
+    def run(self, *wanted: Step, mode: Mode = Mode.ON) -> list[str]:
+        """The actions that are sent now."""
+        before = len(self.commands)
+        self.executor.run(wanted, lambda model: mode)
+        return [command.action for command in self.commands[before:]]
+
+    def answer(self, ok: bool = True) -> None:
+        self.executor.send(CommandResult(self.commands[-1].command_id, ok, "" if ok else "broken"))
+
+
+STEP = Step("r", "m", "sleep", "less load")
+
+
+@pytest.mark.parametrize(
+    ("state", "after", "action"),
+    [
+        (S.READY, Rung.SLEEP_1, "sleep"),
+        (S.READY, Rung.SLEEP_2, "sleep"),
+        (S.READY, Rung.STOPPED, "stop"),
+        (S.ASLEEP, Rung.AWAKE, "wake"),
+        (S.ASLEEP, Rung.STOPPED, "stop"),
+        (S.FAILED, Rung.STOPPED, "stop"),
+        (S.LOADING, Rung.STOPPED, "stop"),
+        (S.STOPPED, Rung.AWAKE, "resume"),
+        (S.STOPPED, Rung.STOPPED, ""),
+        (S.READY, Rung.AWAKE, ""),
+        (S.LOADING, Rung.AWAKE, ""),
+        (S.FAILED, Rung.AWAKE, ""),  # its agent starts it again
+        (S.LOADING, Rung.SLEEP_1, ""),
+    ],
+)
+def test_the_command_that_a_state_needs(state: ReplicaState, after: Rung, action: str) -> None:
+    assert next_action(state, after, drained_by_plan=False) == action
+
+
+def test_a_replica_that_a_person_drains_is_not_resumed() -> None:
+    assert next_action(S.DRAINING, Rung.AWAKE, drained_by_plan=False) == ""
+    assert next_action(S.DRAINING, Rung.AWAKE, drained_by_plan=True) == "resume"
+
+
+@pytest.mark.parametrize(("state", "after"), list(itertools.product(S, Rung)))
+def test_every_state_and_rung_has_a_command_that_agents_know(state: ReplicaState, after: Rung) -> None:
+    found = {next_action(state, after, drained_by_plan=drained) for drained in (True, False)}
+    assert found <= {"", "sleep", "stop", "wake", "resume"}
+
+
+def found(view: PlanView, row: ReplicaStatus, doomed: str = "", *, condemned: bool = False) -> list[str]:
+    reasons = {row.replica_id: doomed} if doomed else {}
+    wanted = steps(view, {row.replica_id: row}, reasons, lambda name: condemned, lambda name: False)
+    return [step.action for step in wanted]
+
+
+def test_engines_on_a_host_to_destroy_are_stopped_and_not_started_again() -> None:
+    wake = plan("r", Rung.STOPPED, Rung.AWAKE)
+    assert found(wake, status(state=S.STOPPED)) == ["resume"]
+    assert found(wake, status(state=S.STOPPED), condemned=True) == []
+    assert found(wake, status(state=S.ASLEEP), "it is idle") == ["stop"]
+    assert found(PlanView(), status(state=S.STOPPED), "it is idle") == []
+
+
+def test_external_engines_and_unknown_replicas_get_no_commands() -> None:
+    down = plan("r", Rung.AWAKE, Rung.STOPPED)
+    assert found(down, status(engine="external")) == []
+    assert found(down, status("other")) == []
+
+
+def test_one_command_at_a_time_with_time_to_drain() -> None:
+    agent = Agent()
+    assert agent.run(STEP) == ["sleep"]
+    assert agent.commands[0].deadline_s == DRAIN_S
+    assert agent.run(STEP) == []
+    agent.answer()
+    assert [(act.act, act.result, act.reason) for act in agent.acts] == [("sleep", "done", "less load")]
+    assert agent.run(msgspec.structs.replace(STEP, action="wake")) == ["wake"]
+
+
+def test_a_failure_is_tried_again_after_a_pause_that_doubles() -> None:
+    agent = Agent()
+    pauses = []
+    for _ in range(9):
+        assert agent.run(STEP) == ["sleep"]
+        agent.answer(ok=False)
+        failed_at = agent.now
+        while not (sent := agent.run(STEP)):
+            agent.now += 1.0
+        assert sent == ["sleep"]
+        pauses.append(agent.now - failed_at)
+        agent.answer(ok=False)
+        agent.now += LONGEST_PAUSE_S
+    assert pauses[0] == FIRST_PAUSE_S
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_PAUSE_S
+    assert agent.acts[0].detail == "broken"
+    assert agent.run(STEP) == ["sleep"]
+    agent.answer()
+    assert agent.run(STEP) == ["sleep"]  # a success ends the pauses
+
+
+def test_modes_of_commands() -> None:
+    agent = Agent()
+    assert agent.run(STEP, mode=Mode.OFF) == []
+    assert agent.acts == []
+    assert agent.run(STEP, mode=Mode.DRY_RUN) == []
+    assert agent.run(STEP, mode=Mode.DRY_RUN) == []
+    assert [(act.act, act.result) for act in agent.acts] == [("sleep", "dry-run")]
+    agent.now += 3_600.0
+    agent.run(STEP, mode=Mode.DRY_RUN)
+    assert len(agent.acts) == 2
+
+
+def test_what_the_plan_has_drained_is_known_until_it_is_awake_or_gone() -> None:
+    agent = Agent()
+    agent.run(STEP)
+    assert agent.executor.has_drained("r")
+    agent.answer(ok=False)
+    agent.now += FIRST_PAUSE_S
+    assert agent.run(msgspec.structs.replace(STEP, action="resume")) == ["resume"]
+    agent.answer()
+    assert not agent.executor.has_drained("r")
+    agent.run(STEP)
+    agent.executor.forget([])
+    assert not agent.executor.has_drained("r")

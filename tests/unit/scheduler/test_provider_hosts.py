@@ -1,0 +1,52 @@
+"""Intents as the autoscaler takes them: hosts in creation, kinds that fail, hosts that leave."""
+
+from datetime import timedelta
+
+from scheduler.provider_hosts import LOAD_WITHIN, ProviderHosts
+from tests.unit.workers.test_acting import KIND, NOW, NYC, PLACES, TOR, host, written
+from workers.providers.intents import Intent, IntentState
+
+
+def hosts(*intents: Intent, **fields: object) -> ProviderHosts:
+    return ProviderHosts(NOW, intents, **fields)  # type: ignore[arg-type]
+
+
+def coming(known: ProviderHosts, *ids: str) -> list[str]:
+    return [each.host_id for each in known.creating(set(ids))]
+
+
+def test_a_host_is_in_creation_from_its_intent_until_it_had_time_to_load() -> None:
+    assert coming(hosts(written(1))) == ["host-1"]
+    joined = host(2, joined_at=NOW - LOAD_WITHIN + timedelta(seconds=1))
+    assert coming(hosts(joined), "host-2") == ["host-2"]
+    assert coming(hosts(joined), "sim-host-2") == ["sim-host-2"]
+    assert coming(hosts(host(3))) == []  # joined long ago, and silent
+    assert coming(hosts(written(4, wanted=False))) == []
+    assert coming(hosts(written(5, reclaim_at=NOW))) == []
+    [found] = hosts(written(6)).creating(set())
+    assert (found.kind, found.model, found.since_s) == (KIND, "m", 60.0)
+
+
+def test_a_kind_fails_when_it_fails_wherever_it_may_be_created() -> None:
+    there = written(1, failures=2, failed_at=NOW - timedelta(seconds=10))
+    assert hosts(there).failures(PLACES) == []
+    assert coming(hosts(there)) == []  # it waits: the plan counts with the other region
+    also = written(2, TOR, failures=5, failed_at=NOW - timedelta(seconds=1))
+    [found] = hosts(there, also).failures(PLACES)
+    assert (found.kind, found.count, found.since_s) == (KIND, 2, 10.0)  # nyc2 is tried first
+    assert hosts(there, also, host(3, NYC, fit_at=NOW)).failures(PLACES) == []
+
+
+def test_hosts_are_found_by_the_id_of_their_heartbeats() -> None:
+    known = hosts(
+        host(1), host(2, wanted=False), host(3, TOR), host(4, state=IntentState.ENDED, wanted=False),
+        persons=frozenset({TOR}),
+    )  # fmt: skip
+    assert known.may_destroy("host-1")
+    assert known.may_destroy("sim-host-1")
+    assert not known.may_destroy("host-2")
+    assert not known.may_destroy("host-3")
+    assert not known.may_destroy("static-1")
+    assert known.is_leaving("sim-host-2")
+    assert not known.is_leaving("static-1")
+    assert [one.name for one in known.wanted] == ["host-1", "host-3"]

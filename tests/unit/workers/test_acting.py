@@ -1,0 +1,365 @@
+"""From the autoscaler's plan to desired hosts: single rules, and properties over random plans and providers."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import InvalidRequest
+from core.money import PICO_PER_USD
+from workers.acting.decide import CALL_WITHIN, GIVEN_UP, Decision, Money, Situation, decide_hosts
+from workers.acting.places import Place, Places, parse_places
+from workers.acting.plan import (
+    Mode,
+    PlannedCreation,
+    PlannedModel,
+    PlannedRemoval,
+    StoredPlan,
+    mode_of,
+)
+from workers.providers.ceilings import Ceilings
+from workers.providers.intents import Intent, IntentState
+from workers.providers.interface import DesiredHosts, HostGroup
+from workers.scaling import ScalingLimits
+
+NOW = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
+KIND, OTHER, CONTRACTED = "gpu-h100x1-80gb", "gpu-h200x1-141gb", "gpu-b300x8-2304gb-contracted"
+NYC, TOR = HostGroup("digitalocean", "nyc2", KIND, "m"), HostGroup("digitalocean", "tor1", KIND, "m")
+PRICE = 4 * PICO_PER_USD
+PLACES = parse_places("*=digitalocean/nyc2,digitalocean/tor1")
+LIMITS = ScalingLimits(0, 8, None, (KIND, OTHER, CONTRACTED))
+RICH = Money(
+    Ceilings(100, 1_000 * PICO_PER_USD),
+    {("digitalocean", kind): PRICE for kind in (KIND, OTHER, CONTRACTED)},
+    {},
+)
+
+
+def host(number: int, group: HostGroup = NYC, **fields: object) -> Intent:
+    """A host that runs and serves."""
+    bare = Intent(
+        intent_id=UUID(int=number),
+        provider=group.provider,
+        region=group.region,
+        kind=group.kind,
+        model=group.model,
+        name=f"host-{number}",
+        requested_at=NOW - timedelta(hours=1),
+        state=IntentState.EXISTS,
+        status="running",
+        provider_id=str(number),
+        joined_at=NOW - timedelta(minutes=50),
+        fit_at=NOW - timedelta(minutes=45),
+        usd_pico_per_hour=PRICE,
+        billed=True,
+    )
+    return msgspec.structs.replace(bare, **fields)
+
+
+def written(number: int, group: HostGroup = NYC, **fields: object) -> Intent:
+    """A host that was not created yet."""
+    facts = {
+        "state": IntentState.WRITTEN,
+        "provider_id": None,
+        "joined_at": None,
+        "fit_at": None,
+        "usd_pico_per_hour": None,
+        "billed": False,
+        "requested_at": NOW - timedelta(minutes=1),
+    }
+    return host(number, group, **(facts | fields))
+
+
+def create(count: int = 1, kind: str = KIND, known: tuple[str, ...] = ()) -> StoredPlan:
+    return StoredPlan(
+        models=(PlannedModel("m", 3),),
+        create=(PlannedCreation(kind, "m", count, "more load"),),
+        known=known,
+    )
+
+
+def destroy(*names: str, awake: int = 3, drained: bool = True) -> StoredPlan:
+    return StoredPlan(
+        models=(PlannedModel("m", awake),),
+        destroy=tuple(PlannedRemoval(name, "idle", drained) for name in names),
+        known=names,
+    )
+
+
+def decided(
+    plan: StoredPlan,
+    intents: list[Intent] | None = None,
+    desired: list[DesiredHosts] | None = None,
+    *,
+    limits: ScalingLimits | None = LIMITS,
+    money: Money = RICH,
+    mode: Mode = Mode.ON,
+    places: Places = PLACES,
+) -> Decision:
+    return decide_hosts(
+        Situation(
+            now=NOW,
+            plan=plan,
+            desired=desired or [],
+            intents=intents or [],
+            places=places,
+            providers=frozenset({"digitalocean"}),
+            contracted=frozenset({CONTRACTED}),
+            limits={} if limits is None else {"m": limits},
+            money=money,
+            mode=mode,
+        )
+    )
+
+
+def results(decision: Decision) -> list[tuple[str, str]]:
+    return [(act.act, act.result) for act in decision.acts]
+
+
+def details(decision: Decision) -> str:
+    return " | ".join(act.detail for act in decision.acts)
+
+
+def test_a_creation_is_desired_beside_the_hosts_that_the_plan_knew() -> None:
+    plan = create(2, known=("host-1",))
+    decision = decided(plan, [host(1)], [DesiredHosts(NYC, 1, "plan")])
+    assert decision.desired == {NYC: 3}
+    assert [(act.target, act.reason, act.model) for act in decision.acts] == [
+        ("digitalocean/nyc2/gpu-h100x1-80gb", "more load", "m")
+    ] * 2
+    # Read again, whether a pass has written the intents meanwhile or not, the same plan asks for nothing.
+    again = [DesiredHosts(NYC, 3, "plan")]
+    assert decided(plan, [host(1)], again) == Decision({}, [], [])
+    assert decided(plan, [host(1), written(2), written(3)], again) == Decision({}, [], [])
+
+
+def test_a_host_is_destroyed_by_name_when_nothing_runs_on_it() -> None:
+    hosts, desired = [host(1), host(2)], [DesiredHosts(NYC, 2, "plan")]
+    assert decided(destroy("host-1", drained=False), hosts, desired) == Decision({}, [], [])
+    decision = decided(destroy("host-1"), hosts, desired)
+    assert decision.desired == {NYC: 1}
+    assert [(intent.name, why) for intent, why in decision.retired] == [
+        ("host-1", "the autoscaler's plan: idle")
+    ]
+    gone = msgspec.structs.replace(hosts[0], wanted=False)
+    assert decided(destroy("host-1"), [gone, hosts[1]], [DesiredHosts(NYC, 1, "plan")]).retired == []
+
+
+def test_no_host_is_destroyed_below_the_minimum_or_of_a_contracted_kind() -> None:
+    limits = msgspec.structs.replace(LIMITS, min_awake=2)
+    rows = [DesiredHosts(NYC, 1, "plan")]
+    kept = decided(destroy("host-1", awake=1), [host(1)], rows, limits=limits)
+    assert (kept.retired, results(kept)) == ([], [("destroy", "refused")])
+    assert "at least 2" in details(kept)
+    contracted = HostGroup("digitalocean", "nyc2", CONTRACTED, "m")
+    paid = decided(destroy("host-1"), [host(1, contracted)], [DesiredHosts(contracted, 1, "plan")])
+    assert (paid.retired, results(paid)) == ([], [("destroy", "refused")])
+
+
+def test_a_persons_group_is_left_alone_until_it_expires() -> None:
+    person = [DesiredHosts(NYC, 1)]
+    assert decided(destroy("host-1"), [host(1)], person).retired == []
+    # The next region is used, and the person's hosts count.
+    assert decided(create(known=("host-1",)), [host(1)], person).desired == {TOR: 1}
+    # One that is desired and not there yet counts for the plan, too.
+    assert decided(create(), [], person) == Decision({}, [], [])
+    nyc = parse_places("*=digitalocean/nyc2")
+    only = decided(create(known=("host-1",)), [host(1)], person, places=nyc)
+    assert results(only) == [("create", "refused")]
+    assert "a person decides" in details(only)
+    until = NOW + timedelta(seconds=1)
+    assert decided(destroy("host-1"), [host(1)], [DesiredHosts(NYC, 1, "person", until)]).desired == {}
+    expired = [DesiredHosts(NYC, 1, "person", NOW)]
+    assert decided(StoredPlan(), [host(1)], expired).desired == {NYC: 1}
+    assert decided(destroy("host-1"), [host(1)], expired).desired == {NYC: 0}
+
+
+def test_the_next_region_is_tried_while_one_fails() -> None:
+    failed = written(1, failures=1, failed_at=NOW - timedelta(seconds=5))
+    decision = decided(create(), [failed], [DesiredHosts(NYC, 1, "plan")])
+    assert decision.retired == [(failed, GIVEN_UP)]
+    assert decision.desired == {NYC: 0, TOR: 1}
+    there = written(2, TOR, failures=2, failed_at=NOW - timedelta(seconds=5))
+    rows = [DesiredHosts(NYC, 1, "plan"), DesiredHosts(TOR, 1, "plan")]
+    nowhere = decided(create(), [failed, there], rows)
+    assert nowhere.desired == {NYC: 0, TOR: 0}
+    assert "nyc2: 1 creations failed, next attempt in 25 s" in details(nowhere)
+    assert "tor1: 2 creations failed, next attempt in 55 s" in details(nowhere)
+    # After the pause one host is tried at a time.
+    past = host(
+        1, state=IntentState.ENDED, wanted=False, ended_at=NOW, failures=1,
+        failed_at=NOW - timedelta(minutes=2), joined_at=None, fit_at=None,
+    )  # fmt: skip
+    only = parse_places("*=digitalocean/nyc2")
+    trial = decided(create(3), [past], places=only)
+    assert (trial.desired, results(trial)) == ({NYC: 1}, [("create", "done"), ("create", "refused")])
+
+
+def test_a_host_that_cannot_be_called_is_given_up_in_time() -> None:
+    rows = [DesiredHosts(NYC, 1, "plan")]
+    assert decided(StoredPlan(), [written(1)], rows).retired == []
+    late = written(1, requested_at=NOW - CALL_WITHIN)
+    assert decided(StoredPlan(), [late], rows).retired == [(late, GIVEN_UP)]
+    assert decided(StoredPlan(), [late], [DesiredHosts(NYC, 1)]).retired == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "money", "places", "words"),
+    [
+        (msgspec.structs.replace(LIMITS, host_kinds=(OTHER,)), RICH, PLACES, "not allowed for it any more"),
+        (LIMITS, RICH, Places(), "PENSTOCK_HOST_PLACES names no provider"),
+        (LIMITS, RICH, parse_places("*=local/here"), "local/here: the provider is not set up"),
+        (LIMITS, msgspec.structs.replace(RICH, prices={}), PLACES, "the price of gpu-h100x1-80gb is not known"),
+        (LIMITS, msgspec.structs.replace(RICH, ceilings=Ceilings(1, 10**18)), PLACES, "PENSTOCK_HOSTS_MAX is 1"),
+        (
+            LIMITS,
+            msgspec.structs.replace(RICH, ceilings=Ceilings(9, 7 * PICO_PER_USD)),
+            PLACES,
+            "more than PENSTOCK_HOSTS_MAX_USD_PER_HOUR, 7.00",
+        ),
+        (
+            msgspec.structs.replace(LIMITS, budget_usd_pico_per_month=107 * PICO_PER_USD),
+            msgspec.structs.replace(RICH, spent={"m": 100 * PICO_PER_USD}),
+            PLACES,
+            "the month's budget of m is 107.00 USD: 100.00 are spent",
+        ),
+        (
+            LIMITS,
+            msgspec.structs.replace(RICH, spent={"x": 100 * PICO_PER_USD}, month_budget=107 * PICO_PER_USD),
+            PLACES,
+            "the month's budget of the platform is 107.00 USD",
+        ),
+    ],
+)  # fmt: skip
+def test_a_creation_is_refused_with_the_reason(
+    limits: ScalingLimits, money: Money, places: Places, words: str
+) -> None:
+    """One host runs, which costs 4 dollars per hour, as the next one does."""
+    rows = [DesiredHosts(NYC, 1, "plan")]
+    decision = decided(create(known=("host-1",)), [host(1)], rows, limits=limits, money=money, places=places)
+    assert (decision.desired, results(decision)) == ({}, [("create", "refused")])
+    assert words in details(decision)
+
+
+def test_modes() -> None:
+    rows, hosts = [DesiredHosts(NYC, 1, "plan")], [host(1)]
+    both = msgspec.structs.replace(
+        create(known=("host-1",)), destroy=destroy("host-1", drained=False).destroy
+    )
+    off = decided(both, hosts, rows, mode=Mode.OFF)
+    assert off == Decision({}, [], [])
+    dry = decided(both, hosts, rows, mode=Mode.DRY_RUN)
+    assert (dry.desired, dry.retired) == ({}, [])
+    assert results(dry) == [("destroy", "dry-run"), ("create", "dry-run")]
+    assert decided(both, hosts, rows, limits=None) == Decision({}, [], [])
+    assert mode_of(Mode.ON, None, has_limits=True) is Mode.ON
+    assert mode_of(Mode.ON, Mode.DRY_RUN, has_limits=True) is Mode.DRY_RUN
+    assert mode_of(Mode.DRY_RUN, Mode.ON, has_limits=True) is Mode.DRY_RUN
+    assert mode_of(Mode.OFF, Mode.ON, has_limits=True) is Mode.OFF
+    assert mode_of(Mode.ON, Mode.ON, has_limits=False) is Mode.OFF
+
+
+def test_places_by_kind() -> None:
+    places = parse_places(" a = digitalocean/nyc2 , local/here ; *=local/there;")
+    assert places.of("a") == (Place("digitalocean", "nyc2"), Place("local", "here"))
+    assert places.of("b") == (Place("local", "there"),)
+    assert parse_places("").of("a") == ()
+    for wrong in ("a", "a=", "=local/here", "a=local", "a=local/x;a=local/y", "a=local/x,"):
+        with pytest.raises(InvalidRequest, match="PENSTOCK_HOST_PLACES has"):
+            parse_places(wrong)
+
+
+class Pool:
+    """Rows and intents, with a pass that writes and calls intents as `fates` say."""
+
+    def __init__(self, fates: list[int]) -> None:
+        self.rows: dict[HostGroup, DesiredHosts] = {}
+        self.intents: dict[str, Intent] = {}
+        self.fates = fates
+        self.made = 0
+
+    def situation(self, plan: StoredPlan, budget: int) -> Situation:
+        return Situation(
+            now=NOW,
+            plan=plan,
+            desired=list(self.rows.values()),
+            intents=list(self.intents.values()),
+            places=PLACES,
+            providers=frozenset({"digitalocean"}),
+            contracted=frozenset(),
+            limits={"m": ScalingLimits(1, 8, None, (KIND,), None, budget)},
+            money=RICH,
+            mode=Mode.ON,
+        )
+
+    def apply(self, decision: Decision) -> None:
+        for group, count in decision.desired.items():
+            self.rows[group] = DesiredHosts(group, count, "plan")
+        for intent, why in decision.retired:
+            self.intents[intent.name] = msgspec.structs.replace(intent, wanted=False, why=why)
+
+    def reconcile(self) -> None:
+        """Write missing intents; each is called, refused or left as its fate says."""
+        for group, row in self.rows.items():
+            held = [one for one in self.intents.values() if one.wanted and one.group == group]
+            for _ in range(row.count - len(held)):
+                self.made += 1
+                fate = self.fates[self.made % len(self.fates)]
+                one = written(1_000 + self.made, group)
+                if fate == 1:
+                    one = host(1_000 + self.made, group)
+                elif fate == 2:
+                    one = written(1_000 + self.made, group, failures=1, failed_at=NOW)
+                self.intents[one.name] = one
+
+    @property
+    def wanted(self) -> list[Intent]:
+        return [one for one in self.intents.values() if one.wanted]
+
+
+@given(
+    fates=st.lists(st.integers(0, 2), min_size=1, max_size=8),
+    looks=st.lists(
+        st.tuples(st.integers(0, 3), st.booleans(), st.booleans(), st.integers(0, 2)), min_size=1, max_size=12
+    ),
+    budget_hosts=st.integers(0, 6),
+    pinned=st.one_of(st.none(), st.integers(0, 3)),
+)
+def test_random_plans_and_providers(
+    fates: list[int], looks: list[tuple[int, bool, bool, int]], budget_hosts: int, pinned: int | None
+) -> None:
+    """No plan creates more than it asks for, however often it is read; budget, minimum and persons are respected."""
+    pool = Pool(fates)
+    if pinned is not None:
+        pool.rows[NYC] = DesiredHosts(NYC, pinned)
+        pool.reconcile()
+    budget = budget_hosts * PRICE
+    for count, removes, reconciles, awake in looks:
+        known = tuple(sorted(one.name for one in pool.wanted))
+        removed = [one.name for one in pool.wanted if one.state is IntentState.EXISTS][:1] if removes else []
+        plan = StoredPlan(
+            (PlannedModel("m", awake),),
+            (PlannedCreation(KIND, "m", count, "load"),) if count else (),
+            tuple(PlannedRemoval(name, "idle", drained=True) for name in removed),
+            known,
+        )
+        owed = {group: row.count for group, row in pool.rows.items()}
+        before = max(len(known), sum(owed.values()))
+        for _ in range(3):  # the same plan is read three times
+            decision = decide_hosts(pool.situation(plan, budget))
+            if awake < 1:
+                assert all(why == GIVEN_UP for _, why in decision.retired)
+            created = sum(act.act == "create" and act.result == "done" for act in decision.acts)
+            pool.apply(decision)
+            rows = sum(row.count for row in pool.rows.values())
+            if created:
+                assert max(rows, len(pool.wanted)) * PRICE <= budget
+            if pinned is not None:
+                assert pool.rows[NYC] == DesiredHosts(NYC, pinned)
+                assert all(one.group != NYC for one, _ in decision.retired)
+            if reconciles:
+                pool.reconcile()
+            assert max(rows, len(pool.wanted)) <= before + count

@@ -1,0 +1,1 @@
+"""How the autoscaler's plan becomes hosts: what the scheduler stores, and what is decided from it."""

@@ -1,0 +1,294 @@
+"""Which hosts are desired by the autoscaler's plan: a pure function of the plan, what is desired, intents and money.
+
+Its rules:
+
+* A creation counts beside the hosts that the plan knew of. What was desired or created since it was made counts for
+  it, so a plan that is read twice creates no host twice.
+* A host is destroyed by its name, when the plan says that no engine runs on it, and never while the model is below its
+  minimum. Hosts of contracted kinds are never destroyed.
+* Groups of hosts that a person decides on are left alone until their decision expires.
+* A host whose creation was refused is given up, so that the plan chooses again: the next region, or the next kind.
+* Nothing is created beyond a provider's ceilings or a budget of the month.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from core.money import pico_to_usd
+from workers.acting.places import SETTING, Place, Places
+from workers.acting.plan import ActResult, Mode, PlannedCreation, PlannedRemoval, PoolAct, StoredPlan, mode_of
+from workers.providers.ceilings import Ceilings
+from workers.providers.decide import failures_of, trials
+from workers.providers.intents import Intent, IntentState
+from workers.providers.interface import DesiredHosts, HostGroup
+from workers.scaling import ScalingLimits
+
+PLAN_MAX_AGE = timedelta(seconds=60)
+"""An older plan changes nothing: the scheduler that made it may be gone."""
+CALL_WITHIN = timedelta(minutes=10)
+"""A host whose creation was not called for so long is given up."""
+GIVEN_UP = "it could not be created; the plan chooses again"
+
+
+class Money(msgspec.Struct, frozen=True):
+    """What hosts may cost and have cost, in picodollars. Hosts of contracted kinds cost nothing here."""
+
+    ceilings: Ceilings
+    """Of each provider."""
+    prices: Mapping[tuple[str, str], int]
+    """Per hour by provider and kind; others are not known."""
+    spent: Mapping[str, int]
+    """By model: since the month began."""
+    month_budget: int | None = None
+    """Most for the hosts of all models in a month."""
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known when a plan is looked at."""
+
+    now: datetime
+    plan: StoredPlan
+    desired: Sequence[DesiredHosts]
+    intents: Sequence[Intent]
+    """Of all providers: those that have not ended, and those that ended lately."""
+    places: Places
+    providers: frozenset[str]
+    """Those that are set up."""
+    contracted: frozenset[str]
+    """Kinds of hosts that are paid for in any case."""
+    limits: Mapping[str, ScalingLimits]
+    money: Money
+    mode: Mode
+    """The platform's switch."""
+
+
+class Decision(msgspec.Struct):
+    """What is to be written."""
+
+    desired: dict[HostGroup, int] = {}
+    """New counts of the plan's groups."""
+    retired: list[tuple[Intent, str]] = []
+    """Hosts that are not wanted any more, with the reason."""
+    acts: list[PoolAct] = []
+
+
+def decide_hosts(situation: Situation) -> Decision:
+    """The changes that the plan asks for, as far as they are allowed, and all acts with their reasons."""
+    decider = _Decider(situation)
+    decider.take_over()
+    decider.give_up()
+    for removal in situation.plan.destroy:
+        decider.destroy(removal)
+    for creation in situation.plan.create:
+        decider.create(creation)
+    return decider.decision
+
+
+class _Decider:
+    """The hosts as the decisions so far leave them."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.decision = Decision({}, [], [])
+        self._at = situation
+        self._persons = {row.group for row in situation.desired if row.is_persons(situation.now)}
+        self._counts = {row.group: row.count for row in situation.desired}
+        self._open = {one.name: one for one in situation.intents if one.state is not IntentState.ENDED}
+
+    def take_over(self) -> None:
+        """Take the groups of persons whose decision has expired, as they are."""
+        for row in self._at.desired:
+            if row.owner == "person" and row.group not in self._persons:
+                self.decision.desired[row.group] = row.count
+
+    def give_up(self) -> None:
+        """Give up hosts of the plan's groups that cannot be created where they are desired."""
+        now = self._at.now
+        for intent in list(self._open.values()):
+            waits = intent.wanted and intent.state is IntentState.WRITTEN and self._is_plans(intent.group)
+            if not waits or self._mode(intent.model) is not Mode.ON:
+                continue
+            failures = failures_of(self._alike(intent.group), now)
+            if (failures is not None and failures.wait(now)) or now - intent.requested_at >= CALL_WITHIN:
+                self._retire(intent, GIVEN_UP)
+
+    def destroy(self, removal: PlannedRemoval) -> None:
+        """Retire a host that the plan does not need, once no engine runs on it."""
+        intent = self._open.get(removal.host)
+        if intent is None or not intent.wanted:
+            return
+        mode = self._mode(intent.model)
+        if mode is Mode.OFF or (mode is Mode.ON and not removal.drained):
+            return
+        refusal = self._kept(intent)
+        result: ActResult = "refused" if refusal else "dry-run" if mode is Mode.DRY_RUN else "done"
+        self.decision.acts.append(
+            PoolAct(intent.model, intent.name, "destroy", removal.reason, mode, result, refusal)
+        )
+        if result == "done":
+            self._retire(intent, f"the autoscaler's plan: {removal.reason}")
+
+    def create(self, creation: PlannedCreation) -> None:
+        """Desire as many more hosts as the plan asks for beside those that it knew of."""
+        mode = self._mode(creation.model)
+        if mode is Mode.OFF:
+            return
+        known = sum(
+            name in self._open and self._counts_for(self._open[name], creation)
+            for name in set(self._at.plan.known)
+        )
+        have = sum(self._held(group) for group in self._groups(creation.kind, creation.model))
+        for _ in range(known + creation.count - have):
+            place, refusal = self._place(creation)
+            group = HostGroup(place.provider, place.region, creation.kind, creation.model)
+            result: ActResult = "refused" if refusal else "dry-run" if mode is Mode.DRY_RUN else "done"
+            target = "/".join(filter(None, (place.provider, place.region, creation.kind)))
+            self.decision.acts.append(
+                PoolAct(creation.model, target, "create", creation.reason, mode, result, refusal)
+            )
+            if refusal:
+                return
+            self._counts[group] = self._held(group) + 1
+            if result == "done":
+                self.decision.desired[group] = self._counts[group]
+
+    def _retire(self, intent: Intent, why: str) -> None:
+        group = intent.group
+        self._counts[group] = self.decision.desired[group] = max(0, self._counts.get(group, 0) - 1)
+        self.decision.retired.append((intent, why))
+        self._open[intent.name] = msgspec.structs.replace(intent, wanted=False)
+
+    def _kept(self, intent: Intent) -> str:
+        """Why a host is not destroyed; empty = it may be."""
+        if intent.kind in self._at.contracted:
+            return f"hosts of kind {intent.kind} are contracted"
+        if not self._is_plans(intent.group):
+            return "a person decides on its group; `penstock hosts desired` shows it"
+        limits = self._at.limits[intent.model]
+        awake = next((row.awake for row in self._at.plan.models if row.model == intent.model), 0)
+        if awake < limits.min_awake:
+            return f"{awake} replicas are awake, and at least {limits.min_awake} have to be"
+        return ""
+
+    def _place(self, creation: PlannedCreation) -> tuple[Place, str]:
+        """Where the next host is created, and why it may not be; empty = it may."""
+        nowhere = Place("", "")
+        limits = self._at.limits[creation.model]
+        if creation.kind not in limits.host_kinds:
+            return nowhere, f"hosts of kind {creation.kind} are not allowed for it any more"
+        places = self._at.places.of(creation.kind)
+        if not places:
+            return nowhere, f"{SETTING} names no provider for hosts of kind {creation.kind}"
+        notes = []
+        for place in places:
+            group = HostGroup(place.provider, place.region, creation.kind, creation.model)
+            note = self._unusable(group)
+            if not note:
+                return place, self._unaffordable(group, limits)
+            notes.append(f"{place.provider}/{place.region}: {note}")
+        return nowhere, "; ".join(notes)
+
+    def _unusable(self, group: HostGroup) -> str:
+        """Why no host of a group can be added now; empty = one can."""
+        if group.provider not in self._at.providers:
+            return "the provider is not set up"
+        if group in self._persons:
+            return "a person decides on its hosts"
+        alike = self._alike(group)
+        uncalled = sum(
+            max(0, self._held(other) - self._called(other))
+            for other in {*self._counts, *(one.group for one in alike)}
+            if (other.provider, other.region, other.kind) == (group.provider, group.region, group.kind)
+        )
+        if trials(alike, self._at.now) > uncalled:
+            return ""
+        failures = failures_of(alike, self._at.now)
+        count = failures.count if failures is not None else 0
+        wait = failures.wait(self._at.now) if failures is not None else timedelta()
+        return f"{count} creations failed" + (
+            f", next attempt in {wait.total_seconds():.0f} s" if wait else ", one host at a time"
+        )
+
+    def _unaffordable(self, group: HostGroup, limits: ScalingLimits) -> str:
+        """Which ceiling or budget one more host would exceed; empty = none."""
+        money, provider = self._at.money, group.provider
+        price = money.prices.get((provider, group.kind))
+        if price is None:
+            return f"the price of {group.kind} is not known"
+        hosts, rate = self._expected({provider}, None)
+        if hosts >= money.ceilings.hosts:
+            return f"there are {hosts} hosts, and PENSTOCK_HOSTS_MAX is {money.ceilings.hosts}"
+        if rate + price > money.ceilings.usd_pico_per_hour:
+            return (
+                f"hosts cost {pico_to_usd(rate)} USD per hour, one more {pico_to_usd(price)}: more than "
+                f"PENSTOCK_HOSTS_MAX_USD_PER_HOUR, {pico_to_usd(money.ceilings.usd_pico_per_hour)}"
+            )
+        if group.kind in self._at.contracted:
+            return ""
+        for who, model, budget in (
+            (group.model, group.model, limits.budget_usd_pico_per_month),
+            ("the platform", None, money.month_budget),
+        ):
+            spent = sum(money.spent.values()) if model is None else money.spent.get(model, 0)
+            _, rate = self._expected(self._at.providers, model, contracted=False)
+            if budget is not None and spent + rate + price > budget:
+                return (
+                    f"the month's budget of {who} is {pico_to_usd(budget)} USD: {pico_to_usd(spent)} are spent, "
+                    f"and the next hour with this host costs {pico_to_usd(rate + price)}"
+                )
+        return ""
+
+    def _expected(
+        self, providers: frozenset[str] | set[str], model: str | None, *, contracted: bool = True
+    ) -> tuple[int, int]:
+        """Hosts of these providers that exist or will, of a model or of all, and the picodollars per hour they cost."""
+        prices = self._at.money.prices
+
+        def counts(group: HostGroup) -> bool:
+            free = group.kind in self._at.contracted
+            return group.provider in providers and model in (None, group.model) and (contracted or not free)
+
+        leaving = [
+            one.usd_pico_per_hour or 0
+            for one in self._open.values()
+            if not one.wanted and one.state is not IntentState.WRITTEN and counts(one.group)
+        ]
+        staying = [
+            (self._held(group), prices.get((group.provider, group.kind), 0))
+            for group in {*self._counts, *(one.group for one in self._open.values())}
+            if counts(group)
+        ]
+        hosts = len(leaving) + sum(held for held, _ in staying)
+        return hosts, sum(leaving) + sum(held * price for held, price in staying)
+
+    def _counts_for(self, intent: Intent, creation: PlannedCreation) -> bool:
+        return intent.wanted and (intent.kind, intent.model) == (creation.kind, creation.model)
+
+    def _groups(self, kind: str, model: str) -> set[HostGroup]:
+        every = {*self._counts, *(one.group for one in self._open.values())}
+        return {group for group in every if (group.kind, group.model) == (kind, model)}
+
+    def _held(self, group: HostGroup) -> int:
+        """Hosts of a group that are desired or wanted, whichever are more: one that is taken back counts, too."""
+        wanted = sum(one.wanted and one.group == group for one in self._open.values())
+        return max(self._counts.get(group, 0), wanted)
+
+    def _called(self, group: HostGroup) -> int:
+        return sum(
+            one.wanted and one.group == group and one.state is not IntentState.WRITTEN
+            for one in self._open.values()
+        )
+
+    def _alike(self, group: HostGroup) -> list[Intent]:
+        """The intents of the same kind in the same region, for any model."""
+        key = (group.provider, group.region, group.kind)
+        return [one for one in self._at.intents if (one.provider, one.region, one.kind) == key]
+
+    def _is_plans(self, group: HostGroup) -> bool:
+        return group in self._counts and group not in self._persons
+
+    def _mode(self, model: str) -> Mode:
+        limits = self._at.limits.get(model)
+        own = limits.acting if limits is not None else None
+        return mode_of(self._at.mode, own, has_limits=limits is not None)

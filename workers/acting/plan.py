@@ -1,0 +1,79 @@
+"""The autoscaler's plan for hosts as the scheduler stores it, acts with their reasons, and the switch."""
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+ActResult = Literal["done", "failed", "refused", "dry-run"]
+
+
+class Mode(StrEnum):
+    """Whether a plan is acted on."""
+
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    """What would be done is written down."""
+    ON = "on"
+
+
+def mode_of(platform: Mode, model: Mode | None, *, has_limits: bool) -> Mode:
+    """What holds for a model: the weaker of the platform's switch and its own.
+
+    A model that no admin has set limits for is only planned for: nothing was decided about it.
+    """
+    if not has_limits:
+        return Mode.OFF
+    order = list(Mode)
+    return min(platform, model or Mode.ON, key=order.index)
+
+
+class PlannedModel(msgspec.Struct, frozen=True):
+    """A model's replicas in the plan."""
+
+    model: str
+    awake: int
+    """Replicas that serve."""
+
+
+class PlannedCreation(msgspec.Struct, frozen=True):
+    """Hosts to create beside those that the plan knew of."""
+
+    kind: str
+    model: str
+    count: int
+    reason: str
+
+
+class PlannedRemoval(msgspec.Struct, frozen=True):
+    """A host to destroy."""
+
+    host: str
+    """Its name, which is its intent's."""
+    reason: str
+    drained: bool
+    """Whether no engine runs on it any more. Only then may it be destroyed."""
+
+
+class StoredPlan(msgspec.Struct, frozen=True):
+    """What the plan says about hosts."""
+
+    models: tuple[PlannedModel, ...] = ()
+    create: tuple[PlannedCreation, ...] = ()
+    destroy: tuple[PlannedRemoval, ...] = ()
+    known: tuple[str, ...] = ()
+    """Names of the hosts that the plan counted, in creation or present. Others were created after it was made."""
+
+
+class PoolAct(msgspec.Struct, frozen=True):
+    """An act for the timeline."""
+
+    model: str
+    target: str
+    """A host, a replica, or a group of hosts as PROVIDER/REGION/KIND."""
+    act: str
+    reason: str
+    mode: Mode
+    result: ActResult
+    detail: str = ""
+    """Why it failed or was refused."""
