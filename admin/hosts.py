@@ -23,6 +23,8 @@ from workers.providers.interface import DesiredHosts, HostGroup
 PROVIDERS = ("digitalocean", "local")
 """Providers that create hosts."""
 MAX_HOSTS = 1_024
+MAX_HOLD = timedelta(days=31)
+"""How long a person's decision may hold that expires."""
 RECLAIM_WITHIN = timedelta(days=7)
 """How far ahead a notice may be."""
 MAX_TEXT = 100
@@ -50,6 +52,9 @@ class DesiredView(msgspec.Struct, frozen=True):
     running: int
     coming: int
     """Wanted and not running yet."""
+    owner: str = "plan"
+    """Who decides: `person`, until `expires_at` where there is one, or the autoscaler's `plan`."""
+    expires_at: datetime | None = None
 
 
 class HostView(msgspec.Struct, frozen=True):
@@ -191,11 +196,13 @@ async def set_desired(
     kind: str,
     count: int,
     model: str = "",
+    hold_for: timedelta | None = None,
     reason: str,
 ) -> DesiredView:
     """Set how many hosts of a group there should be. The next pass creates or destroys what differs.
 
-    Raises InvalidRequest for a provider that creates no hosts, an empty or long text or a count out of range.
+    The autoscaler's plan leaves the group alone for `hold_for` of at most MAX_HOLD, or until `release_desired`. Raises
+    InvalidRequest for a provider that creates no hosts, an empty or long text, a count or a time out of range.
     """
     require(actor, PLATFORM_ADMIN)
     why = clean_reason(reason)
@@ -207,22 +214,50 @@ async def set_desired(
         raise InvalidRequest(f"model has at most {MAX_TEXT} characters", param="model")
     if not 0 <= count <= MAX_HOSTS:
         raise InvalidRequest(f"count is {count}, must be 0 to {MAX_HOSTS}", param="count")
+    if hold_for is not None and not timedelta() < hold_for <= MAX_HOLD:
+        raise InvalidRequest(f"it is held for more than 0 and at most {MAX_HOLD.days} days", param="for")
     group = HostGroup(provider, region, kind, model)
     async with write(database, actor) as connection:
-        before = _one(await _desired_views(connection), group)
-        await store.set_desired(connection, DesiredHosts(group, count))
-        after = _one(await _desired_views(connection), group)
-        await record(
-            connection,
-            actor,
-            "hosts.set_desired",
-            tenant_id=None,
-            object_kind="hosts",
-            object_id=f"{provider}/{region}/{kind}/{model}",
-            reason=why,
-            before=before,
-            after=after,
-        )
+        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        until = None if hold_for is None else now + hold_for
+        desired = DesiredHosts(group, count, "person", until)
+        return await _change_desired(connection, actor, "hosts.set_desired", desired, why)
+
+
+async def release_desired(
+    database: Database, actor: Actor, *, provider: str, region: str, kind: str, model: str = "", reason: str
+) -> DesiredView:
+    """Leave a group of hosts to the autoscaler's plan, as it is. Raises NotFound when no person decides on it."""
+    require(actor, PLATFORM_ADMIN)
+    why = clean_reason(reason)
+    group = HostGroup(provider, region, kind, model)
+    async with write(database, actor) as connection:
+        found = [row for row in await store.read_desired(connection) if row.group == group]
+        if not found or found[0].owner != "person":
+            raise NotFound("no person decides on these hosts; `penstock hosts desired` shows who does")
+        desired = DesiredHosts(group, found[0].count, "plan")
+        return await _change_desired(connection, actor, "hosts.release_desired", desired, why)
+
+
+async def _change_desired(
+    connection: AsyncConnection, actor: Actor, action: str, desired: DesiredHosts, why: str
+) -> DesiredView:
+    """Store what is desired of a group, with the audit row."""
+    group = desired.group
+    before = _one(await _desired_views(connection), group)
+    await store.set_desired(connection, desired)
+    after = _one(await _desired_views(connection), group)
+    await record(
+        connection,
+        actor,
+        action,
+        tenant_id=None,
+        object_kind="hosts",
+        object_id=f"{group.provider}/{group.region}/{group.kind}/{group.model}",
+        reason=why,
+        before=before,
+        after=after,
+    )
     return after
 
 
@@ -314,25 +349,34 @@ def _created(intent: Intent) -> datetime:
 
 
 async def _desired_views(connection: AsyncConnection) -> list[DesiredView]:
-    desired = {row.group: row.count for row in await store.read_desired(connection)}
+    desired = {row.group: row for row in await store.read_desired(connection)}
     intents = await store.read_intents(connection, ended=False, limit=MAX_ROWS)
     held: dict[HostGroup, list[Intent]] = {group: [] for group in desired}
     for intent in intents:
         if intent.wanted:
             held.setdefault(intent.group, []).append(intent)
-    return [_desired(group, desired.get(group, 0), rows) for group, rows in held.items()]
+    return [
+        _desired(desired.get(group, DesiredHosts(group, 0, "plan")), rows) for group, rows in held.items()
+    ]
 
 
-def _desired(group: HostGroup, count: int, intents: Sequence[Intent]) -> DesiredView:
+def _desired(row: DesiredHosts, intents: Sequence[Intent]) -> DesiredView:
     running = sum(one.status == "running" for one in intents)
-    fields = msgspec.structs.asdict(group)
-    return DesiredView(**fields, desired=count, running=running, coming=len(intents) - running)
+    fields = msgspec.structs.asdict(row.group)
+    return DesiredView(
+        **fields,
+        desired=row.count,
+        running=running,
+        coming=len(intents) - running,
+        owner=row.owner,
+        expires_at=row.expires_at,
+    )
 
 
 def _one(views: Sequence[DesiredView], group: HostGroup) -> DesiredView:
     wanted = (group.provider, group.region, group.kind, group.model)
     found = [view for view in views if (view.provider, view.region, view.kind, view.model) == wanted]
-    return found[0] if found else _desired(group, 0, [])
+    return found[0] if found else _desired(DesiredHosts(group, 0, "plan"), [])
 
 
 def _host(intent: Intent, now: datetime) -> HostView:

@@ -27,8 +27,8 @@ async def record_change(
     actor: Actor,
     model: str,
     action: str,
-    before: msgspec.Struct,
-    after: msgspec.Struct,
+    before: msgspec.Struct | None,
+    after: msgspec.Struct | None,
     reason: str | None,
 ) -> None:
     """Record a change of a model's settings. Raises InvalidRequest for a reason that is empty or too long."""

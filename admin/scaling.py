@@ -18,6 +18,7 @@ from core.db import Database
 from core.errors import Conflict, InvalidRequest
 from core.money import pico_to_usd, usd_to_pico
 from tenants.roles import PLATFORM_ADMIN, READERS
+from workers.acting.plan import Mode
 from workers.added_models import read_catalog
 from workers.catalog import CatalogModel, load_catalog
 from workers.models import read_models
@@ -26,6 +27,8 @@ from workers.tables import model_scaling
 
 NONE = "none"
 """In place of a budget: no limit."""
+AS_PLATFORM = "platform"
+"""In place of a model's own switch: the platform's."""
 
 
 class ScalingView(msgspec.Struct, frozen=True):
@@ -39,6 +42,10 @@ class ScalingView(msgspec.Struct, frozen=True):
     host_kinds: list[str]
     """Kinds of hosts that may be created for it, tried in this order; none = no hosts are created."""
     source: Literal["admin", "default"]
+    budget_usd_per_month: str | None = None
+    """Most dollars in a UTC month for its hosts that are not contracted, an exact decimal; None = no limit."""
+    acting: str = AS_PLATFORM
+    """Whether the plan is acted on for it: off, dry-run, on, or as the platform."""
 
 
 async def list_scaling(database: Database, actor: Actor, *, model: str | None = None) -> list[ScalingView]:
@@ -49,7 +56,7 @@ async def list_scaling(database: Database, actor: Actor, *, model: str | None = 
     async with read(database, actor, READERS, tenant_id=actor.tenant_id) as connection:
         stored = await read_limits(connection)
         if model is not None:
-            return [_view((await _scaled(connection, model)).name, stored)]
+            return [_view((await scaled_model(connection, model)).name, stored)]
         catalog = await read_catalog(connection)
         return [
             _view(row.name, stored)
@@ -70,27 +77,38 @@ async def set_scaling(
     max_awake: int | None = None,
     budget_usd_per_hour: str | None = None,
     host_kinds: Sequence[str] | None = None,
+    budget_usd_per_month: str | None = None,
+    acting: str | None = None,
     reason: str | None = None,
 ) -> ScalingView:
     """Set the limits of a model; what is not given stays as it is. The budget `none` removes that limit.
 
-    Raises NotFound, Conflict for an alias or the model of an external engine, InvalidRequest when a figure is out of
-    range, nothing is given, or a kind of host has no profile of the model or no price.
+    `acting` is a Mode, or AS_PLATFORM. Raises NotFound, Conflict for an alias or the model of an external engine,
+    InvalidRequest when a figure is out of range, nothing is given, or a kind of host has no profile of the model or no
+    price.
     """
     require(actor, PLATFORM_ADMIN)
-    if min_awake is None and max_awake is None and budget_usd_per_hour is None and host_kinds is None:
+    given = (min_awake, max_awake, budget_usd_per_hour, host_kinds, budget_usd_per_month, acting)
+    if all(each is None for each in given):
         raise InvalidRequest(
-            "give min_awake, max_awake, budget_usd_per_hour or host_kinds: there is nothing to change"
+            "give min_awake, max_awake, budget_usd_per_hour, budget_usd_per_month, host_kinds or acting: "
+            "there is nothing to change"
         )
     async with write(database, actor) as connection:
-        known = await _scaled(connection, model)
+        known = await scaled_model(connection, model)
         stored = await read_limits(connection)
         before = stored.get(model, NO_LIMITS)
         limits = ScalingLimits(
             before.min_awake if min_awake is None else min_awake,
             before.max_awake if max_awake is None else max_awake,
-            before.budget_usd_pico_per_hour if budget_usd_per_hour is None else _pico(budget_usd_per_hour),
+            before.budget_usd_pico_per_hour
+            if budget_usd_per_hour is None
+            else parse_budget(budget_usd_per_hour, "budget_usd_per_hour"),
             before.host_kinds if host_kinds is None else tuple(host_kinds),
+            before.acting if acting is None else _mode(acting),
+            before.budget_usd_pico_per_month
+            if budget_usd_per_month is None
+            else parse_budget(budget_usd_per_month, "budget_usd_per_month"),
         )
         if (problem := limits_problem(limits)) is not None:
             raise InvalidRequest(problem[1], param=problem[0])
@@ -115,7 +133,7 @@ async def reset_scaling(
     """Return a model to the default limits: no minimum, no budget, no hosts created. Raises as `set_scaling`."""
     require(actor, PLATFORM_ADMIN)
     async with write(database, actor) as connection:
-        await _scaled(connection, model)
+        await scaled_model(connection, model)
         before = _view(model, await read_limits(connection))
         await connection.execute(delete(model_scaling).where(model_scaling.c.model == model))
         after = _view(model, {})
@@ -123,7 +141,7 @@ async def reset_scaling(
     return after
 
 
-async def _scaled(connection: AsyncConnection, name: str) -> CatalogModel:
+async def scaled_model(connection: AsyncConnection, name: str) -> CatalogModel:
     """The catalog's entry of an offered model. Raises NotFound, and Conflict for those that are not scaled."""
     row = offered(await read_models(connection), name)
     known = (await read_catalog(connection)).models.get(name) if row.spec is None else None
@@ -152,23 +170,43 @@ def _check_kinds(model: CatalogModel, kinds: Sequence[str], prices: dict[str, in
             )
 
 
-def _pico(budget: str) -> int | None:
+def parse_budget(budget: str, param: str) -> int | None:
+    """Picodollars of an amount of dollars; None for NONE. Raises InvalidRequest."""
     if budget == NONE:
         return None
     try:
         return usd_to_pico(budget)
     except ValueError as error:
-        raise InvalidRequest(f"{error}, or `{NONE}`", param="budget_usd_per_hour") from None
+        raise InvalidRequest(f"{error}, or `{NONE}`", param=param) from None
+
+
+def parse_mode(acting: str) -> Mode:
+    """Raises InvalidRequest for what is no Mode."""
+    try:
+        return Mode(acting)
+    except ValueError:
+        raise InvalidRequest(
+            f"acting is {acting[:20]!r}; it must be one of {', '.join(Mode)}", param="acting"
+        ) from None
+
+
+def _mode(acting: str) -> Mode | None:
+    return None if acting == AS_PLATFORM else parse_mode(acting)
+
+
+def _usd(pico: int | None) -> str | None:
+    return None if pico is None else pico_to_usd(pico)
 
 
 def _view(model: str, stored: dict[str, ScalingLimits]) -> ScalingView:
     limits = stored.get(model, NO_LIMITS)
-    budget = limits.budget_usd_pico_per_hour
     return ScalingView(
         model,
         limits.min_awake,
         limits.max_awake,
-        None if budget is None else pico_to_usd(budget),
+        _usd(limits.budget_usd_pico_per_hour),
         list(limits.host_kinds),
         "admin" if model in stored else "default",
+        _usd(limits.budget_usd_pico_per_month),
+        AS_PLATFORM if limits.acting is None else limits.acting.value,
     )

@@ -317,6 +317,7 @@ class Platform:
             "PENSTOCK_PROFILE": options.profile,
             "PENSTOCK_REPLICAS": str(options.replicas),
             "PENSTOCK_LOCAL_HOSTS": "true",
+            "PENSTOCK_HOST_PLACES": os.environ.get("PENSTOCK_HOST_PLACES") or "*=local/here",
         }
 
     async def _wait_for_replicas(self, step: Step) -> None:

@@ -1,13 +1,14 @@
 """Admin API: the models that are offered."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
+from admin import acting as admin_acting
 from admin import added_models, models, scaling, targets
 from admin.actor import Actor, require
 from api.admin.deps import AdminDeps, RequestBody, ResponseModel
@@ -19,6 +20,9 @@ from workers.model_definition import NewModel, ProfileFile
 from workers.service_level import Tier
 
 _NAME = "A model's name; it may contain slashes."
+
+
+Acting = Literal["off", "dry-run", "on", "platform"]
 
 
 class ModelOut(ResponseModel):
@@ -115,6 +119,12 @@ class ScalingOut(ResponseModel):
         description="Kinds of hosts that may be created for it, tried in this order; none = no hosts are created."
     )
     source: Literal["admin", "default"]
+    budget_usd_per_month: str | None = Field(
+        description="Most dollars in a UTC month for those hosts: none is created beyond it; null = no limit."
+    )
+    acting: Acting = Field(
+        description="Whether the plan is acted on; platform = as the platform's switch says."
+    )
 
 
 class ScalingUpdate(RequestBody):
@@ -127,7 +137,36 @@ class ScalingUpdate(RequestBody):
         default=None, description="A decimal, or none for no limit.", examples=["128.00"]
     )
     host_kinds: list[str] | None = Field(default=None, examples=[["gpu-h100x8-640gb"]])
+    budget_usd_per_month: str | None = Field(
+        default=None, description="A decimal, or none for no limit.", examples=["20000.00"]
+    )
+    acting: Acting | None = None
     reason: str | None = None
+
+
+class HoldOut(ResponseModel):
+    """How many replicas of a model a person holds awake."""
+
+    model: str
+    awake: int
+    until: datetime
+    reason: str
+
+
+class HoldCreate(RequestBody):
+    """A number of replicas to keep awake for a time, whatever the autoscaler needs."""
+
+    model: str = Field(description=_NAME, examples=["llama-3.3-70b"])
+    awake: int = Field(ge=0, le=1024, examples=[4])
+    seconds: int = Field(gt=0, le=31 * 86_400, description="How long.", examples=[7200])
+    reason: str = Field(min_length=1, max_length=500, examples=["The launch"])
+
+
+class HoldRelease(RequestBody):
+    """A hold to end before its time."""
+
+    model: str = Field(description=_NAME, examples=["llama-3.3-70b"])
+    reason: str = Field(min_length=1, max_length=500, examples=["The launch is over"])
 
 
 class ScalingReset(RequestBody):
@@ -277,3 +316,28 @@ def _add_scaling_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return ScalingOut.model_validate(
             await scaling.reset_scaling(deps.database, actor, **body.model_dump())
         )
+
+    @routes.get("/models/scaling/holds")
+    async def list_holds(actor: Annotated[Actor, Depends(deps.actor)]) -> list[HoldOut]:
+        """How many replicas of which model a person holds awake, and until when."""
+        found = await admin_acting.list_holds(deps.database, actor)
+        return [HoldOut.model_validate(hold) for hold in found]
+
+    @routes.put("/models/scaling/holds")
+    async def hold_replicas(body: HoldCreate, actor: Annotated[Actor, Depends(deps.actor)]) -> HoldOut:
+        """Decide in the autoscaler's place how many replicas of a model are awake, for a time."""
+        hold = await admin_acting.hold_replicas(
+            deps.database,
+            actor,
+            model=body.model,
+            awake=body.awake,
+            hold_for=timedelta(seconds=body.seconds),
+            reason=body.reason,
+        )
+        return HoldOut.model_validate(hold)
+
+    @routes.post("/models/scaling/holds/release")
+    async def release_replicas(body: HoldRelease, actor: Annotated[Actor, Depends(deps.actor)]) -> HoldOut:
+        """End a hold before its time; returns it."""
+        ended = await admin_acting.release_replicas(deps.database, actor, **body.model_dump())
+        return HoldOut.model_validate(ended)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
+from admin import acting as admin_acting
 from admin import pools as admin_pools
 from admin.actor import Actor
 from api.admin.deps import AdminDeps, RequestBody, ResponseModel
@@ -96,6 +97,38 @@ class PoolsOut(ResponseModel):
     queues: list[QueueOut]
 
 
+class ActingOut(ResponseModel):
+    """Whether the autoscaler's plan is acted on."""
+
+    acting: Literal["off", "dry-run", "on"]
+    budget_usd_per_month: str | None = Field(
+        description="Most dollars in a UTC month for all hosts that are not contracted; null = no limit."
+    )
+
+
+class ActingUpdate(RequestBody):
+    """Another switch or budget; what is absent stays as it is."""
+
+    acting: Literal["off", "dry-run", "on"] | None = None
+    budget_usd_per_month: Annotated[
+        str | None, Field(description="A decimal, or none for no limit.", examples=["20000.00"])
+    ] = None
+    reason: Annotated[str, Field(min_length=1, max_length=500, examples=["Dry run went well"])]
+
+
+class ActOut(ResponseModel):
+    """Something that was done for the autoscaler's plan, would have been done, or was refused."""
+
+    at: datetime
+    model: str
+    target: str = Field(description="A host, a replica, or PROVIDER/REGION/KIND of hosts to create.")
+    act: str = Field(description="create, destroy, sleep, wake, stop or resume.")
+    reason: str
+    mode: Literal["off", "dry-run", "on"]
+    result: Literal["done", "failed", "refused", "dry-run"]
+    detail: str = Field(description="Why it failed or was refused.")
+
+
 class CommandCreate(RequestBody):
     """The reason of a command, and the seconds that it may take."""
 
@@ -128,6 +161,24 @@ def router(deps: AdminDeps) -> APIRouter:
     ) -> list[AcceptanceOut]:
         found = await admin_pools.list_acceptances(deps.database, actor, host_id=host_id, limit=limit)
         return [AcceptanceOut.model_validate(each) for each in found]
+
+    @routes.get("/pools/timeline", summary="List what was done for the autoscaler's plan, the newest first")
+    async def list_timeline(
+        actor: Annotated[Actor, auth],
+        model: Annotated[str | None, Query(max_length=200, description="For one model only.")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> list[ActOut]:
+        found = await admin_acting.timeline(deps.database, actor, model=model, limit=limit)
+        return [ActOut.model_validate(each) for each in found]
+
+    @routes.get("/pools/acting", summary="Get whether the autoscaler's plan is acted on")
+    async def get_acting(actor: Annotated[Actor, auth]) -> ActingOut:
+        return ActingOut.model_validate(await admin_acting.get_acting(deps.database, actor))
+
+    @routes.put("/pools/acting", summary="Set whether the autoscaler's plan is acted on")
+    async def set_acting(actor: Annotated[Actor, auth], body: ActingUpdate) -> ActingOut:
+        view = await admin_acting.set_acting(deps.database, actor, **body.model_dump())
+        return ActingOut.model_validate(view)
 
     @routes.post("/pools/replicas/{replica_id:path}/{action}", summary="Send a command to a replica")
     async def command_replica(

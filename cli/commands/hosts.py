@@ -10,6 +10,7 @@ from admin.actor import Actor
 from billing.ledger.months import bounds, parse_month
 from billing.usage.period import parse_instant
 from cli.context import AsJson, DataDir, perform, warn
+from cli.durations import parse_duration
 from core.db import Database
 from core.errors import InvalidRequest
 
@@ -19,6 +20,7 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(metavar="HOST", help="Name of the host, as `list` shows it.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
+Model = Annotated[str, typer.Option("--model", help="The model that they are for.")]
 Ended = Annotated[bool, typer.Option("--ended", help="Those of the past, too.")]
 
 
@@ -74,14 +76,53 @@ def set_desired(
     kind: Annotated[str, typer.Argument(help="The provider's name of the size, such as gpu-h100x1-80gb.")],
     count: Annotated[int, typer.Argument(help="Hosts that there should be; 0 destroys them.")],
     reason: Reason,
-    model: Annotated[str, typer.Option("--model", help="The model that they are for.")] = "",
+    model: Model = "",
+    hold_for: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="The autoscaler's plan decides afterwards; without it, never. As 90m or 2h."
+        ),
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set how many hosts of a group there should be; the next pass creates or destroys what differs."""
+    """Set how many hosts of a group there should be; the next pass creates or destroys what differs.
+
+    The autoscaler's plan leaves the group alone.
+    """
+
+    async def act(db: Database, actor: Actor) -> object:
+        return await hosts.set_desired(
+            db,
+            actor,
+            provider=provider,
+            region=region,
+            kind=kind,
+            count=count,
+            model=model,
+            hold_for=None if hold_for is None else parse_duration(hold_for, "for"),
+            reason=reason,
+        )
+
+    perform(act, data_dir, as_json)
+
+
+@app.command(
+    epilog='Example: penstock hosts release digitalocean nyc2 gpu-h100x1-80gb --model llama-3.3-70b --reason "done"'
+)
+def release(
+    provider: Annotated[str, typer.Argument(help="digitalocean | local")],
+    region: Annotated[str, typer.Argument(help="The provider's name of the region.")],
+    kind: Annotated[str, typer.Argument(help="The provider's name of the size.")],
+    reason: Reason,
+    model: Model = "",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Leave a group of hosts to the autoscaler's plan, as it is."""
     perform(
-        lambda db, actor: hosts.set_desired(
-            db, actor, provider=provider, region=region, kind=kind, count=count, model=model, reason=reason
+        lambda db, actor: hosts.release_desired(
+            db, actor, provider=provider, region=region, kind=kind, model=model, reason=reason
         ),
         data_dir,
         as_json,

@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
+from admin import acting as admin_acting
 from admin import added_models, models, scaling, targets
+from admin.actor import Actor
 from cli.added_model import engine_environment, given_model
 from cli.context import AsJson, DataDir, perform
+from cli.durations import parse_duration
+from core.db import Database
 from core.errors import InvalidRequest
 from workers.models import ModelSpec
 from workers.service_level import Tier
@@ -116,6 +120,17 @@ def set_scaling(
             help="Kind of host that may be created; repeat it in the order of trying; none = no kind.",
         ),
     ] = None,
+    month_budget: Annotated[
+        str | None,
+        typer.Option(
+            "--month-budget",
+            help="Most dollars in a UTC month for those hosts: none is created beyond it; none = no limit.",
+        ),
+    ] = None,
+    acting: Annotated[
+        str | None,
+        typer.Option("--acting", help="off | dry-run | on | platform: whether the plan is acted on."),
+    ] = None,
     reason: Reason = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -131,6 +146,8 @@ def set_scaling(
         max_awake=max_awake,
         budget_usd_per_hour=budget,
         host_kinds=[] if host_kinds == [scaling.NONE] else host_kinds or None,
+        budget_usd_per_month=month_budget,
+        acting=acting,
         reason=reason,
     )
     perform(change, data_dir, as_json)
@@ -145,6 +162,52 @@ def reset_scaling(
     Example: penstock models reset-scaling llama-3.3-70b
     """
     perform(partial(scaling.reset_scaling, model=name, reason=reason), data_dir, as_json)
+
+
+@app.command("holds")
+def list_holds(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show how many replicas of which model a person holds awake, and until when.
+
+    Example: penstock models holds --json
+    """
+    perform(admin_acting.list_holds, data_dir, as_json, title="Holds")
+
+
+@app.command("hold-replicas")
+def hold_replicas(
+    name: Name,
+    awake: Annotated[int, typer.Option("--awake", help="Replicas that are awake, no more and no fewer.")],
+    hold_for: Annotated[str, typer.Option("--for", help="How long, as 90m, 2h or 3d; at most 31 days.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the audit log.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decide in the autoscaler's place how many replicas of a model are awake, for a time.
+
+    Example: penstock models hold-replicas llama-3.3-70b --awake 4 --for 2h --reason "the launch"
+    """
+
+    async def act(db: Database, actor: Actor) -> object:
+        time = parse_duration(hold_for, "for")
+        return await admin_acting.hold_replicas(
+            db, actor, model=name, awake=awake, hold_for=time, reason=reason
+        )
+
+    perform(act, data_dir, as_json)
+
+
+@app.command("release-replicas")
+def release_replicas(
+    name: Name,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the audit log.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Leave the number of a model's replicas to the autoscaler again, before the hold expires.
+
+    Example: penstock models release-replicas llama-3.3-70b --reason "the launch is over"
+    """
+    perform(partial(admin_acting.release_replicas, model=name, reason=reason), data_dir, as_json)
 
 
 @app.command("add")

@@ -10,9 +10,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from admin import acting as admin_acting
 from admin import pools
 from cli.commands.roles import load_settings
-from cli.context import AsJson, DataDir, acting, emit, open_db, run, runtime, shell_actor
+from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run, runtime, shell_actor
 from core.addresses import parse_addresses
 from core.clock import SystemClock
 from scheduler.client import SchedulerClient
@@ -93,6 +94,53 @@ def acceptances(
         for finding in each.findings or [{"text": ""}]
     ]
     emit(rows, as_json, title="Acceptances")
+
+
+@app.command(epilog="Example: penstock pools timeline --model llama-3.3-70b --limit 20")
+def timeline(
+    model: Annotated[str | None, typer.Option("--model", help="For one model only.")] = None,
+    limit: Annotated[int, typer.Option(help="Acts at most, the newest first.")] = 100,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was done for the autoscaler's plan, would have been done, or was refused, with the reasons."""
+    perform(lambda db, actor: admin_acting.timeline(db, actor, model=model, limit=limit), data_dir, as_json)
+
+
+@app.command("acting", epilog="Example: penstock pools acting --json")
+def show_acting(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show whether the autoscaler's plan is acted on, and the platform's budget per month."""
+    perform(admin_acting.get_acting, data_dir, as_json)
+
+
+@app.command(
+    "set-acting",
+    epilog='Example: penstock pools set-acting dry-run --month-budget 20000 --reason "look first"',
+)
+def set_acting(
+    reason: Reason,
+    acting: Annotated[str | None, typer.Argument(help="off | dry-run | on")] = None,
+    month_budget: Annotated[
+        str | None,
+        typer.Option(
+            "--month-budget",
+            help="Most dollars in a UTC month for all hosts that are not contracted; none = no limit.",
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set whether the autoscaler's plan is acted on, for models with limits of their own.
+
+    A model's own switch, `models set-scaling --acting`, can only be weaker.
+    """
+    perform(
+        lambda db, actor: admin_acting.set_acting(
+            db, actor, acting=acting, budget_usd_per_month=month_budget, reason=reason
+        ),
+        data_dir,
+        as_json,
+    )
 
 
 def _command(

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 from fastapi import Request
 
+from admin import acting
 from admin import tenants as admin_tenants
 from admin.pools import command_replica
 from console.components.base import Stat, badge, box, card, notice, page_head
@@ -11,6 +12,7 @@ from console.components.dialogs import confirm
 from console.components.table import Cell, Column, Row, actions_cell, cell, data_table, set_rows
 from console.deps import Console
 from console.format import Formatted, count, percent, seconds
+from console.panels.acts import SHOWN, ActsPanel
 from console.panels.scheduling import SchedulingPanel
 from console.viewer import Viewer, toast_ok
 from core.errors import NotFound
@@ -18,6 +20,8 @@ from scheduler.wire import HostView, PoolSnapshot
 from workers.wire import ReplicaState, ReplicaStatus, basis_of
 
 REFRESH_S = 1.5
+TIMELINE_S = 5.0
+"""Seconds between two reads of the timeline."""
 STALE_HOST_S = 5.0
 """A host whose last heartbeat is older than this many seconds is shown as stale."""
 STATE_TONES = {
@@ -88,6 +92,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
             on_action=viewer.act(act),
         )
     scheduling = SchedulingPanel({tenant.id: tenant.name for tenant in tenants})
+    acts = ActsPanel()
     with card("Hosts", flush=True):
         hosts = data_table(_HOST_COLUMNS, [], label="Hosts", nothing="No host has reported yet.")
 
@@ -116,8 +121,15 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
                 for headline, body in found:
                     notice("bad", headline, body)
 
+    async def refresh_acts() -> None:
+        found = await acting.timeline(console.database, viewer.actor, limit=SHOWN)
+        rules = await acting.get_acting(console.database, viewer.actor)
+        acts.show(found, rules.acting, datetime.now(UTC))
+
     await refresh()
+    await refresh_acts()
     viewer.live(REFRESH_S, refresh)
+    viewer.live(TIMELINE_S, refresh_acts)
 
 
 def problems(snapshot: PoolSnapshot, connected: bool) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ _PLAN_COLUMNS = (
 )
 _CHANGE_COLUMNS = (
     Column("replica", "Replica"),
-    Column("change", "Would go"),
+    Column("change", "Goes"),
     Column("reason", "Why", sortable=False),
 )
 
@@ -50,14 +50,14 @@ class SchedulingPanel:
             self._tenants = data_table(
                 _TENANT_COLUMNS, [], label="Tenants in the queues", nothing="No request waits or runs."
             )
-        with card("Autoscaler", "What it would do now. It is a plan: nothing is changed by it.", flush=True):
+        with card("Autoscaler", "What it plans now. The timeline shows what was done.", flush=True):
             self._plan = data_table(
                 _PLAN_COLUMNS, [], label="Autoscaler", nothing="It has not seen enough yet."
             )
             self._hosts = Text("p", "", "muted")
-        with box() as self._moves, card("Moves the autoscaler would make", flush=True):
+        with box() as self._moves, card("Moves that the autoscaler plans", flush=True):
             self._changes = data_table(
-                _CHANGE_COLUMNS, [], label="Moves the autoscaler would make", nothing="None."
+                _CHANGE_COLUMNS, [], label="Moves that the autoscaler plans", nothing="None."
             )
 
     def show(self, snapshot: PoolSnapshot) -> None:

@@ -136,7 +136,7 @@ def test_the_commands_print_what_holds(pg_url: str, redis_url: str, monkeypatch:
     found = penstock("set-scaling", MODEL, "--min", "1", "--max", "8", "--budget", "128", "--host-kind", KIND)
     assert found == {
         "model": MODEL, "min_awake": 1, "max_awake": 8, "budget_usd_per_hour": "128.00", "host_kinds": [KIND],
-        "source": "admin",
+        "source": "admin", "budget_usd_per_month": None, "acting": "platform",
     }  # fmt: skip
     assert penstock("scaling", MODEL) == [found]
     found = penstock("set-scaling", MODEL, "--budget", "none", "--host-kind", "none")
