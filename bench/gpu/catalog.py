@@ -7,8 +7,9 @@ from workers.plan import TINY
 
 SMALL, LARGER = "gpu", "gpu-1b"
 """Names of the profiles: the model as it is, and one of 1.2 billion weights in its place."""
-BLOCKS = 4096
-"""KV blocks: enough for every test, and few beside the millions that the toy's tokens would fill a GPU with."""
+BLOCKS = 8192
+"""KV blocks of 32 tokens: enough for the largest point of the sweep (25 GB of the larger model), and few beside the
+millions that the toy's small tokens would fill a GPU with."""
 _COMMON: dict[str, ArgValue] = {
     "max-num-seqs": 64,
     "block-size": 32,

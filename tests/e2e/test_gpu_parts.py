@@ -5,10 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench.gpu.catalog import with_gpu_profiles
 from bench.gpu.measure import greedy, one_user, prefix_knowledge, sweep
 from bench.gpu.rig import serving
 from tests.e2e.test_engine import ENGINE_ENV
 from workers.catalog import Catalog, load_catalog
+from workers.engine_args import check_arguments
 from workers.plan import TINY
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -35,3 +37,8 @@ async def test_the_real_engine_is_measured_under_the_agent(tmp_path: Path) -> No
         assert prefix["known_tokens"] == prefix["cached_tokens"] == 256
         [row] = await sweep(rig, shapes=((64, 8),), users=(2,), each=1)
         assert row["output_tok_s"] > 0
+
+
+async def test_the_engine_takes_the_arguments_of_the_profiles_for_gpus() -> None:
+    model = with_gpu_profiles(load_catalog(), "gpu-h100x1-80gb").models[TINY]
+    await check_arguments(model, ENGINE_ENV)
