@@ -18,6 +18,8 @@ ACTIONS = {
     "kill": ReplicaState.FAILED,
 }
 """Actions on a replica, and the state to assume until its next heartbeat; None = no assumption."""
+STARTING = frozenset({"wake", "resume", "restart"})
+"""Actions after which an engine may serve; they are refused on a host that may be destroyed at any moment."""
 ANSWER_SLACK_S = 5.0
 """Seconds beyond a command's deadline until it is answered as failed."""
 MAX_DEADLINE_S = 3600.0

@@ -20,6 +20,10 @@ SETTLE_S = 30.0
 """Seconds after the start in which nothing is done: agents reconnect, and the demand is not measured yet."""
 
 
+START_SEEN_S = 10.0
+"""Seconds after a command that starts an engine in which its heartbeats need not show that yet."""
+
+
 class PlanActor:
     """The plan's way to jobs and to the agents."""
 
@@ -37,6 +41,8 @@ class PlanActor:
         self._starts_at = clock.monotonic() + settle_s
         self._clock = clock
         self._executor: PlanExecutor | None = None
+        self._started_at: dict[str, float] = {}
+        """By host: when an engine on it was last told to start."""
 
     def connect(self, forward: Callable[[PlanExecutor, ReplicaCommand], None]) -> None:
         """Send commands by `forward`, which takes the executor to which their results go."""
@@ -44,6 +50,13 @@ class PlanActor:
             lambda command: forward(executor, command), self._store.record, self._clock.monotonic
         )
         self._executor = executor
+
+    def start_on(self, host_id: str) -> bool:
+        """Whether an engine on a host may be told to start now, which is noted; not if it may be destroyed."""
+        if self._store.is_condemned(host_id):
+            return False
+        self._started_at[host_id] = self._clock.monotonic()
+        return True
 
     def staying(self, hosts: Sequence[HostView]) -> list[HostView]:
         """The hosts that are not being destroyed."""
@@ -75,6 +88,10 @@ class PlanActor:
             for name, rows in ranks.items()  # what a command is expected to do is not done yet
             if rows[0].engine.state is not ReplicaState.STOPPED or state.active_on(name)
         }
+        self._started_at = {
+            host_id: at for host_id, at in self._started_at.items() if now - at < START_SEEN_S
+        }
+        busy |= self._started_at.keys()
         removals = []
         for host_id, reason in destroyed.items():
             intent = known.intent_of(host_id)

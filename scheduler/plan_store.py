@@ -49,8 +49,12 @@ class PlanStore(StoreLoop):
         """The platform's switch as last read."""
 
     def put(self, plan: StoredPlan, at: float) -> None:
-        """Take the plan of `at`, without waiting; it replaces one that is not stored yet."""
+        """Take the plan of `at`, without waiting; it replaces one that is not stored yet.
+
+        Its drained hosts are condemned from now on.
+        """
         self._plan = (plan, at)
+        self._condemned |= _drained(plan)
 
     def record(self, act: PoolAct) -> None:
         """Take an act for the timeline, without waiting."""
@@ -65,8 +69,6 @@ class PlanStore(StoreLoop):
     async def write(self) -> None:
         """Store the plan and the acts, and read intents, in one transaction; on failure they are due again."""
         plan, acts = self._plan, list(self._acts)
-        named = frozenset(row.host for row in plan[0].destroy if row.drained) if plan else frozenset()
-        self._condemned |= named
         async with self.database.system() as connection:
             if plan is not None:
                 await write_plan(connection, self._term, plan[0], max(0.0, self._now() - plan[1]))
@@ -82,6 +84,12 @@ class PlanStore(StoreLoop):
         for _ in acts:
             self._acts.popleft()
         if plan is not None:
-            self._condemned, self.stored = named, True
             if self._plan is plan:
                 self._plan = None
+            self._condemned = _drained(plan[0]) | (_drained(self._plan[0]) if self._plan else frozenset())
+            self.stored = True
+
+
+def _drained(plan: StoredPlan) -> frozenset[str]:
+    """The hosts that a plan allows to be destroyed."""
+    return frozenset(row.host for row in plan.destroy if row.drained)

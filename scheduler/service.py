@@ -17,7 +17,7 @@ from core.supervise import supervise
 from scheduler import metrics
 from scheduler.autoscaler_runner import AutoscalerRunner
 from scheduler.autoscaling import PLAN_INTERVAL_S, LivePlanner
-from scheduler.commands import ACTIONS, CommandRouter, Peer
+from scheduler.commands import ACTIONS, STARTING, CommandRouter, Peer
 from scheduler.core.decisions import Decision, Placed, Rejection
 from scheduler.core.rules import NEW_TENANT
 from scheduler.core.state import SchedulerState
@@ -104,6 +104,7 @@ class SchedulerService:
         self._autoscaler = (
             AutoscalerRunner(planner, self.state, self._hosts, actor) if planner is not None else None
         )
+        self._actor = actor
         if actor is not None:
             actor.connect(self._command)
         planners = (planner,) if planner is not None else ()
@@ -350,10 +351,16 @@ class SchedulerService:
         elif agent is None:
             why = f"agent {replica.agent_id} of replica {command.replica_id} is not connected"
             peer.send(CommandResult(command.command_id, False, why))
+        elif command.action in STARTING and not self._may_start(replica.agent_id):
+            why = f"the host of replica {command.replica_id} is being destroyed"
+            peer.send(CommandResult(command.command_id, False, why))
         elif self._commands.forward(command, peer, agent):
             if state := ACTIONS[command.action]:
                 self.state.expect_state(command.replica_id, state)
             log.info("%s asked to %s replica %s", peer.name, command.action, command.replica_id)
+
+    def _may_start(self, agent_id: str) -> bool:
+        return self._actor is None or self._actor.start_on(self._hosts.host_of(agent_id))
 
     def _answer(self, decision: Decision) -> None:
         """Send a decision to its client, if it is still connected, and notify the listeners."""

@@ -28,6 +28,11 @@ class HostRegistry(Listener):
         for agent_id in [name for name, (_, at) in self._beats.items() if now - at > after_s]:
             del self._beats[agent_id]
 
+    def host_of(self, agent_id: str) -> str:
+        """The id of an agent's host; empty = nothing was heard of it."""
+        known = self._beats.get(agent_id)
+        return known[0].host_id if known is not None else ""
+
     def views(self, now: float) -> list[HostView]:
         """All hosts, sorted by id."""
         views = [

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from prometheus_client import generate_latest
 
+from core.clock import SystemClock
+from core.db import Database
 from core.errors import Refused, Unavailable
 from core.ids import uuid7
 from scheduler import client as client_module
@@ -18,11 +20,18 @@ from scheduler import service as service_module
 from scheduler.core.model_queue import MAX_EXPIRED
 from scheduler.core.policy import Rng
 from scheduler.messages import Announce, AnnouncedRequest, FromClient
+from scheduler.plan_actor import PlanActor
+from scheduler.plan_store import PlanStore
+from scheduler.provider_hosts import ProviderHosts
 from scheduler.sessions import Session
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from tests.support.ports import free_port
 from tests.support.scheduling import MODEL, agent, capacity, client, replica, request, service
 from tests.support.waiting import until
+from tests.unit.workers.test_acting import NOW
+from tests.unit.workers.test_acting import host as provider_host
+from workers.acting.places import Places
+from workers.acting.plan import PlannedRemoval, StoredPlan
 from workers.ranks import rank_id
 from workers.wire import KvDelta, KvResync, RankStatus, ReplicaCommand, ReplicaState
 
@@ -213,6 +222,26 @@ async def test_without_the_scheduler_the_client_counts_its_placements_on_each_ra
         assert {name: count for name, count in counted[-1].items() if count} == {
             name: count for name, count in expected.items() if count
         }
+
+
+async def test_nothing_starts_an_engine_on_a_host_that_may_be_destroyed() -> None:
+    """Neither the plan, nor a waiting request, nor a person: jobs may destroy it at any moment."""
+    store = PlanStore(Database("postgresql://penstock@127.0.0.1:1/none"), 1)
+    store.hosts = ProviderHosts(NOW, (provider_host(1, name="host-of-agent-1"),))
+    store.put(StoredPlan(destroy=(PlannedRemoval("host-of-agent-1", "idle", drained=True),)), 0.0)
+    actor = PlanActor(store, Places(), dict, SystemClock())
+    async with (
+        service(actor=actor) as scheduler,
+        agent(scheduler.port, replica()) as host,
+        client(scheduler.port) as api,
+    ):
+        await until(lambda: api.snapshot().replicas)
+        for action in ("wake", "resume", "restart"):
+            refused = await api.command(ReplicaCommand(str(uuid7()), "host/r0", action))
+            assert not refused.ok
+            assert "is being destroyed" in refused.message
+        assert host.commands == []
+        assert (await api.command(ReplicaCommand(str(uuid7()), "host/r0", "stop"))).ok
 
 
 async def test_commands_reach_the_agent_and_its_answer_returns() -> None:

@@ -4,7 +4,7 @@ import msgspec
 
 from core.db import Database
 from scheduler.core.state import SchedulerState
-from scheduler.plan_actor import SETTLE_S, PlanActor
+from scheduler.plan_actor import SETTLE_S, START_SEEN_S, PlanActor
 from scheduler.plan_executor import PlanExecutor
 from scheduler.plan_store import PlanStore
 from scheduler.provider_hosts import ProviderHosts
@@ -78,6 +78,19 @@ def test_nothing_is_started_on_a_condemned_host() -> None:
     assert world.act(WAKE, ReplicaState.STOPPED) == []
     world.store._condemned = frozenset()
     assert world.act(WAKE, ReplicaState.STOPPED) == ["resume"]
+
+
+def test_a_host_on_which_an_engine_was_just_started_is_not_drained() -> None:
+    """Whoever asked for it: its heartbeat may not show it yet."""
+    world = World()
+    assert world.actor.start_on("sim-host-1")
+    world.act(IDLE, ReplicaState.STOPPED)
+    assert [row.drained for row in world.stored.destroy] == [False]
+    world.clock.advance(START_SEEN_S)
+    world.act(IDLE, ReplicaState.STOPPED)
+    assert [row.drained for row in world.stored.destroy] == [True]
+    assert not world.actor.start_on("sim-host-1")  # from now on it may be destroyed
+    assert world.actor.start_on("sim-host-2")
 
 
 def test_hosts_of_persons_and_those_that_joined_by_themselves_are_not_destroyed() -> None:
