@@ -4,13 +4,27 @@ import asyncio
 
 import pytest
 from playwright.async_api import Browser, expect
+from sqlalchemy import text
 
+from core.db import Database
 from tests.browser.conftest import Person
 from tests.browser.seed import ADMIN, MODEL
 from tests.browser.site import Site
 from tests.support.scheduling import agent, client, replica, request
 from tests.support.waiting import until
+from workers.acting.plan import Mode, PoolAct
+from workers.acting.store import add_acts
 from workers.wire import AcceptanceFinding, AcceptanceReport
+
+
+async def refuse_a_host(site: Site, reason: str) -> None:
+    """Write down that a host was not created."""
+    database = Database(site.database_url)
+    async with database.system() as connection:
+        act = PoolAct(MODEL, "local/here/gpu", "create", reason, Mode.ON, "refused", "no money")
+        await connection.execute(text("DELETE FROM pool_acts"))
+        await add_acts(connection, [act])
+    await database.close()
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -43,6 +57,10 @@ async def test_queues_tenants_and_the_plan_are_shown_as_they_are(
         await expect(rows.filter(has_text=modest.name).locator("td").nth(2)).to_have_text("1")
         plan = page.locator("[aria-label='Autoscaler'] tbody tr", has_text=MODEL)
         await expect(plan).to_be_visible()
+        await refuse_a_host(site, f"more load {width}")
+        act = page.locator("[aria-label='Timeline'] tbody tr", has_text=f"more load {width}")
+        await expect(act).to_contain_text("Refused", timeout=30_000)
+        await expect(act).to_contain_text("no money")
         assert await person.overflow() <= 0
         for task in waiting:
             task.cancel()
