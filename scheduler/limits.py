@@ -11,7 +11,7 @@ import msgspec
 from scheduler.messages import Announce, ClientBatch, FromClient
 from scheduler.wire import PlaceRequest
 from workers.ranks import MAX_RANKS
-from workers.wire import EndedEngine, ReplicaStatus, TierTargets
+from workers.wire import EndedEngine, LifeTimes, ReplicaStatus, StageTime, TierTargets
 
 MAX_TOKENS = 1 << 30
 """Most tokens of a request or of a replica's cache, far above those of any model."""
@@ -53,6 +53,7 @@ def valid_replicas(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], 
         status.kv_usage = _within(status.kv_usage, 1.0)
         status.running, status.waiting = _count(status.running), _count(status.waiting)
         status.kv_blocks, status.block_size = _count(status.kv_blocks), _count(status.block_size)
+        status.phase_s, status.times = _within(status.phase_s, MAX_AGE_S), _times(status.times)
         status.ranks = [
             msgspec.structs.replace(
                 rank,
@@ -65,6 +66,16 @@ def valid_replicas(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], 
         ]
         good.append(status)
     return good, bad
+
+
+def _times(times: LifeTimes) -> LifeTimes:
+    """Times of stages in range."""
+    return LifeTimes(
+        *(
+            StageTime(_within(each.last_s, MAX_AGE_S), _within(each.mean_s, MAX_AGE_S), _count(each.count))
+            for each in msgspec.structs.astuple(times)
+        )
+    )
 
 
 def sound_ends(ends: list[EndedEngine]) -> list[EndedEngine]:

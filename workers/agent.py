@@ -29,8 +29,10 @@ from workers.catalog import Catalog, load_catalog
 from workers.economics import HostAccount, ReplicaShare
 from workers.engine_api import EngineApi
 from workers.engine_command import engine_command
+from workers.engine_guard import agent_key
 from workers.engine_process import EngineProcess
 from workers.external import ExternalEngine, ExternalSettings, ReplicaNames
+from workers.held_engine import EngineAccess
 from workers.host_lock import HostLock
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import KvSubscriber
@@ -40,7 +42,7 @@ from workers.model_entry import wanted_entry
 from workers.plan import HostPlan, ReplicaPlan
 from workers.prepare import prepare
 from workers.ranks import target_names
-from workers.replica import EngineAccess, ReplicaRunner, SavedEngine
+from workers.replica import ReplicaRunner
 from workers.replica_view import Replica
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
@@ -118,6 +120,7 @@ class Agent:
         self._plan: HostPlan | None = None
         self._gate = HostGate(settings, clock)
         self._seq = 0
+        self._closing = False
         self.replicas: list[Replica] = []
         self._state_path = settings.data_dir / "agent-state.json"
         self._entry_path = settings.data_dir / "model-entry.json"
@@ -178,6 +181,7 @@ class Agent:
 
     async def close(self, force: asyncio.Event) -> None:
         """Drain and stop all engines (kill them when `force` is set), then disconnect from the scheduler."""
+        self._closing = True
         draining = asyncio.ensure_future(self._shut_down())
         forced = asyncio.ensure_future(force.wait())
         self._link.heartbeat_now()
@@ -206,9 +210,7 @@ class Agent:
     def _build(self, plan: HostPlan) -> None:
         self._session = aiohttp.ClientSession()
         state = load_state(self._state_path)
-        runners = [
-            self._make_runner(each, plan, state.engines.get(each.replica_id)) for each in plan.replicas
-        ]
+        runners = [self._make_runner(each, plan, state) for each in plan.replicas]
         self.replicas += runners
         self._tasks += [supervise(f"replica {runner.plan.replica_id}", runner.run) for runner in runners]
         self._tasks += [
@@ -258,11 +260,11 @@ class Agent:
         end_strays(self._settings.data_dir, kept)
         return kept
 
-    def _make_runner(self, plan: ReplicaPlan, host: HostPlan, saved: SavedEngine | None) -> ReplicaRunner:
+    def _make_runner(self, plan: ReplicaPlan, host: HostPlan, state: AgentState) -> ReplicaRunner:
         settings, session = self._settings, self._session
         if session is None:
             raise RuntimeError("the agent has not started")
-        key = settings.engine_key.get_secret_value()
+        key, own_key = settings.engine_key.get_secret_value(), agent_key(settings.data_dir)
         address = engine_address(settings.host, settings.advertise_host)
         ranks = plan.capacity.dp_ranks
         kv = kv_endpoints(settings.data_dir, plan.replica_id, ranks) if self._is_exact(plan) else None
@@ -275,13 +277,14 @@ class Agent:
                 port=int(url.rsplit(":", 1)[1]),
                 engine_env=settings.engine_env,
                 engine_key=key,
+                agent_key=own_key,
                 data_dir=settings.data_dir,
                 sim_speedup=settings.sim_speedup,
                 replicas=len(host.replicas),
                 kv=kv,
                 entry=None if plan.model.name in self._packaged else self._entry_path,
             )
-            return EngineAccess(url, command, EngineApi(session, url, key))
+            return EngineAccess(url, command, EngineApi(session, url, key, own_key))
 
         name = plan.replica_id.replace("/", "-")
         runner = ReplicaRunner(
@@ -289,8 +292,9 @@ class Agent:
             access=access,
             log_file=settings.data_dir / "logs" / f"engine-{name}.log",
             clock=self._clock,
-            saved=saved,
+            saved=state.engines.get(plan.replica_id),
             save=self._save,
+            times=state.times.get(plan.replica_id),
             measure=(lambda api: self._gate.probe(plan, api)) if plan.gpu_ids else None,
         )
         runner.capacity = self._gate.capacity(plan)
@@ -338,12 +342,12 @@ class Agent:
         ]
 
     def _save(self) -> None:
-        engines: dict[str, SavedEngine] = {}
-        for replica in self.replicas:
-            saved = replica.saved() if isinstance(replica, ReplicaRunner) else None
-            if saved is not None:
-                engines[replica.plan.replica_id] = saved
-        save_state(self._state_path, AgentState(engines))
+        runners = [replica for replica in self.replicas if isinstance(replica, ReplicaRunner)]
+        engines = {
+            runner.plan.replica_id: saved for runner in runners if (saved := runner.saved()) is not None
+        }
+        times = {runner.plan.replica_id: runner.times for runner in runners}
+        save_state(self._state_path, AgentState(engines, times))
 
     async def _run_accounting(self) -> None:
         while True:
@@ -411,8 +415,10 @@ class Agent:
             return CommandResult(
                 command.command_id, False, f"this host has no replica {command.replica_id!r}"
             )
+        if self._closing:
+            return CommandResult(command.command_id, False, "the agent of this host is stopping")
         try:
-            await replica.command(command.action, command.deadline_s)
+            await replica.command(command.action, command.deadline_s, command.level)
         except PenstockError as error:
             return CommandResult(command.command_id, False, error.message)
         return CommandResult(command.command_id, True, f"{command.action}: done")

@@ -1,4 +1,4 @@
-"""Client of an engine's HTTP API for the agent: health, metrics, warm-up, sleep and wake."""
+"""Client of an engine's HTTP API for the agent: health, metrics, warm-up. Sleep and wake are in engine_sleep.py."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from core.errors import EngineFailed
+from workers.engine_guard import KEY_HEADER
 from workers.ranks import MAX_RANKS, RANK_HEADER
 from workers.wire import EngineCounters, RankStatus
 
@@ -48,7 +49,8 @@ class EngineMetrics(msgspec.Struct, frozen=True):
     kv_blocks: int = 0
     """KV blocks of the cache; 0 = not reported."""
     simulated: bool = False
-    asleep: bool = False
+    sleep_level: int = 0
+    """1 or 2 while the engine sleeps."""
     ranks: tuple[RankStatus, ...] = ()
     """The values by rank, of an engine that labels them with several."""
 
@@ -58,6 +60,8 @@ class EngineMetrics(msgspec.Struct, frozen=True):
 
 
 _KV_USAGE = "vllm:kv_cache_usage_perc"
+_SLEEP_LEVELS = {"weights_offloaded": 1, "discard_all": 2}
+"""Values of vLLM's label `sleep_state`."""
 
 
 def parse_metrics(text: str) -> EngineMetrics:
@@ -71,8 +75,8 @@ def parse_metrics(text: str) -> EngineMetrics:
     """By rank and name."""
     blocks: dict[int, int] = {}
     """KV blocks of all ranks, as each rank states them."""
-    asleep = simulated = False
-    block_size = 0
+    simulated = False
+    sleep_level = block_size = 0
     for name, labelled, value in _LINE.findall(text):
         labels = dict(_LABEL.findall(labelled))
         rank = min(_whole(labels.get("engine", "")), MAX_RANKS)
@@ -81,7 +85,8 @@ def parse_metrics(text: str) -> EngineMetrics:
             blocks[rank] = _whole(labels.get("num_gpu_blocks", ""))
             continue
         if name == "vllm:engine_sleep_state":
-            asleep = asleep or (labels.get("sleep_state") == "awake" and float(value) == 0)
+            if float(value) > 0:
+                sleep_level = max(sleep_level, _SLEEP_LEVELS.get(labels.get("sleep_state", ""), 0))
             continue
         simulated = simulated or (name == "penstock_simulated" and float(value) > 0)
         key, added = (rank, name), float(value)
@@ -102,7 +107,7 @@ def parse_metrics(text: str) -> EngineMetrics:
         block_size=block_size,
         kv_blocks=sum(rank.kv_blocks for rank in ranks),
         simulated=simulated,
-        asleep=asleep,
+        sleep_level=sleep_level,
         ranks=ranks if len(ranks) > 1 else (),
     )
 
@@ -158,19 +163,33 @@ def _warm_up_chat(model: str) -> dict[str, object]:
 class EngineApi:
     """HTTP client of one engine. Every method raises EngineFailed when the engine cannot be reached."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, key: str, agent_key: str = "") -> None:
+        """`agent_key` opens what the engine's guard reserves to the agent (workers/engine_guard.py)."""
         self.url = url
         self._session = session
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        if agent_key:
+            self._headers[KEY_HEADER] = agent_key
 
     @property
     def has_key(self) -> bool:
         """Whether requests carry an API key."""
-        return bool(self._headers)
+        return "Authorization" in self._headers
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of a GET."""
         return await self._call("GET", path)
+
+    async def post(
+        self,
+        path: str,
+        body: dict[str, object] | None = None,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, bytes]:
+        """Status and body of a POST that may take `timeout_s` seconds."""
+        return await self._call("POST", path, body, aiohttp.ClientTimeout(total=timeout_s), headers)
 
     async def healthy(self) -> bool:
         """GET /health: False when the engine reports itself unhealthy."""
@@ -264,25 +283,12 @@ class EngineApi:
         except TimeoutError:
             log.warning("features not warmed up within %.0f s", _FEATURES_WARMUP_S)
 
-    async def sleep(self, level: int = 1) -> None:
-        """Put the engine to sleep at `level` 1 or 2. Raises EngineFailed when it has no sleep mode."""
-        await self._must("POST", f"/sleep?level={level}")
-
-    async def wake(self) -> None:
-        """Wake the engine up. Raises EngineFailed when it has no sleep mode."""
-        await self._must("POST", "/wake_up")
-
     async def _generate(self, path: str, body: dict[str, object], headers: Mapping[str, str]) -> None:
         status, answer = await self._call("POST", path, body, _WARMUP_TIMEOUT, headers)
         if status != 200:
             raise EngineFailed(
                 f"warm-up: {path} answered {status}: {answer[:200].decode('utf-8', 'replace')}"
             )
-
-    async def _must(self, method: str, path: str) -> None:
-        status, _ = await self._call(method, path, timeout=_WARMUP_TIMEOUT)
-        if status != 200:
-            raise EngineFailed(f"the engine answered {status} to {path}; it was not started with sleep mode")
 
     async def _call(
         self,

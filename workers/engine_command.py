@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from core.settings import without_credentials
-from workers import stray_engines
+from workers import engine_guard, stray_engines
 from workers.kv_endpoints import KvEndpoints
 from workers.plan import ReplicaPlan
 
@@ -25,6 +25,8 @@ _CPU_ENV = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 _QUIET_ENV = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_GUARD = f"{engine_guard.__name__}.{engine_guard.EngineGuard.__name__}"
+"""Where vLLM imports the guard from: `python -m` looks in its working directory, the checkout, too."""
 _OFFLINE_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
@@ -44,6 +46,7 @@ def engine_command(
     port: int,
     engine_env: Path,
     engine_key: str,
+    agent_key: str,
     data_dir: Path,
     sim_speedup: float,
     replicas: int,
@@ -52,11 +55,13 @@ def engine_command(
 ) -> EngineCommand:
     """The command of a replica's engine, without the platform's secrets in its environment.
 
-    `replicas` is the number of replicas on this host. With `kv` the engine publishes KV events. `entry` is the file of
+    `agent_key` opens what the engine's guard keeps from everyone else. `replicas` is the number of replicas on this
+    host. With `kv` the engine publishes KV events. `entry` is the file of
     a model that the packaged catalog does not have.
     """
     env = without_credentials(os.environ, "PENSTOCK_")
     env["VLLM_API_KEY"] = engine_key
+    env[engine_guard.KEY_VARIABLE] = agent_key
     env |= stray_engines.mark(data_dir)
     if plan.engine == "sim":
         points = os.environ.get("PENSTOCK_SIM_FAILPOINTS")
@@ -86,9 +91,11 @@ def engine_command(
         env["OMP_NUM_THREADS"] = "1" if plan.model.toy else str(max(1, cores // replicas))
     if "enable-sleep-mode" in plan.profile.args:
         env["VLLM_SERVER_DEV_MODE"] = (
-            "1"  # enables /sleep and /wake_up; the engine listens on a private address and requires a key
+            "1"  # enables /sleep and /wake_up, and more: EngineGuard is before all of it
         )
-    argv = (str(engine_env / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", *line[1:])
+    argv = (
+        str(engine_env / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", *line[1:], "--middleware", _GUARD,
+    )  # fmt: skip
     timeout = plan.profile.args.get("shutdown-timeout", 30)
     return EngineCommand(argv, env, stop_s=float(timeout if isinstance(timeout, int) else 30) + 10.0)
 

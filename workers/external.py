@@ -67,7 +67,7 @@ class ExternalReplica(ReplicaView):
         if capacity is not None:
             self.capacity = capacity
 
-    async def command(self, action: str, deadline_s: float) -> None:
+    async def command(self, action: str, deadline_s: float, level: int = 1) -> None:
         """Execute drain or resume. Raises Conflict for other actions."""
         if action not in ("drain", "resume"):
             raise Conflict(f"{self.plan.replica_id} is an external engine; it cannot be told to {action}")

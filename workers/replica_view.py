@@ -67,7 +67,7 @@ class Replica(Protocol):
     def busy(self) -> bool:
         """Whether the engine had work at the last scrape."""
 
-    async def command(self, action: str, deadline_s: float) -> None:
+    async def command(self, action: str, deadline_s: float, level: int = 1) -> None:
         """Execute an action of ReplicaCommand within `deadline_s` seconds. Raises PenstockError when it fails."""
 
     async def shut_down(self, drain_s: float) -> None:

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import msgspec
 
-from workers.replica import SavedEngine
+from workers.saved_engine import SavedEngine
+from workers.wire import LifeTimes
 
 log = logging.getLogger(__name__)
 
 
 class AgentState(msgspec.Struct):
-    """Running engines by replica id."""
+    """What the next agent takes over, by replica id."""
 
     engines: dict[str, SavedEngine] = {}
+    """Running engines."""
+    times: dict[str, LifeTimes] = {}
+    """How long the stages of each replica took."""
 
 
 def load_state(path: Path) -> AgentState:

@@ -4,6 +4,7 @@ They are msgspec structs, encoded as msgpack on the scheduler's socket.
 """
 
 from enum import StrEnum
+from operator import add, sub
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,11 +19,11 @@ class ReplicaState(StrEnum):
     """State of a replica; seconds in each are accounted per host."""
 
     LOADING = "loading"
-    """Process starting, weights loading, warm-up running."""
+    """Process starting, weights loading, warm-up running; or waking from sleep."""
     READY = "ready"
     """May be routed to (serving, or warm and idle)."""
     ASLEEP = "asleep"
-    """Weights unloaded; no request may be routed here, because it would hang."""
+    """Weights not on the GPU; no request may be routed here, because it would hang."""
     DRAINING = "draining"
     """Finishes its requests and accepts no new ones."""
     FAILED = "failed"
@@ -127,6 +128,14 @@ class EngineCounters(msgspec.Struct, frozen=True):
     accepted_tokens: int = 0
     """Drafted tokens that were accepted."""
 
+    def plus(self, other: "EngineCounters") -> "EngineCounters":
+        """The sums."""
+        return EngineCounters(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
+    def minus(self, other: "EngineCounters") -> "EngineCounters":
+        """The differences."""
+        return EngineCounters(*map(sub, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
 
 class RankStatus(msgspec.Struct, frozen=True):
     """One rank of an engine with attention data parallelism, from its /metrics."""
@@ -137,6 +146,28 @@ class RankStatus(msgspec.Struct, frozen=True):
     """Share of its KV cache in use, 0 to 1."""
     kv_blocks: int = 0
     counters: EngineCounters = EngineCounters()
+
+
+class StageTime(msgspec.Struct, frozen=True):
+    """How long a stage of a replica's life took, in seconds; `count` 0 = it was not measured yet."""
+
+    last_s: float = 0.0
+    mean_s: float = 0.0
+    """Running mean, in which the newest time weighs most."""
+    count: int = 0
+
+
+class LifeTimes(msgspec.Struct, frozen=True):
+    """Measured times of a replica, kept by its agent over restarts."""
+
+    load: StageTime = StageTime()
+    """From the start of the process until it may serve."""
+    drain: StageTime = StageTime()
+    """From the command until no request was left."""
+    wake_1: StageTime = StageTime()
+    """From sleep level 1 until it may serve, the proof of its weights included."""
+    wake_2: StageTime = StageTime()
+    """From sleep level 2."""
 
 
 class ReplicaStatus(msgspec.Struct):
@@ -173,6 +204,14 @@ class ReplicaStatus(msgspec.Struct):
     """How prompts are matched to its prefix cache: `text` = mirrored text blocks, `tokens` = by the engine's events."""
     sleep_level: int = 0
     """Of a sleeping replica: 1 = weights in host memory, 2 = weights dropped."""
+    phase: str = ""
+    """What it does in more detail than `state` (workers.replica_states.Phase); an older agent sends none."""
+    phase_s: float = 0.0
+    """Seconds in this phase."""
+    times: LifeTimes = LifeTimes()
+    """How long its stages took."""
+    gpu_ids: list[str] = []
+    """The GPUs of its host that it uses while it is awake."""
     stream_interval: bool = False
     """Whether the engine takes `stream_interval` with a request: the number of tokens per event of a stream."""
     ranks: list[RankStatus] = []
@@ -317,6 +356,8 @@ class ReplicaCommand(msgspec.Struct, tag="replica_command"):
     action: str
     """drain | resume | sleep | wake | stop | restart | kill."""
     deadline_s: float = 120.0
+    level: int = 1
+    """Of sleep: 1 = weights in host memory, 2 = weights dropped. An older agent knows level 1 alone."""
 
 
 class CommandResult(msgspec.Struct, tag="command_result"):

@@ -21,6 +21,7 @@ from sim.engine.server import SimServer
 from sim.engine.step_model.engine import StepConfig
 from workers.added_models import decode_model
 from workers.catalog import CatalogModel, load_catalog
+from workers.engine_guard import EngineGuard
 
 FAILPOINTS_VARIABLE = "PENSTOCK_SIM_FAILPOINTS"
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -110,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
     config = uvicorn.Config(
-        app,
+        EngineGuard(app, open_paths=("/failpoints",)),
         host=arguments.host,
         port=arguments.port,
         loop="uvloop",

@@ -20,6 +20,12 @@ class Failpoints(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     """Whether to omit usage from every answer."""
     step_delay_s: float = 0.0
     """Real seconds added to every step."""
+    wake_s: float = 0.0
+    """Real seconds that a wake takes until the weights are back."""
+    wake_errors: int = 0
+    """Number of next wakes that receive status 500."""
+    wake_garbles: bool = False
+    """Whether weights come back wrong, so that a woken engine answers with nonsense."""
 
 
 def parse_failpoints(text: str) -> Failpoints:

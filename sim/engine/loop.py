@@ -9,6 +9,7 @@ from collections.abc import Sequence as Several
 from sim.engine.failpoints import Failpoints
 from sim.engine.kv_events import KvPublisher, cache_events
 from sim.engine.model import EngineModel, Sequence
+from sim.engine.sleep_mode import SleepMode
 from workers.kv_events_wire import AllBlocksCleared, KvEvent
 
 DEATH_CODE = 86
@@ -56,8 +57,7 @@ class EngineLoop:
     ) -> None:
         self.model = model
         self.failpoints = failpoints or Failpoints()
-        self.asleep = False
-        self.sleep_level = 0
+        self.sleep = SleepMode()
         self._speedup = speedup
         self._die = die
         self._publishers = publishers
@@ -114,19 +114,46 @@ class EngineLoop:
         self.failpoints = failpoints
         self._changed.set()
 
-    async def sleep(self, level: int) -> None:
-        """Stop generating and clear the prefix cache; requests wait until `wake`."""
-        self.asleep, self.sleep_level = True, level
+    async def fall_asleep(self, level: int, *, wait: bool = False) -> None:
+        """Stop generating and clear the prefix cache; later requests wait until it is awake.
+
+        Requests in progress are aborted, or with `wait` end first.
+        """
+        while wait and self.model.busy and not self.sleep.asleep:
+            await asyncio.sleep(_SMALLEST_WAIT_S)
+        for collector, choice in list(self._collectors.values()):
+            self.abort(collector)
+            collector.put(choice, b"")
+        self.sleep.fall_asleep(level)
         self.model.forget_cache()
         await self._publish_events(AllBlocksCleared())
 
-    def wake(self) -> None:
-        """Resume after `sleep`."""
-        self.asleep, self.sleep_level = False, 0
+    async def wake(self, tags: Several[str]) -> None:
+        """Take back what `tags` name, or all without any; requests go on when nothing is missing.
+
+        Raises RuntimeError where a failpoint says so.
+        """
+        points = self.failpoints
+        if not tags or "weights" in tags:
+            if points.wake_errors > 0:
+                points.wake_errors -= 1
+                raise RuntimeError("failpoint: wake_errors")
+            if points.wake_s > 0.0:
+                await asyncio.sleep(points.wake_s)
+        self.sleep.wake(tags, garbled=points.wake_garbles)
+        self._show_weights()
+
+    async def reload_weights(self) -> None:
+        """Read the weights again, as vLLM's worker method of this name does. Raises RuntimeError without memory."""
+        self.sleep.reload(garbled=self.failpoints.wake_garbles)
+        self._show_weights()
+
+    def _show_weights(self) -> None:
+        self.model.garbled = self.sleep.garbled
         self._changed.set()
 
     def _blocked(self) -> bool:
-        return self.asleep or self.failpoints.stall_after_tokens == 0 or not self.model.busy
+        return self.sleep.asleep or self.failpoints.stall_after_tokens == 0 or not self.model.busy
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -90,7 +90,7 @@ class SimMetrics(Collector):
         yield finished
 
     def _state(self) -> Metric:
-        level = self._loop.sleep_level if self._loop.asleep else 0
+        level = self._loop.sleep.level
         states = {"awake": level == 0, "weights_offloaded": level == 1, "discard_all": level >= 2}
         gauge = GaugeMetricFamily("vllm:engine_sleep_state", "Sleep state.", labels=[*_LABELS, "sleep_state"])
         for state, on in states.items():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from sim.engine.step_model.interface import EventKind, StepConfig
 from sim.engine.step_model.job import Job
 from sim.engine.step_model.lockstep import step_engine
-from sim.engine.text import HashSampler, block_hashes, count
+from sim.engine.text import GIBBERISH, HashSampler, block_hashes, count
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +111,8 @@ class EngineModel:
 
     def __init__(self, config: StepConfig, seed: int = 0) -> None:
         self.config = config
+        self.garbled = False
+        """Whether the weights are wrong, so that it generates nonsense."""
         self._engine = step_engine(config, random.Random(seed), on_ending=self._end)  # noqa: S311 - a simulation
         self.ranks = self._engine.ranks
         """The step model's engine of each rank; one where the profile has no ranks."""
@@ -214,7 +216,7 @@ class EngineModel:
         new = tokens - sequence.generated
         if new <= 0:
             return False
-        words = b"".join([sequence.sampler.next() for _ in range(new)])
+        words = GIBBERISH * new if self.garbled else b"".join([sequence.sampler.next() for _ in range(new)])
         sequence.content += words
         sequence.generated = tokens
         tally = self._tallies[self._rank_of(sequence)]

@@ -97,3 +97,9 @@ class TokenizeBody(msgspec.Struct):
         if self.messages is not None:
             return text.chat_prompt([(message.role, message.plain()) for message in self.messages])
         return text.encode(self.prompt or "")
+
+
+class RpcBody(msgspec.Struct):
+    """The body of POST /collective_rpc."""
+
+    method: str

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 from uuid import uuid4
 
 import msgspec
@@ -19,7 +20,7 @@ from sim.engine.loop import EngineLoop, RequestOutputCollector
 from sim.engine.metrics import SimMetrics
 from sim.engine.model import Sequence, new_sequence
 from sim.engine.request_log import RequestLog
-from sim.engine.schemas import ChatBody, CompletionBody, TokenizeBody
+from sim.engine.schemas import ChatBody, CompletionBody, RpcBody, TokenizeBody
 from workers.ranks import RANK_HEADER
 
 Scope = MutableMapping[str, Any]
@@ -132,14 +133,20 @@ class SimServer:
         """Handle sleep mode (vLLM's development endpoints) and failpoints."""
         match scope["method"], scope["path"]:
             case "POST", "/sleep":
-                query = scope.get("query_string", b"").decode()
-                await self._loop.sleep(2 if "level=2" in query else 1)
-                await _reply(send, b"", content_type=b"")
+                asked = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+                level = int(asked.get("level", ["1"])[0])
+                await self._loop.fall_asleep(level, wait=asked.get("mode") == ["wait"])
+                await _reply(send, msgspec.json.encode({"status": "sleeping", "level": level}))
             case "POST", "/wake_up":
-                self._loop.wake()
-                await _reply(send, b"", content_type=b"")
+                tags = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("tags", [])
+                await self._reply_when_done(send, self._loop.wake(tags))
+            case "POST", "/collective_rpc":
+                method = _parse(await _read(receive), RpcBody).method
+                if method != "reload_weights":
+                    raise HttpError(500, "InternalServerError", f"no worker method {method!r} is simulated")
+                await self._reply_when_done(send, self._loop.reload_weights())
             case "GET", "/is_sleeping":
-                await _reply(send, msgspec.json.encode({"is_sleeping": self._loop.asleep}))
+                await _reply(send, msgspec.json.encode({"is_sleeping": self._loop.sleep.asleep}))
             case "POST", "/failpoints":
                 self._loop.set_failpoints(_parse(await _read(receive), Failpoints))
                 await _reply(send, msgspec.json.encode(self._loop.failpoints))
@@ -147,6 +154,14 @@ class SimServer:
                 await _reply(send, msgspec.json.encode(self._loop.failpoints))
             case method, path:
                 raise HttpError(404, "NotFoundError", f"no such endpoint: {method} {path}")
+
+    async def _reply_when_done(self, send: Send, work: Awaitable[None]) -> None:
+        """Answer a development endpoint once its work is done, with 500 when it fails."""
+        try:
+            await work
+        except RuntimeError as error:
+            raise HttpError(500, "InternalServerError", str(error)) from None
+        await _reply(send, msgspec.json.encode({"status": "sleeping" if self._loop.sleep.asleep else "awake"}))
 
     def _authorize(self, scope: Scope) -> None:
         if not self._key:

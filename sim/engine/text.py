@@ -18,6 +18,8 @@ _WORDS = (
 )
 VOCABULARY = tuple(f"{word} ".encode() for word in _WORDS.split())
 """All words that the simulated engine generates; each entry is exactly one token."""
+GIBBERISH = b"!?! "
+"""The token that an engine with wrong weights repeats."""
 
 _STEP = 6364136223846793005
 _INCREMENT = 1442695040888963407

@@ -73,10 +73,13 @@ class Scheduler:
             writer.write(pack(msgspec.msgpack.encode(Claim(1))))
             await asyncio.sleep(1.0)
 
-    async def command(self, replica: str, action: str, deadline_s: float = 20.0) -> CommandResult:
+    async def command(
+        self, replica: str, action: str, deadline_s: float = 20.0, level: int = 1
+    ) -> CommandResult:
         assert self._writer is not None
         name = f"{action}-{len(self.results)}"
-        self._writer.write(pack(msgspec.msgpack.encode(ReplicaCommand(name, replica, action, deadline_s))))
+        command = ReplicaCommand(name, replica, action, deadline_s, level)
+        self._writer.write(pack(msgspec.msgpack.encode(command)))
         return await until(lambda: self.results.get(name), 30.0)
 
     @property
@@ -288,6 +291,110 @@ async def test_sleep_wake_stop_restart_kill(begin: Begin) -> None:
     unknown = await scheduler.command("nobody", "drain")
     assert (unknown.ok, "no replica" in unknown.message) == (False, True)
     assert not (await scheduler.command(name, "explode")).ok
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_a_wake_is_proved_and_its_tokens_are_no_customers(begin: Begin, level: int) -> None:
+    _, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    name = replica.replica_id
+    assert (await scheduler.command(name, "sleep", level=level)).ok
+    await until(lambda: scheduler.states() == [ReplicaState.ASLEEP])
+    asleep = scheduler.replicas[0]
+    assert (asleep.sleep_level, asleep.phase) == (level, f"asleep_{level}")
+    assert (asleep.times.drain.count, asleep.times.load.count) == (1, 1)
+    assert (await scheduler.command(name, "wake")).ok
+    awake = (await scheduler.ready())[0]
+    assert awake.boot_id == replica.boot_id
+    assert (awake.counters, awake.warmup_counters) == (replica.warmup_counters, replica.warmup_counters)
+    assert (awake.times.wake_1.count, awake.times.wake_2.count) == ((1, 0) if level == 1 else (0, 1))
+    usage = (await call(awake, prompt="x", max_tokens=5))["usage"]
+    counted = awake.counters.generation_tokens + usage["completion_tokens"]
+    await until(lambda: scheduler.replicas[0].counters.generation_tokens == counted)
+
+
+async def test_it_goes_from_level_1_to_2_and_a_busy_replica_stays_awake(begin: Begin) -> None:
+    _, scheduler = await begin(PENSTOCK_SIM_SPEEDUP="1")
+    replica = (await scheduler.ready())[0]
+    name = replica.replica_id
+    request = asyncio.create_task(call(replica, prompt="x", max_tokens=400))
+    await until(lambda: scheduler.replicas[0].running == 1)
+    refused = await scheduler.command(name, "sleep", 0.0)
+    assert (refused.ok, "1 requests were still running" in refused.message) == (False, True)
+    await scheduler.ready()
+    assert (await request)["usage"]["completion_tokens"] == 400
+    assert (await scheduler.command(name, "sleep")).ok
+    assert (await scheduler.command(name, "sleep", level=2)).ok
+    await until(lambda: scheduler.replicas[0].sleep_level == 2)
+    wrong = await scheduler.command(name, "sleep", level=3)
+    assert (wrong.ok, wrong.message) == (False, "level is 3, must be 1 or 2")
+    assert (await scheduler.command(name, "wake")).ok
+    await scheduler.ready()
+
+
+@pytest.mark.parametrize("fault", ["wake_garbles=true", "wake_errors=1"])
+async def test_a_wake_that_is_not_proved_ends_the_engine(begin: Begin, fault: str) -> None:
+    _, scheduler = await begin(PENSTOCK_SIM_FAILPOINTS=fault)
+    replica = (await scheduler.ready())[0]
+    assert (await scheduler.command(replica.replica_id, "sleep", level=2)).ok
+    began = len(scheduler.beats)
+    woken = await scheduler.command(replica.replica_id, "wake")
+    assert not woken.ok
+    why = "its weights are wrong" if "garbles" in fault else "failpoint: wake_errors"
+    assert why in woken.message
+    await until(lambda: scheduler.replicas[0].boot_id not in ("", replica.boot_id))
+    states = [beat.replicas[0] for beat in scheduler.beats[began:]]
+    assert not [each for each in states if each.boot_id == replica.boot_id and each.state is ReplicaState.READY]
+    assert [each for each in states if each.state is ReplicaState.FAILED and why in each.detail]
+    again = (await scheduler.ready())[0]
+    assert (again.restarts, again.times.wake_2.count) == (1, 0)
+
+
+async def test_a_sleeping_engine_is_adopted_asleep_and_proves_its_wake(begin: Begin) -> None:
+    host, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    assert (await scheduler.command(replica.replica_id, "sleep", level=2)).ok
+    await host.stop(signal.SIGKILL)
+    beats = len(scheduler.beats)
+    await host.start(TEST_HOST=str(host.data_dir))
+    await until(lambda: len(scheduler.beats) > beats and scheduler.states() == [ReplicaState.ASLEEP])
+    now = scheduler.replicas[0]
+    assert (now.boot_id, now.sleep_level, now.times.load.count) == (replica.boot_id, 2, 1)
+    assert (await scheduler.command(replica.replica_id, "wake")).ok
+    assert (await scheduler.ready())[0].boot_id == replica.boot_id
+
+
+async def test_an_engine_that_was_waking_is_not_adopted(begin: Begin) -> None:
+    host, scheduler = await begin(PENSTOCK_SIM_FAILPOINTS="wake_s=600")
+    replica = (await scheduler.ready())[0]
+    assert (await scheduler.command(replica.replica_id, "sleep", level=2)).ok
+    waking = asyncio.create_task(scheduler.command(replica.replica_id, "wake"))
+    await until(lambda: scheduler.replicas[0].phase == "waking")
+    assert scheduler.replicas[0].state is ReplicaState.LOADING
+    waking.cancel()
+    await host.stop(signal.SIGKILL)
+    await host.start(TEST_HOST=str(host.data_dir))
+    await until(lambda: gone(replica.pid))
+    await until(lambda: scheduler.replicas[0].boot_id not in ("", replica.boot_id))
+    await scheduler.ready()
+
+
+@pytest.mark.promise(22)
+async def test_development_endpoints_are_the_agents_alone(begin: Begin) -> None:
+    host, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    headers = {"authorization": "Bearer engine-key"}
+    own = {**headers, "x-penstock-agent": (host.data_dir / "agent-key").read_text().strip()}
+    async with aiohttp.ClientSession() as client:
+        for path in ("/sleep?level=2", "/wake_up", "/collective_rpc"):
+            async with client.post(f"{replica.url}{path}", headers=headers) as answer:
+                assert answer.status == 403
+        async with client.get(f"{replica.url}/is_sleeping", headers=own) as answer:
+            assert await answer.json() == {"is_sleeping": False}
+        assert (await scheduler.command(replica.replica_id, "sleep")).ok
+        body = {"model": replica.model, "prompt": "x"}
+        async with client.post(f"{replica.url}/v1/completions", json=body, headers=headers) as answer:
+            assert answer.status == 503  # it would wait in the engine without an end
 
 
 async def test_a_new_agent_adopts_running_engines(begin: Begin) -> None:

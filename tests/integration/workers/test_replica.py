@@ -15,7 +15,9 @@ from workers.catalog import load_catalog
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
 from workers.plan import plan_sim
-from workers.replica import QUIET_TIMEOUT_S, EngineAccess, ReplicaRunner
+from workers.engine_sleep import QUIET_TIMEOUT_S
+from workers.held_engine import EngineAccess
+from workers.replica import ReplicaRunner
 from workers.wire import EngineCounters, ReplicaState
 
 COMMAND = EngineCommand((sys.executable, "-c", "import time; time.sleep(600)"), {}, stop_s=5.0)
@@ -32,6 +34,9 @@ class PlayedApi:
 
     async def warm_up(self, model: str, max_model_len: int, *, embeds: bool, ranks: int) -> None:
         return None
+
+    async def post(self, path: str, body: object, *, timeout_s: float, headers: object) -> tuple[int, bytes]:
+        return 200, b'{"choices": [{"text": "the wheel"}]}'
 
     async def takes_stream_interval(self) -> bool:
         return False
@@ -98,7 +103,7 @@ async def test_an_engine_that_never_rests_is_replaced_by_one_at_another_url(tmp_
 
     async with running(tmp_path / "log", clock, scrape) as runner:
         await until(lambda: runner.state is ReplicaState.FAILED)
-        assert "still works 60 s after the warm-up, with 1 requests" in runner.detail
+        assert "still works 60 s after the agent's requests, with 1 requests" in runner.detail
         first = runner.url, runner.boot_id
         await until(lambda: runner.state is ReplicaState.LOADING)
         assert runner.boot_id != first[1]

@@ -106,6 +106,8 @@ vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="penstock/tiny"} 4
 vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="penstock/tiny"} 26.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="penstock/tiny",position="0"} 18.0
 vllm:engine_sleep_state{engine="0",model_name="penstock/tiny",sleep_state="awake"} 0.0
+vllm:engine_sleep_state{engine="0",model_name="penstock/tiny",sleep_state="weights_offloaded"} 0.0
+vllm:engine_sleep_state{engine="0",model_name="penstock/tiny",sleep_state="discard_all"} 1.0
 vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",num_gpu_blocks="1590"} 1.0
 vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="1",num_gpu_blocks="1590"} 1.0
 vllm:broken{ 7
@@ -117,7 +119,7 @@ def test_metrics_of_the_engine() -> None:
     assert (metrics.running, metrics.waiting, metrics.kv_usage) == (3, 4, 0.5)
     assert metrics.counters == EngineCounters(17, 12, 8, 3, drafts=20, accepted_tokens=26)
     assert (metrics.block_size, metrics.kv_blocks) == (32, 1590)
-    assert (metrics.asleep, metrics.simulated) == (True, False)
+    assert (metrics.sleep_level, metrics.simulated) == (2, False)
     assert parse_metrics("").counters == EngineCounters()
 
 

@@ -114,7 +114,7 @@ def command_of(plan: HostPlan, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[s
     for name in ("PENSTOCK_KEY_PEPPER", "DIGITALOCEAN_TOKEN", "STRIPE_API_KEY"):
         monkeypatch.setenv(name, "secret")
     command = engine_command(
-        plan.replicas[0], host="127.0.0.1", port=9000, engine_env=Path("/env"), engine_key="key",
+        plan.replicas[0], host="127.0.0.1", port=9000, engine_env=Path("/env"), engine_key="key", agent_key="own",
         data_dir=Path("/data"), sim_speedup=2.0, replicas=1,
     )  # fmt: skip
     assert "secret" not in command.env.values()

@@ -100,9 +100,9 @@ async def test_sleep_clears_everything(rig: Rig) -> None:
     feed = rig.follow()
     held = await rig.say("once upon a time " * 8, "one", 40)
     await until(lambda: holds(feed, held))
-    await rig.loop.sleep(1)
+    await rig.loop.fall_asleep(1)
     await until(lambda: holds(feed))
-    rig.loop.wake()
+    await rig.loop.wake([])
     again = await rig.say("once upon a time " * 8, "one", 40)
     assert again == held
     await until(lambda: holds(feed, held))
@@ -131,7 +131,7 @@ async def test_what_a_step_under_way_stored_is_told_before_sleep_clears_it() -> 
     sequence = new_sequence(encode("once upon a time " * 8), max_tokens=40, stops_by_itself=False, salt="")
     loop.submit([sequence])
     await until(lambda: loop._pending_events)
-    await loop.sleep(1)
+    await loop.fall_asleep(1)
     assert [type(event).__name__ for event in recorder.events][-2:] == ["Stored", "AllBlocksCleared"]
     assert loop._pending_events == []
     await loop.close()

@@ -1,0 +1,234 @@
+"""The agent's replica under commands in any order and engine deaths at any moment, on a played engine and no time."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import workers.replica
+from core.errors import EngineFailed, PenstockError
+from core.process_identity import ProcessIdentity
+from tests.support.instant_loop import LoopClock, run_instantly
+from workers.catalog import load_catalog
+from workers.engine_api import EngineApi, EngineMetrics
+from workers.engine_command import EngineCommand
+from workers.held_engine import EngineAccess
+from workers.plan import plan_sim
+from workers.replica import ReplicaRunner
+from workers.wire import EngineCounters, ReplicaState
+
+CALL_S = 0.3
+"""Seconds that each call of the agent takes."""
+
+
+class Engine:
+    """One engine process with vLLM's sleep mode; it notes what must not happen."""
+
+    def __init__(self, wrong: list[str]) -> None:
+        self.wrong = wrong
+        self.alive = True
+        self.running = self.tokens = self.level = 0
+        self.missing: set[str] = set()
+        self.garbled = self.stays_garbled = False
+        self.serves: Callable[[], bool] = lambda: False
+
+    async def post(self, path: str, body: Any = None, *, timeout_s: float, headers: Any = None) -> tuple[int, bytes]:
+        await self._call()
+        url = urlsplit(path)
+        query = parse_qs(url.query)
+        match url.path:
+            case "/sleep":
+                if self.running:
+                    self.wrong.append("sleeps while requests run")
+                self.level, self.missing = int(query["level"][0]), {"weights", "kv_cache"}
+            case "/wake_up":
+                back = self.missing & set(query.get("tags", self.missing))
+                self.garbled |= "weights" in back and (self.level == 2 or self.stays_garbled)
+                self.missing -= back
+                self.level = self.level if self.missing else 0
+            case "/collective_rpc":
+                self.garbled = self.stays_garbled
+            case "/v1/completions":
+                if self.missing:
+                    self.wrong.append("is asked while it sleeps")
+                self.tokens += 8
+                text = "nonsense" if self.garbled else "the wheel"
+                return 200, f'{{"choices": [{{"text": "{text}"}}]}}'.encode()
+        return 200, b"{}"
+
+    async def _call(self) -> None:
+        await asyncio.sleep(CALL_S)
+        if not self.alive:
+            raise EngineFailed("it cannot be reached")
+        if self.garbled and self.serves():
+            self.wrong.append("serves with wrong weights")
+
+    async def healthy(self) -> bool:
+        await self._call()
+        return True
+
+    async def metrics(self) -> EngineMetrics:
+        await self._call()
+        return EngineMetrics(self.running, counters=EngineCounters(generation_tokens=self.tokens), sleep_level=self.level)
+
+    async def warm_up(self, model: str, max_model_len: int, **options: Any) -> None:
+        await self._call()
+        self.tokens += 100
+
+    async def takes_stream_interval(self) -> bool:
+        return False
+
+
+class Process:
+    """The engine's process."""
+
+    exit_text = "the engine is gone"
+    pid = 1
+    identity = cast(ProcessIdentity, None)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def alive(self) -> bool:
+        return self._engine.alive
+
+    def kill(self) -> None:
+        self._engine.alive = False
+
+    terminate = kill
+
+    async def ended(self, timeout_s: float) -> bool:
+        await asyncio.sleep(CALL_S)
+        return not self._engine.alive
+
+
+class Host:
+    """A replica whose engines are played, with customers who ask only what is routed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wrong: list[str] = []
+        self.engines: list[Engine] = []
+        self.garbles = False
+        self.customers = 0
+        """Tokens that customers were given by the present engine."""
+        (plan,) = plan_sim(load_catalog(), "h", "", 1).replicas
+        monkeypatch.setattr(workers.replica, "EngineProcess", self)
+        monkeypatch.setattr(workers.replica, "incarnation", lambda kind: f"{kind}-{len(self.engines)}")
+        self.runner = ReplicaRunner(
+            plan, access=self.access, log_file=Path("log"), clock=LoopClock(), saved=None, save=self.runner_saves
+        )
+        self.commands: list[asyncio.Task[None]] = []
+
+    def runner_saves(self) -> None:
+        return None
+
+    def access(self, url: str | None) -> EngineAccess:
+        engine = Engine(self.wrong)
+        engine.stays_garbled = self.garbles
+        engine.serves = lambda: self.runner.state is ReplicaState.READY and self.engines[-1] is engine
+        self.engines.append(engine)
+        command = EngineCommand(("engine",), {}, stop_s=1.0)
+        return EngineAccess("http://engine", command, cast(EngineApi, engine))
+
+    def start(self, command: EngineCommand, log: Path) -> Process:
+        return Process(self.engines[-1])
+
+    def ask(self) -> None:
+        """A customer's request, where the scheduler would send it."""
+        if self.runner.state is ReplicaState.READY and self.engines[-1].alive:
+            self.engines[-1].running += 1
+
+    def answer(self) -> None:
+        """All requests end."""
+        engine = self.engines[-1]
+        engine.tokens += 10 * engine.running
+        engine.running = 0
+
+    def command(self, action: str, level: int = 1) -> None:
+        async def run() -> None:
+            try:
+                await self.runner.command(action, 5.0, level)
+            except PenstockError:
+                return
+
+        self.commands.append(asyncio.create_task(run()))
+
+    def do(self, act: str) -> None:
+        match act:
+            case "ask":
+                self.ask()
+            case "answer":
+                self.answer()
+            case "die":
+                self.engines[-1].alive = False
+            case "garble":
+                self.engines[-1].stays_garbled = True
+            case "sleep_2":
+                self.command("sleep", 2)
+            case _:
+                self.command(act)
+
+
+ACTS = st.sampled_from(
+    ["ask", "answer", "die", "garble", "drain", "resume", "sleep", "sleep_2", "wake", "stop", "restart", "kill"]
+)
+PLAY = st.lists(st.tuples(ACTS, st.floats(0.0, 8.0)), max_size=25)
+
+
+@settings(max_examples=40, deadline=None)
+@given(PLAY)
+def test_whatever_is_commanded_and_whatever_dies(play: list[tuple[str, float]]) -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        for act, seconds in play:
+            host.do(act)
+            await asyncio.sleep(seconds)
+            assert not running.done(), running.exception()
+        host.answer()
+        await asyncio.gather(*host.commands)
+        await host.runner.shut_down(5.0)
+        assert host.runner.state is ReplicaState.STOPPED
+        assert not host.engines[-1].alive
+        assert host.wrong == []
+        await host.runner.command("resume", 5.0)
+        await asyncio.sleep(10.0)
+        assert host.runner.state is ReplicaState.READY  # whatever was before, it serves again
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+def test_a_wake_leaves_its_tokens_out_and_a_wrong_one_starts_anew() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        before = host.runner.status()
+        await host.runner.command("sleep", 5.0, 2)
+        assert host.runner.status().sleep_level == 2
+        await host.runner.command("wake", 5.0)
+        after = host.runner.status()
+        assert (after.state, after.counters, after.warmup_counters) == (
+            ReplicaState.READY, before.counters, before.warmup_counters
+        )  # fmt: skip
+        assert after.times.wake_2.last_s > 4 * CALL_S
+        host.engines[-1].stays_garbled = True
+        await host.runner.command("sleep", 5.0, 2)
+        with pytest.raises(EngineFailed, match="its weights are wrong"):
+            await host.runner.command("wake", 5.0)
+        assert host.runner.state is ReplicaState.FAILED
+        await asyncio.sleep(10.0)
+        assert (host.runner.state, host.runner.restarts, len(host.engines)) == (ReplicaState.READY, 1, 3)
+        assert host.wrong == []
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))

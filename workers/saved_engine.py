@@ -1,0 +1,27 @@
+"""What the state file keeps of a running engine."""
+
+import msgspec
+
+from core.process_identity import ProcessIdentity
+from workers.engine_sleep import Proof
+from workers.wire import EngineCounters
+
+
+class SavedEngine(msgspec.Struct):
+    """A running engine in the state file, from which a new agent can adopt it."""
+
+    process: ProcessIdentity
+    url: str
+    argv: tuple[str, ...]
+    boot_id: str
+    warmup: EngineCounters
+    ready: bool
+    restarts: int = 0
+    ending: bool = False
+    """Whether the agent has begun to end it; it is not adopted then."""
+    changing: bool = False
+    """Whether it was falling asleep or waking; its weights may be incomplete, so it is not adopted."""
+    proofs: tuple[Proof, ...] = ()
+    """The answers that prove a wake; empty = not asked for."""
+    own: EngineCounters = EngineCounters()
+    """Tokens of the agent's own requests after the warm-up."""
