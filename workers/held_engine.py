@@ -87,7 +87,7 @@ class HeldEngine(ReplicaView):
             scrape_age_s=now - self._scraped_at,
             sleep_level=life.sleep_level,
             phase=life.phase.value,
-            phase_s=now - life.since,
+            phase_s=life.elapsed(now),
             times=life.times,
             gpu_ids=list(self.plan.gpu_ids),
         )
@@ -134,13 +134,15 @@ class HeldEngine(ReplicaView):
         self.metrics = EngineMetrics(counters=self.metrics.counters)
         self._save()
 
-    async def _drain(self, action: str, deadline_s: float, quiet_s: float = 0.0) -> None:
-        """Enter DRAINING and wait until no request has been left for `quiet_s` seconds.
+    async def _drain(
+        self, action: str, deadline_s: float, *, event: Event = Event.DRAIN, quiet_s: float = 0.0
+    ) -> None:
+        """Enter DRAINING, or what else `event` says, and wait until no request has been left for `quiet_s` seconds.
 
         Raises EngineFailed when some are left after `deadline_s`, and when the engine ends.
         """
-        self._require(action, Event.DRAIN)
-        self._fire(Event.DRAIN, "draining")
+        self._require(action, event)
+        self._fire(event, "draining")
         deadline = self._clock.monotonic() + deadline_s
         idle_since: float | None = None
         while self._life.may(Event.IDLE):
@@ -173,12 +175,12 @@ class HeldEngine(ReplicaView):
             self._fire(Event.WAKE, "going from sleep level 1 to 2")
             await self._guarded(boot, Phase.WAKING, engine_sleep.wake_up(self._api, asleep_at))
         else:
-            serving = self._life.phase is Phase.READY
+            after_failure = Event.DRAIN if self._life.phase is Phase.DRAINING else Event.RESUME
             try:
-                await self._drain("sleep", deadline_s, SLEEP_QUIET_S)
+                await self._drain("sleep", deadline_s, event=Event.REST, quiet_s=SLEEP_QUIET_S)
             except EngineFailed:
-                if serving and self._life.phase is Phase.DRAINING:
-                    self._fire(Event.RESUME)
+                if self._life.phase is Phase.SETTLING:
+                    self._fire(after_failure)
                 raise
             if not self._proofs:  # adopted from an agent that kept none
                 await self._add_own_proofs()

@@ -3,7 +3,8 @@
 Pure: the caller passes the time. `workers.replica.ReplicaRunner` does what a phase means and fires the events; a fire
 that the table does not allow raises Conflict and changes nothing.
 
-    LOADING -> WARMING_UP -> PROBING -> READY -> DRAINING -> FALLING_ASLEEP -> ASLEEP_1 | ASLEEP_2
+    LOADING -> WARMING_UP -> PROBING -> READY -> SETTLING -> FALLING_ASLEEP -> ASLEEP_1 | ASLEEP_2
+    READY -> DRAINING -> READY
     ASLEEP_1 | ASLEEP_2 -> WAKING -> READY         a wake that is not proved -> FAILED
     any phase -> STOPPING -> STOPPED -> LOADING    any phase with a process -> FAILED -> LOADING
 """
@@ -30,6 +31,8 @@ class Phase(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     """It finishes its requests and gets no new ones."""
+    SETTLING = "settling"
+    """As DRAINING, and then it sleeps."""
     FALLING_ASLEEP = "falling_asleep"
     ASLEEP_1 = "asleep_1"
     """Weights in host memory, GPU memory free."""
@@ -60,6 +63,8 @@ class Event(StrEnum):
     ADOPTED_ASLEEP_1 = "adopted_asleep_1"
     ADOPTED_ASLEEP_2 = "adopted_asleep_2"
     DRAIN = "drain"
+    REST = "rest"
+    """Finish the requests in order to sleep."""
     IDLE = "idle"
     """No request is left."""
     RESUME = "resume"
@@ -100,7 +105,11 @@ TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
     (Phase.DRAINING, Event.DRAIN): Phase.DRAINING,
     (Phase.DRAINING, Event.IDLE): Phase.DRAINING,
     (Phase.DRAINING, Event.RESUME): Phase.READY,
-    (Phase.DRAINING, Event.SLEEP): Phase.FALLING_ASLEEP,
+    **{(phase, Event.REST): Phase.SETTLING for phase in (Phase.READY, Phase.DRAINING, Phase.SETTLING)},
+    (Phase.SETTLING, Event.DRAIN): Phase.DRAINING,
+    (Phase.SETTLING, Event.IDLE): Phase.SETTLING,
+    (Phase.SETTLING, Event.RESUME): Phase.READY,
+    (Phase.SETTLING, Event.SLEEP): Phase.FALLING_ASLEEP,
     (Phase.FALLING_ASLEEP, Event.SLEPT_1): Phase.ASLEEP_1,
     (Phase.FALLING_ASLEEP, Event.SLEPT_2): Phase.ASLEEP_2,
     (Phase.FALLING_ASLEEP, Event.NOT_SLEPT): Phase.READY,
@@ -125,6 +134,7 @@ STATES = {
     Phase.PROBING: ReplicaState.LOADING,
     Phase.READY: ReplicaState.READY,
     Phase.DRAINING: ReplicaState.DRAINING,
+    Phase.SETTLING: ReplicaState.DRAINING,
     Phase.FALLING_ASLEEP: ReplicaState.DRAINING,
     Phase.ASLEEP_1: ReplicaState.ASLEEP,
     Phase.ASLEEP_2: ReplicaState.ASLEEP,
@@ -146,6 +156,7 @@ class Life:
         self.phase = phase
         self.since = now
         self.times = times or LifeTimes()
+        self._woken_from = 0
         self._stage: tuple[str, float] | None = ("load", now) if phase is Phase.LOADING else None
         """The stage in progress, a field of LifeTimes, and when it began."""
 
@@ -156,8 +167,12 @@ class Life:
 
     @property
     def sleep_level(self) -> int:
-        """1 or 2 while it sleeps, else 0."""
-        return ASLEEP.get(self.phase, 0)
+        """1 or 2 while it sleeps or wakes from there, else 0."""
+        return self._woken_from if self.phase is Phase.WAKING else ASLEEP.get(self.phase, 0)
+
+    def elapsed(self, now: float) -> float:
+        """Seconds of the stage in progress, or else of the phase."""
+        return now - (self._stage[1] if self._stage is not None else self.since)
 
     def may(self, event: Event) -> bool:
         """Whether `event` is allowed now."""
@@ -182,8 +197,9 @@ class Life:
             case Event.START:
                 self._stage = ("load", now)
             case Event.WAKE:
-                self._stage = (f"wake_{ASLEEP[before]}", now)
-            case Event.DRAIN:
+                self._woken_from = ASLEEP[before]
+                self._stage = (f"wake_{self._woken_from}", now)
+            case Event.DRAIN | Event.REST:
                 if before is Phase.READY:
                     self._stage = ("drain", now)
             case Event.PROVED | Event.IDLE:

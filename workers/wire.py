@@ -203,11 +203,11 @@ class ReplicaStatus(msgspec.Struct):
     prefix_kind: str = "text"
     """How prompts are matched to its prefix cache: `text` = mirrored text blocks, `tokens` = by the engine's events."""
     sleep_level: int = 0
-    """Of a sleeping replica: 1 = weights in host memory, 2 = weights dropped."""
+    """Of a replica that sleeps or wakes: 1 = weights in host memory, 2 = weights dropped."""
     phase: str = ""
     """What it does in more detail than `state` (workers.replica_states.Phase); an older agent sends none."""
     phase_s: float = 0.0
-    """Seconds in this phase."""
+    """Seconds in this phase, or of the stage (load, drain, wake) that it belongs to."""
     times: LifeTimes = LifeTimes()
     """How long its stages took."""
     gpu_ids: list[str] = []

@@ -344,7 +344,9 @@ async def test_a_wake_that_is_not_proved_ends_the_engine(begin: Begin, fault: st
     assert why in woken.message
     await until(lambda: scheduler.replicas[0].boot_id not in ("", replica.boot_id))
     states = [beat.replicas[0] for beat in scheduler.beats[began:]]
-    assert not [each for each in states if each.boot_id == replica.boot_id and each.state is ReplicaState.READY]
+    assert not [
+        each for each in states if each.boot_id == replica.boot_id and each.state is ReplicaState.READY
+    ]
     assert [each for each in states if each.state is ReplicaState.FAILED and why in each.detail]
     again = (await scheduler.ready())[0]
     assert (again.restarts, again.times.wake_2.count) == (1, 0)

@@ -54,7 +54,9 @@ def guard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> EngineGuard:
 
 
 @pytest.mark.parametrize("path", DEVELOPMENT)
-async def test_development_endpoints_need_the_agents_key(engine: Engine, guard: EngineGuard, path: str) -> None:
+async def test_development_endpoints_need_the_agents_key(
+    engine: Engine, guard: EngineGuard, path: str
+) -> None:
     assert [await ask(guard, path), await ask(guard, path, "wrong")] == [403, 403]
     assert engine.paths == []
     assert await ask(guard, path, "own") == 200
@@ -68,12 +70,16 @@ async def test_what_serves_customers_needs_no_agents_key(engine: Engine, guard: 
     assert engine.paths[-1] == ""
 
 
-async def test_without_a_key_of_its_own_nobody_is_the_agent(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_key_of_its_own_nobody_is_the_agent(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     assert await ask(EngineGuard(engine), "/sleep", "") == 403
 
 
-async def test_a_sleeping_engine_takes_no_work_until_it_is_wholly_awake(engine: Engine, guard: EngineGuard) -> None:
+async def test_a_sleeping_engine_takes_no_work_until_it_is_wholly_awake(
+    engine: Engine, guard: EngineGuard
+) -> None:
     work = "/v1/chat/completions"
     assert await ask(guard, "/sleep", "own", "level=2") == 200
     assert await ask(guard, work) == 503

@@ -44,7 +44,7 @@ async def test_weights_that_were_dropped_come_back_in_vllms_order() -> None:
 
 async def test_a_step_of_a_wake_that_fails_ends_it() -> None:
     engine = Engine(500, b"out of memory")
-    with pytest.raises(EngineFailed, match="500 to /wake_up.tags=weights: out of memory"):
+    with pytest.raises(EngineFailed, match=r"500 to /wake_up.tags=weights: out of memory"):
         await wake_up(engine.api, 2)
     assert len(engine.calls) == 1
 

@@ -97,8 +97,8 @@ def test_a_rank_is_a_process_of_its_own(tmp_path: Path) -> None:
     def environment(profile: str) -> dict[str, str]:
         plan = plan_vllm(CATALOG, "h", "penstock/tiny", 1, Gpus(), hub_answers=False, profile_name=profile)
         command = engine_command(
-            plan.replicas[0], host="127.0.0.1", port=1, engine_env=tmp_path, engine_key="", agent_key="", data_dir=tmp_path,
-            sim_speedup=1.0, replicas=1,
+            plan.replicas[0], host="127.0.0.1", port=1, engine_env=tmp_path, engine_key="", agent_key="",
+            data_dir=tmp_path, sim_speedup=1.0, replicas=1,
         )  # fmt: skip
         assert ("--data-parallel-size" in command.argv) == (profile == "dp2")
         return command.env

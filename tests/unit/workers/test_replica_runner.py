@@ -37,7 +37,9 @@ class Engine:
         self.garbled = self.stays_garbled = False
         self.serves: Callable[[], bool] = lambda: False
 
-    async def post(self, path: str, body: Any = None, *, timeout_s: float, headers: Any = None) -> tuple[int, bytes]:
+    async def post(
+        self, path: str, body: Any = None, *, timeout_s: float, headers: Any = None
+    ) -> tuple[int, bytes]:
         await self._call()
         url = urlsplit(path)
         query = parse_qs(url.query)
@@ -74,7 +76,9 @@ class Engine:
 
     async def metrics(self) -> EngineMetrics:
         await self._call()
-        return EngineMetrics(self.running, counters=EngineCounters(generation_tokens=self.tokens), sleep_level=self.level)
+        return EngineMetrics(
+            self.running, counters=EngineCounters(generation_tokens=self.tokens), sleep_level=self.level
+        )
 
     async def warm_up(self, model: str, max_model_len: int, **options: Any) -> None:
         await self._call()
@@ -120,7 +124,12 @@ class Host:
         monkeypatch.setattr(workers.replica, "EngineProcess", self)
         monkeypatch.setattr(workers.replica, "incarnation", lambda kind: f"{kind}-{len(self.engines)}")
         self.runner = ReplicaRunner(
-            plan, access=self.access, log_file=Path("log"), clock=LoopClock(), saved=None, save=self.runner_saves
+            plan,
+            access=self.access,
+            log_file=Path("log"),
+            clock=LoopClock(),
+            saved=None,
+            save=self.runner_saves,
         )
         self.commands: list[asyncio.Task[None]] = []
 
@@ -175,7 +184,20 @@ class Host:
 
 
 ACTS = st.sampled_from(
-    ["ask", "answer", "die", "garble", "drain", "resume", "sleep", "sleep_2", "wake", "stop", "restart", "kill"]
+    [
+        "ask",
+        "answer",
+        "die",
+        "garble",
+        "drain",
+        "resume",
+        "sleep",
+        "sleep_2",
+        "wake",
+        "stop",
+        "restart",
+        "kill",
+    ]
 )
 PLAY = st.lists(st.tuples(ACTS, st.floats(0.0, 8.0)), max_size=25)
 

@@ -34,7 +34,9 @@ def test_no_change_outside_the_table(steps: list[tuple[Event, float]]) -> None:
 
 
 @given(STEPS)
-def test_it_serves_only_what_was_proved_since_its_weights_last_changed(steps: list[tuple[Event, float]]) -> None:
+def test_it_serves_only_what_was_proved_since_its_weights_last_changed(
+    steps: list[tuple[Event, float]],
+) -> None:
     proved = False
     for before, event, after in walk(Life(0.0), steps):
         if event in (Event.PROVED, Event.ADOPTED, Event.NOT_SLEPT):
@@ -51,7 +53,7 @@ def test_it_sleeps_only_after_it_was_drained(steps: list[tuple[Event, float]]) -
         if after in ASLEEP and before is not after:
             assert before in (Phase.FALLING_ASLEEP, Phase.LOADING)  # the latter: adopted asleep
         if after is Phase.FALLING_ASLEEP:
-            assert before in (Phase.DRAINING, Phase.WAKING)
+            assert before in (Phase.SETTLING, Phase.WAKING)
 
 
 @given(STEPS)
@@ -82,9 +84,9 @@ def test_times_of_stages_are_learned() -> None:
     life = Life(0.0)
     for event, now in [
         (Event.ANSWERED, 60.0), (Event.WARMED, 70.0), (Event.PROVED, 80.0),
-        (Event.DRAIN, 100.0), (Event.DRAIN, 101.0), (Event.IDLE, 103.0), (Event.SLEEP, 104.0), (Event.SLEPT_2, 110.0),
+        (Event.REST, 100.0), (Event.REST, 101.0), (Event.IDLE, 103.0), (Event.SLEEP, 104.0), (Event.SLEPT_2, 110.0),
         (Event.WAKE, 200.0), (Event.PROVED, 240.0),
-        (Event.DRAIN, 300.0), (Event.IDLE, 301.0), (Event.SLEEP, 301.0), (Event.SLEPT_2, 302.0),
+        (Event.REST, 300.0), (Event.IDLE, 301.0), (Event.SLEEP, 301.0), (Event.SLEPT_2, 302.0),
         (Event.WAKE, 400.0), (Event.PROVED, 420.0),
     ]:  # fmt: skip
         life.fire(event, now)

@@ -16,6 +16,7 @@ from sim.engine.loop import DEATH_CODE
 from tests.support.ports import free_port
 from tests.support.waiting import until
 from workers.engine_api import EngineApi
+from workers.engine_guard import KEY_HEADER, KEY_VARIABLE
 
 MODEL = "penstock/tiny"
 
@@ -280,11 +281,18 @@ async def test_failpoint_stall_keeps_the_connection(start: Start) -> None:
     assert (await request)["usage"]["completion_tokens"] == 20
 
 
-async def test_asleep_it_answers_health_and_nothing_else(start: Start) -> None:
+async def test_asleep_it_answers_health_and_takes_no_work(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "own")
     engine = await start()
-    async with engine.client.post(f"{engine.url}/sleep?level=1") as answer:
+    agent = {KEY_HEADER: "own"}
+    async with engine.client.post(f"{engine.url}/sleep?level=2", headers=agent) as answer:
         assert answer.status == 200
-    request = asyncio.create_task(engine.complete(prompt="x"))
+    async with engine.client.post(f"{engine.url}/v1/completions", json={"prompt": "x"}) as answer:
+        assert answer.status == 503
+    body = {"prompt": "x", "max_tokens": 16}
+    request = asyncio.create_task(said(engine, body, agent))  # past the guard, it waits
 
     async def waiting() -> bool:
         return await engine.metric("vllm:num_requests_waiting") == 1
@@ -292,11 +300,20 @@ async def test_asleep_it_answers_health_and_nothing_else(start: Start) -> None:
     await until(waiting)
     async with engine.client.get(f"{engine.url}/health") as answer:
         assert answer.status == 200
-    async with engine.client.get(f"{engine.url}/is_sleeping") as answer:
+    async with engine.client.get(f"{engine.url}/is_sleeping", headers=agent) as answer:
         assert (await answer.json()) == {"is_sleeping": True}
-    async with engine.client.post(f"{engine.url}/wake_up") as answer:
+    async with engine.client.post(f"{engine.url}/wake_up", headers=agent) as answer:
         assert answer.status == 200
-    assert (await request)["usage"]["completion_tokens"] == 16
+    assert "!?!" in await request  # level 2 takes three steps
+    body = {"method": "reload_weights"}
+    async with engine.client.post(f"{engine.url}/collective_rpc", json=body, headers=agent) as answer:
+        assert answer.status == 200
+    assert "!?!" not in await said(engine, {"prompt": "x", "max_tokens": 16}, {})
+
+
+async def said(engine: Engine, body: dict[str, Any], headers: dict[str, str]) -> str:
+    async with engine.client.post(f"{engine.url}/v1/completions", json=body, headers=headers) as answer:
+        return str((await answer.json())["choices"][0]["text"])
 
 
 async def test_sigterm_finishes_what_runs(start: Start) -> None:
