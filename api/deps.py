@@ -31,6 +31,7 @@ from gateway.open_requests import OpenRequests
 from gateway.parsing.parser import BodyParser
 from gateway.relay import Relay
 from gateway.sandbox import Sandbox
+from gateway.service_tier import TIERS
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
 from gateway.time_budget import EngineActivity
@@ -78,7 +79,8 @@ class Deps:
             self.pools.models, settings.catalog_max_age_s, now=clock.monotonic, today=clock.now
         )
         self.scheduler = _scheduler_client(settings, clock)
-        self.availability = Availability(self.scheduler.snapshot, settings.queue_deadline_s)
+        longest_s = max(settings.queue_deadline_s, *map(settings.wake_deadline_of, TIERS))
+        self.availability = Availability(self.scheduler.snapshot, longest_s)
         self.prompts = self._hasher(settings, registry, simulated_tokenizer)
         self.engines = HttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)
@@ -166,6 +168,7 @@ class Deps:
             now=now,
             region=settings.region,
             queue_deadline_s=settings.queue_deadline_s,
+            wake_deadline_s=settings.wake_deadline_of,
         )
         settlement = Settlement(
             rates=self.rates,

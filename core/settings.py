@@ -133,6 +133,12 @@ class Settings(BaseSettings):
     """Share of requests whose trace is exported, 0 to 1; traces with an error always are."""
     queue_deadline_s: float = 30.0
     """Longest time that a request waits for a replica."""
+    wake_deadline_s: float = Field(default=120.0, ge=0.0, le=600.0)
+    """Longest time that a request waits for a model none of whose replicas is awake, in seconds."""
+    wake_deadline_priority_s: float | None = Field(default=None, ge=0.0, le=600.0)
+    """The same for the priority tier; unset = as `wake_deadline_s`."""
+    wake_deadline_batch_s: float | None = Field(default=None, ge=0.0, le=600.0)
+    """The same for the batch tier; unset = as `wake_deadline_s`."""
     catalog_max_age_s: float = Field(default=600.0, ge=10.0)
     """Seconds for which models and prices last read from PostgreSQL are used while reading them fails; then requests
     get 503 and the API process is unready."""
@@ -220,6 +226,11 @@ class Settings(BaseSettings):
     """Access key id of the export store; not stored in the database."""
     export_s3_secret: SecretStr = SecretStr("")
     """Secret access key of the export store; not stored in the database."""
+
+    def wake_deadline_of(self, tier: str) -> float:
+        """Longest time that a request of `tier` waits for a model none of whose replicas is awake, in seconds."""
+        own = {"priority": self.wake_deadline_priority_s, "batch": self.wake_deadline_batch_s}.get(tier)
+        return self.wake_deadline_s if own is None else own
 
     @property
     def scheduler_addresses(self) -> tuple[Address, ...]:

@@ -40,8 +40,10 @@ class Admission(Generic[GrantT]):
         now: Callable[[], float],
         region: str,
         queue_deadline_s: float,
+        wake_deadline_s: Callable[[str], float],
     ) -> None:
-        """`now` returns monotonic seconds. `queue_deadline_s` bounds the wait for a replica, from receipt."""
+        """`now` returns monotonic seconds. `queue_deadline_s` bounds the wait for a replica, from receipt;
+        `wake_deadline_s`, of a tier, that for a model none of whose replicas is awake."""
         self._models = models
         self._prices = prices
         self._rates = rates
@@ -54,6 +56,7 @@ class Admission(Generic[GrantT]):
         self._now = now
         self._region = region
         self._queue_deadline_s = queue_deadline_s
+        self._wake_deadline_s = wake_deadline_s
 
     def resolve_model(self, principal: Principal, prepared: PreparedRequest) -> Model:
         """Return the model that the request names.
@@ -139,7 +142,7 @@ class Admission(Generic[GrantT]):
         """
         hold, placement = await acquire_both(
             self._holds.place(hold_request(context)),
-            self._place(context, self._queue_deadline_s - (self._now() - context.request.received_at)),
+            self._place(context, self._queue_deadline_s, since=context.request.received_at),
             void=lambda hold: self._holds.void(hold.request_id),
             unplace=lambda placement: self._scheduler.release(
                 released(placement, NO_TOKENS, dispatched=False)
@@ -178,7 +181,7 @@ class Admission(Generic[GrantT]):
             self._meter.checkpoint(Checkpoint(context.request.id, NO_TOKENS))
         self._scheduler.release(released(failed, usage, failed=True))
         deadline_s = time_to_place_again_s(context, failed, now)
-        placement = await self._place(context, deadline_s)
+        placement = await self._place(context, deadline_s, since=now)
         context.begin_next_attempt(placement, self._now())
         record = open_record(context, self._region)
         try:
@@ -190,9 +193,8 @@ class Admission(Generic[GrantT]):
             raise
         context.open_record = record
 
-    async def _place(self, context: RequestContext[GrantT], deadline_s: float) -> Placement:
-        """Acquire a replica from the scheduler within `deadline_s`. Raises Refused."""
-        asked_at = self._now()
+    async def _place(self, context: RequestContext[GrantT], deadline_s: float, *, since: float) -> Placement:
+        """Acquire a replica from the scheduler within `deadline_s` of the instant `since`. Raises Refused."""
         request, routing = context.request, context.routing
         if routing.blocks is None:
             routing.blocks = await self._prompts.blocks(
@@ -201,5 +203,7 @@ class Admission(Generic[GrantT]):
                 request.principal.cache_salt,
                 reasoning="reasoning" in request.model.capabilities,
             )
-        left_s = max(0.0, deadline_s - (self._now() - asked_at))
-        return await self._scheduler.place(place_request(context, routing.blocks, left_s))
+        spent_s = self._now() - since
+        left_s = max(0.0, deadline_s - spent_s)
+        wake_left_s = max(0.0, self._wake_deadline_s(request.tier) - spent_s)
+        return await self._scheduler.place(place_request(context, routing.blocks, left_s, wake_left_s))

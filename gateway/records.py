@@ -59,11 +59,13 @@ def longest_fits(prepared: PreparedRequest, model: Model) -> bool:
     return prepared.max_input_tokens + per_choice <= model.context_len
 
 
-def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) -> PlaceRequest:
+def place_request(
+    context: AnyContext, blocks: PromptBlocks, deadline_s: float, wake_deadline_s: float
+) -> PlaceRequest:
     """Return what the scheduler places by: estimates and block hashes, no text.
 
     Of many prompts, the scheduler gets what its replica has of them at a time. `deadline_s`: seconds that the request
-    may wait from now on.
+    may wait from now on, or `wake_deadline_s` when a replica has to wake first.
     """
     request = context.request
     principal, prepared = request.principal, request.prepared
@@ -81,6 +83,7 @@ def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) 
         exclude=context.routing.excluded,
         regions=prepared.regions,
         gpus=prepared.gpus,
+        wake_deadline_s=wake_deadline_s,
     )
 
 

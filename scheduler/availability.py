@@ -21,7 +21,8 @@ class ModelState(msgspec.Struct, frozen=True):
     known: bool
     """Whether it says anything: before the first snapshot of a scheduler nothing is known."""
     serves: bool
-    """Whether a replica serves it, or is expected to within the deadline; True when nothing is known."""
+    """Whether a replica serves it, is expected to within the deadline, or is woken by a request, which the scheduler
+    refuses when that takes too long; True when nothing is known."""
     offline_since_ms: int | None = None
     """When it could serve last, or when the scheduler began to look; None while it serves."""
     expected_ms: int | None = None
@@ -55,7 +56,7 @@ class Availability:
             return ModelState(known=True, serves=False, offline_since_ms=snapshot.started_unix_ms)
         tiers = tuple(view.tiers)
         wait_s = view.ready_in_s
-        if wait_s is not None and wait_s <= self._deadline_s:
+        if view.wakes or (wait_s is not None and wait_s <= self._deadline_s):
             return ModelState(known=True, serves=True, tiers=tiers)
         if not snapshot.complete:
             return UNKNOWN

@@ -113,9 +113,9 @@ class SchedulerClient(Listener):
         return self._connection.denied
 
     async def place(self, request: PlaceRequest) -> Placement:
-        """Wait for a replica, at most `request.deadline_s` seconds. Cancellation removes the request from the queue.
+        """Wait for a replica, at most as long as the request's deadlines allow.
 
-        The placement must be released exactly once. Raises Refused (429 or 503, with `details`: reason, position,
+        Cancellation removes the request from the queue. The placement must be released exactly once. Raises Refused (429 or 503, with `details`: reason, position,
         warm_replicas, predicted_wait_s), and ValueError when a request with this id waits already.
         """
         if request.request_id in self._waiting:
@@ -224,10 +224,13 @@ class SchedulerClient(Listener):
         queued = []
         for waiting in self._waiting.values():
             age_s = now - waiting.since
-            left_s = max(0.0, waiting.request.deadline_s - age_s)
-            queued.append(
-                AnnouncedRequest(msgspec.structs.replace(waiting.request, deadline_s=left_s), age_s)
+            request = waiting.request
+            left = msgspec.structs.replace(
+                request,
+                deadline_s=max(0.0, request.deadline_s - age_s),
+                wake_deadline_s=max(0.0, request.wake_deadline_s - age_s),
             )
+            queued.append(AnnouncedRequest(left, age_s))
         return queued
 
     def on_disconnected(self) -> None:
@@ -376,7 +379,12 @@ class SchedulerClient(Listener):
         if now - slack_s < self._expiry_at:
             return
         for waiting in list(self._waiting.values()):
-            if now - waiting.since > waiting.request.deadline_s + slack_s:
+            request = waiting.request
+            # Without a scheduler no replica is woken.
+            limit_s = (
+                max(request.deadline_s, request.wake_deadline_s) if self.connected else request.deadline_s
+            )
+            if now - waiting.since > limit_s + slack_s:
                 self._send_cancel(waiting.request.request_id)
                 message = "the scheduler is away and no replica could be chosen without it"
                 self._refuse(waiting, 503, "scheduler_away", message, 2.0)

@@ -23,6 +23,7 @@ OTHER = "other"
 
 PLACEMENTS = Counter("penstock_scheduler_placements", "Requests placed on a replica", ["model"])
 REFUSALS = Counter("penstock_scheduler_refusals", "Requests refused", ["model", "status", "reason"])
+WAKES = Counter("penstock_scheduler_wakes", "Replicas woken for requests that waited", ["result"])
 QUEUE_WAITING = Gauge("penstock_scheduler_queue_waiting", "Queued requests", ["model", "band"])
 QUEUE_OLDEST = Gauge(
     "penstock_scheduler_queue_oldest_seconds", "Age of the oldest queued request", ["model", "band"]

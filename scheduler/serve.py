@@ -22,6 +22,8 @@ from core.supervise import supervise
 from core.telemetry import MetricsServer
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.autoscale.model_planner import AutoscalerSettings
+from scheduler.core.config import HEARTBEAT_STALE_S
+from scheduler.core.waking import Waker
 from scheduler.door import Door
 from scheduler.engine_counters import EngineCounterStore
 from scheduler.host_acceptances import HostAcceptances
@@ -33,13 +35,14 @@ from scheduler.plan_actor import PlanActor
 from scheduler.plan_store import PlanStore
 from scheduler.request_trace_store import RequestTraceStore
 from scheduler.service import SchedulerService
+from scheduler.wake_on_demand import catalog_figures
 from workers.acting.places import parse_places
 from workers.added_models import AddedModelDirectory
 from workers.catalog import load_catalog
 from workers.engine_counters import record_counters
 from workers.host_acceptances import store_acceptance
 from workers.host_hours import record_heartbeat
-from workers.scaling import ScalingDirectory
+from workers.scaling import NO_LIMITS, ScalingDirectory
 from workers.targets import TargetDirectory
 
 ResultT = TypeVar("ResultT")
@@ -133,16 +136,20 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
     added = AddedModelDirectory(database)
     plans = PlanStore(database, tenure.term, now=clock.monotonic)
     door.entry_of = added.entry_of
+    catalog = load_catalog()
     service = SchedulerService(
         door,
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         listeners=[host_hours, acceptances, counters, trace.trace],
-        planner=LivePlanner(
-            load_catalog(), scaling, autoscaler_settings(settings), added=lambda: added.models
-        ),
+        planner=LivePlanner(catalog, scaling, autoscaler_settings(settings), added=lambda: added.models),
         actor=PlanActor(plans, parse_places(settings.host_places), lambda: scaling.limits, clock),
         targets=targets,
+        waker=Waker(
+            catalog_figures(catalog),
+            lambda model: scaling.limits.get(model, NO_LIMITS).max_awake > 0,
+            HEARTBEAT_STALE_S,
+        ),
         term=tenure.term,
         holds=lambda: tenure.holds(boot_seconds()),
         outdated=lambda term: tenure.end(f"a scheduler of term {term} is known"),

@@ -21,6 +21,7 @@ from scheduler.commands import ACTIONS, STARTING, CommandRouter, Peer
 from scheduler.core.decisions import Decision, Placed, Rejection
 from scheduler.core.rules import NEW_TENANT
 from scheduler.core.state import SchedulerState
+from scheduler.core.waking import Waker
 from scheduler.door import Door
 from scheduler.limits import clamp_client_message, sound_ends, valid_replicas
 from scheduler.link import encoded
@@ -38,6 +39,7 @@ from scheduler.model_activity import ModelActivity
 from scheduler.plan_actor import PlanActor
 from scheduler.sessions import Session
 from scheduler.views import HostRegistry, pool_snapshot
+from scheduler.wake_on_demand import WakeOnDemand
 from scheduler.wire import Placement, PlanView, PoolSnapshot
 from workers.ranks import target_names
 from workers.targets import TargetDirectory
@@ -81,14 +83,16 @@ class SchedulerService:
         planner: LivePlanner | None = None,
         actor: PlanActor | None = None,
         targets: TargetDirectory | None = None,
+        waker: Waker | None = None,
         grace_s: float = 3.0,
         term: int = 1,
         holds: Callable[[], bool] = lambda: True,
         outdated: Callable[[int], None] = lambda term: None,
     ) -> None:
         """`listeners` observe requests and heartbeats. Without a `planner` snapshots carry no plan; `actor` acts on
-        it. `targets` replace those of heartbeats. `holds` tells whether the lease of `term` is still held; `outdated`
-        is called with a higher term that a peer knows, after which `holds` must return False.
+        it. Without a `waker` requests wake no replica. `targets` replace those of heartbeats. `holds` tells whether the
+        lease of `term` is still held; `outdated` is called with a higher term that a peer knows, after which `holds`
+        must return False.
 
         In the first `grace_s` seconds no request is refused for want of replicas.
         """
@@ -99,7 +103,7 @@ class SchedulerService:
         self._clock, self._rng = clock, rng
         self._plan: PlanView | None = None
         self._targets = targets
-        self.state = SchedulerState(self.epoch, clock.monotonic(), grace_s=grace_s)
+        self.state = SchedulerState(self.epoch, clock.monotonic(), grace_s=grace_s, waker=waker)
         self._hosts = HostRegistry()
         self._autoscaler = (
             AutoscalerRunner(planner, self.state, self._hosts, actor) if planner is not None else None
@@ -114,6 +118,9 @@ class SchedulerService:
         )
         self._started_unix_ms = int(clock.now().timestamp() * 1000)
         self._commands = CommandRouter()
+        self._demand = WakeOnDemand(
+            self.state, lambda command: self._command(self._demand, command), clock.monotonic
+        )
         self._clients: dict[str, Session] = {}
         self._agents: dict[str, Session] = {}
         self._expiry_timers: dict[str, asyncio.TimerHandle] = {}
@@ -246,6 +253,7 @@ class SchedulerService:
             metrics.DECISION_SECONDS.observe(spent_s)
             for decision in decisions:
                 self._answer(decision)
+        self._demand.run()
         if self.state.unfinished and not self._dispatch_scheduled:
             self._dispatch_scheduled = True
             asyncio.get_running_loop().call_soon(self._continue_dispatch)
@@ -381,6 +389,10 @@ class SchedulerService:
         snapshot = pool_snapshot(self.state, self._hosts, now, self._clock.now())
         snapshot.plan = self._plan
         snapshot.models = self._activity.views(snapshot.replicas, now, snapshot.at_unix_ms)
+        for view in snapshot.models:
+            view.wakes = view.ready_in_s != 0.0 and self.state.wakes(view.model)
+            if (wait_s := self.state.fleet.ready_in_s(view.model, now)) is not None:
+                view.ready_in_s = wait_s
         snapshot.started_unix_ms, snapshot.complete = self._started_unix_ms, now >= self.state.grace_ends
         return snapshot
 

@@ -35,6 +35,8 @@ class PlaceRequest(msgspec.Struct, array_like=True):
     """Regions in one of which it has to run, in lower case; empty = any."""
     gpus: tuple[str, ...] = ()
     """Classes of GPU on one of which it has to run, in lower case; empty = any."""
+    wake_deadline_s: float = 0.0
+    """Longest time in the queue of a model that has to wake first, in seconds from now; at least `deadline_s` holds."""
 
     @property
     def narrowed(self) -> bool:
@@ -135,6 +137,8 @@ class ModelView(msgspec.Struct):
     last_ready_unix_ms: int | None = None
     """When a replica could serve it last; None = not since the scheduler began."""
     tiers: list[TierView] = []
+    wakes: bool = False
+    """Whether it serves nothing now and a request wakes a replica."""
 
 
 class HostView(msgspec.Struct):

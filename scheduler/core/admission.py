@@ -69,6 +69,8 @@ class Admission:
 
         Timely and late requests of a band have separate residuals, because they are not served in the same order.
         """
+        if pool.is_cold:
+            return pool.ready_in_s
         if self.drain.placements < self.rules.min_observations or pool.ready == 0:
             return None
         rate = self.drain.rate(pool.slots)

@@ -19,6 +19,7 @@ from scheduler.core.prefix import ExactPrefixes, PrefixSource
 from scheduler.core.replica import DerivedCapacity, Load, Replica, speeds
 from scheduler.core.replica_meter import PARTIAL_S, ReplicaMeter
 from scheduler.core.rules import band_index
+from scheduler.core.waking import Waker
 from scheduler.wire import PlaceRequest, Released
 from workers.ranks import targets_of
 from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
@@ -30,7 +31,11 @@ MIN_REPLICA_BLOCKS = 1024
 class Fleet:
     """All replicas of all models, with the load of active placements. Times are monotonic seconds."""
 
-    def __init__(self, config: PolicyConfig | None = None, choose: Chooser = place) -> None:
+    def __init__(
+        self, config: PolicyConfig | None = None, choose: Chooser = place, waker: Waker | None = None
+    ) -> None:
+        """Without a `waker` no request waits for a resting replica."""
+        self.waker = waker
         self.config = config or PolicyConfig()
         self._choose = choose
         self.replicas: dict[str, Replica] = {}
@@ -152,7 +157,22 @@ class Fleet:
     def place(self, request: PlaceRequest, now: float, rng: Rng) -> Choice | Blocked:
         """The choice of a replica for `request`; changes nothing."""
         pool = self._pools.get(request.model)
-        return self._choose(request, pool, now, rng) if pool is not None else Blocked(Reason.UNKNOWN_MODEL)
+        if pool is None:
+            return Blocked(Reason.UNKNOWN_MODEL)
+        found = self._choose(request, pool, now, rng)
+        if isinstance(found, Blocked) and found.reason is Reason.ASLEEP and not self.wakes(request.model):
+            return Blocked(Reason.NOT_WARM)
+        return found
+
+    def wakes(self, model: str) -> bool:
+        """Whether a request for `model` may wake a replica."""
+        return self.waker is not None and self.waker.allowed(model)
+
+    def ready_in_s(self, model: str, now: float) -> float | None:
+        """Seconds until the first replica of `model` serves; None when that is not known or none is going to."""
+        if self.waker is None:
+            return None
+        return self.waker.ready_in_s(model, self.replicas_of(model), now)
 
     # Events of placements
 

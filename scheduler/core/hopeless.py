@@ -66,6 +66,8 @@ class HopelessReview:
     def refusals(self, now: float, rng: Rng) -> list[Rejection]:
         """Refuse requests that can no longer be served in time. The work is bounded; see `unfinished`."""
         refused: list[Rejection] = []
+        if self._pool_changed and self._pool.at(now).is_cold:
+            refused += self._not_woken_in_time(now)
         if self._pool_changed or self._narrowed:
             refused += self._narrowed_without_replica(now, rng)
         refused += self._after_shrinking(now)
@@ -105,6 +107,17 @@ class HopelessReview:
                 if not isinstance(verdict, Choice) and not verdict.reason.transient:
                     refused.append(self._no_replica(queued, verdict.reason, self._pool.at(now)))
         return refused
+
+    def _not_woken_in_time(self, now: float) -> list[Rejection]:
+        """Refuse requests whose deadline comes before the first replica serves, as after a wake that failed; at most
+        MAX_REFUSED, the others at their deadlines."""
+        wait_s = self._pool.at(now).ready_in_s
+        late = [
+            queued
+            for queued in self._queue
+            if not queued.admitted and self._admission.too_long(wait_s, queued.deadline_at - now)
+        ]
+        return [self._too_late(queued, wait_s, now) for queued in late[:MAX_REFUSED]]
 
     def _after_shrinking(self, now: float) -> list[Rejection]:
         """After the pool has shrunk, refuse the youngest requests of each tenant that can no longer be served in

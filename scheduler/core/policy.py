@@ -26,6 +26,7 @@ from scheduler.core.pool import Pool
 from scheduler.core.predict import MIN_TTFT_S
 from scheduler.core.replica import Replica
 from scheduler.core.rules import band_index
+from scheduler.core.waking import rests
 from scheduler.wire import PlaceRequest
 from workers.wire import ReplicaState
 
@@ -49,6 +50,7 @@ class Reason(StrEnum):
     KV_FULL = "kv_cache_full"
     SILENT = "replicas_silent"
     STARTING = "replicas_starting"
+    ASLEEP = "replicas_asleep"
     NOT_WARM = "no_warm_replica"
     EXCLUDED = "no_other_replica"
     ELSEWHERE = "no_replica_in_region"
@@ -60,7 +62,7 @@ class Reason(StrEnum):
         return self in _TRANSIENT
 
 
-_TRANSIENT = frozenset({Reason.BUSY, Reason.KV_FULL, Reason.SILENT, Reason.STARTING})
+_TRANSIENT = frozenset({Reason.BUSY, Reason.KV_FULL, Reason.SILENT, Reason.STARTING, Reason.ASLEEP})
 _PRECEDENCE = {reason: rank for rank, reason in enumerate(Reason)}
 
 
@@ -237,4 +239,6 @@ def blocked_reason(replica: Replica, pool: Pool, now: float) -> Reason:
         return Reason.SILENT
     if replica.state in (ReplicaState.LOADING, ReplicaState.FAILED):
         return Reason.STARTING
+    if rests(replica):
+        return Reason.ASLEEP
     return Reason.BUSY if replica.state is ReplicaState.READY else Reason.NOT_WARM

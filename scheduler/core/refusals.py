@@ -52,6 +52,26 @@ def too_late(
     return _refusal(request, 503, "predicted_wait", text, standing, allowed_s)
 
 
+def waking(request: PlaceRequest, standing: Standing, allowed_s: float, trouble: str) -> PlaceRefused:
+    """No replica is awake, and the first serves later than `allowed_s`. `trouble`: why the last wake failed."""
+    text = (
+        f"no replica of model {request.model} is awake; one needs about {standing.wait_s or 0.0:.0f} s to serve, more "
+        f"than the {allowed_s:.0f} s allowed"
+    )
+    if trouble:
+        text += f"; the last wake failed: {trouble}"
+    return _refusal(request, 503, "waking", text, standing, longest_retry_s=UNKNOWN_WAIT_S)
+
+
+def not_woken(request: PlaceRequest, waited_s: float, standing: Standing, trouble: str) -> PlaceRefused:
+    """The request waited until its deadline and no replica woke. `trouble`: why the last wake failed; empty = it did
+    not."""
+    text = f"no replica of model {request.model} woke within {waited_s:.1f} s"
+    if trouble:
+        text += f"; the last wake failed: {trouble}"
+    return _refusal(request, 503, "waking", text, standing, longest_retry_s=UNKNOWN_WAIT_S)
+
+
 def overdue(request: PlaceRequest, waited_s: float, standing: Standing, over_share: bool) -> PlaceRefused:
     """The request waited until its deadline; 429 when its tenant runs more than its share while others wait."""
     text = f"no replica of model {request.model} came free within {waited_s:.1f} s"
@@ -90,11 +110,17 @@ def _where(request: PlaceRequest) -> str:
 
 
 def _refusal(
-    request: PlaceRequest, status: int, reason: str, text: str, standing: Standing, allowed_s: float = 0.0
+    request: PlaceRequest,
+    status: int,
+    reason: str,
+    text: str,
+    standing: Standing,
+    allowed_s: float = 0.0,
+    longest_retry_s: float = RETRY_AFTER_S[1],
 ) -> PlaceRefused:
     """Build a refusal. Retry-After is the time in which the predicted wait falls to `allowed_s`."""
     wait_s = standing.wait_s if standing.wait_s is not None else min(request.deadline_s, UNKNOWN_WAIT_S)
-    retry_s = min(max(wait_s - allowed_s, RETRY_AFTER_S[0]), RETRY_AFTER_S[1])
+    retry_s = min(max(wait_s - allowed_s, RETRY_AFTER_S[0]), longest_retry_s)
     return PlaceRefused(
         request.request_id,
         status,

@@ -19,6 +19,7 @@ from scheduler.core.policy import Chooser, Reason, Rng, place
 from scheduler.core.predict import Accuracy
 from scheduler.core.queue_view import queue_view
 from scheduler.core.rules import BANDS, SchedulerConfig, band_index
+from scheduler.core.waking import WakeOrder, Waker, rests
 from scheduler.messages import Announce, AnnouncedPlacement, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, QueueView, Released
 from workers.wire import Heartbeat, ReplicaState
@@ -56,12 +57,15 @@ class SchedulerState:
         grace_s: float = 3.0,
         config: SchedulerConfig | None = None,
         choose: Chooser = place,
+        waker: Waker | None = None,
     ) -> None:
         """For `grace_s` seconds from `now` no request is refused for want of replicas: agents may not have reported
-        yet. The simulator compares other ways to `choose` a replica."""
+        yet. The simulator compares other ways to `choose` a replica. Without a `waker` requests wake no replica."""
         self.epoch = epoch
         self.config = config or SchedulerConfig()
-        self.fleet = Fleet(self.config.policy, choose)
+        self.fleet = Fleet(self.config.policy, choose, waker)
+        self._wanted: set[str] = set()
+        """Models without a ready replica for which requests came or wait."""
         self.queues: dict[str, ModelQueue] = {}
         self.active: dict[PlacementKey, ActivePlacement] = {}
         self.orphans = OrphanedPlacements()
@@ -92,6 +96,8 @@ class SchedulerState:
         for RESTORED_COUNTERS_S.
         """
         models = self.fleet.forget_silent(now, after_s)
+        if models and self.fleet.waker is not None:
+            self.fleet.waker.forget(replica.engine.replica_id for replica in self.fleet.replicas.values())
         self._mark_dirty(models, True)
         self.orphans.expire(now - ORPHAN_TTL_S)
         self._restored_until = {model: until for model, until in self._restored_until.items() if until > now}
@@ -136,10 +142,15 @@ class SchedulerState:
         model_queue = self._queue_of(request.model)
         admitted = admitted or bool(request.exclude)
         enqueued_at = now - max(0.0, age_s)
-        queued = QueuedRequest(client, request, enqueued_at, now + request.deadline_s, self._seq, admitted)
+        deadline_s, pool = request.deadline_s, model_queue.pool.at(now)
+        if pool.is_cold:
+            deadline_s = max(deadline_s, request.wake_deadline_s)
+        queued = QueuedRequest(client, request, enqueued_at, now + deadline_s, self._seq, admitted)
         if queued.key in model_queue.queue:
             return
         self._dirty.add(request.model)
+        if pool.ready == 0 and self.fleet.wakes(request.model):
+            self._wanted.add(request.model)
         if refusal := model_queue.submit(queued, now):
             self._decisions.append(Rejection(client, request.model, refusal))
 
@@ -260,6 +271,28 @@ class SchedulerState:
         for model in [model for model, model_queue in self.queues.items() if model_queue.disposable]:
             del self.queues[model]
         return decisions
+
+    def take_wakes(self, now: float) -> list[WakeOrder]:
+        """The commands that make a replica serve for each model that is asked for and has none ready."""
+        waker, orders = self.fleet.waker, []
+        if waker is None or not self._wanted:
+            return []
+        for model in sorted(self._wanted):
+            waiting = model in self.queues and len(self.queues[model].queue)
+            if not waiting or self.queues[model].pool.at(now).ready:
+                self._wanted.discard(model)  # a request that was refused wakes the model for the next one
+            if order := waker.order(model, self.fleet.replicas_of(model), now):
+                orders.append(order)
+        return orders
+
+    def wakes(self, model: str) -> bool:
+        """Whether a request for `model` would wake a replica."""
+        return self.fleet.wakes(model) and any(rests(each) for each in self.fleet.replicas_of(model))
+
+    def on_wake_result(self, replica_id: str, ok: bool, why: str, now: float) -> None:
+        """Take the result of a command of `take_wakes`."""
+        if self.fleet.waker is not None:
+            self.fleet.waker.on_result(replica_id, ok, why, now)
 
     def tick(self) -> None:
         """Serve every queue in the next dispatch: the passage of time alone may allow placements."""
@@ -406,6 +439,9 @@ def clamped(request: PlaceRequest) -> PlaceRequest:
     request.exclude = request.exclude[:MAX_EXCLUDED]
     request.regions, request.gpus = request.regions[:MAX_EXCLUDED], request.gpus[:MAX_EXCLUDED]
     request.deadline_s = min(request.deadline_s, MAX_DEADLINE_S) if request.deadline_s > 0.0 else 0.0
+    request.wake_deadline_s = (
+        min(request.wake_deadline_s, MAX_DEADLINE_S) if request.wake_deadline_s > 0.0 else 0.0
+    )
     request.weight = min(max(request.weight, WEIGHTS[0]), WEIGHTS[1]) if request.weight > 0 else 1.0
     return request
 

@@ -98,13 +98,18 @@ class WaitPredictor:
         The tenant is the cause when the request would be served in time without the tenant's other requests, and
         others wait.
         """
+        pool = self._pool.at(now)
+        if pool.is_cold:
+            return refusals.waking(request, replace(standing, wait_s=wait_s), allowed_s, self._pool.trouble())
         alone_s = self.behind(request, Backlog(0.0, 0), now)
         in_time = alone_s is not None and alone_s <= allowed_s
         caused_by_tenant = in_time and self._queue.others_waiting(request.tenant_id)
         return refusals.too_late(request, replace(standing, wait_s=wait_s), allowed_s, caused_by_tenant)
 
     def record(self, queued: QueuedRequest, wait_s: float | None, now: float, *, late: bool) -> None:
-        """Store a prediction on its request for `observe`."""
+        """Store a prediction on its request for `observe`. That of a wake says nothing of the queue's speed."""
+        if self._pool.at(now).is_cold:
+            wait_s = None
         queued.predicted_wait_s, queued.predicted_at, queued.late = wait_s, now, late
         queued.residual = self._admission.residual(band_index(queued.request.tier), late=late)
 

@@ -23,6 +23,13 @@ class WarmCapacity:
     """Target for the first token by band."""
     largest_kv_tokens: int = 0
     """The largest KV cache of the model's replicas or ranks, warm or not, in tokens; 0 = not known."""
+    ready_in_s: float | None = None
+    """Without a ready replica: seconds until one serves, waking included; None = not known, or none is going to."""
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether no replica is ready and the time until one is can be said."""
+        return self.ready == 0 and self.ready_in_s is not None
 
 
 class WarmPool:
@@ -50,9 +57,15 @@ class WarmPool:
                     for tier in BANDS
                 ),
                 max((replica.kv_capacity for replica in known), default=0),
+                None if ready else self._fleet.ready_in_s(self._model, now),
             )
             self._fresh_until = now + WARM_FRESH_S
         return self._capacity
+
+    def trouble(self) -> str:
+        """What the last failed wake said, while the model is not warm again; empty = none failed."""
+        waker = self._fleet.waker
+        return "" if waker is None else waker.trouble(self._fleet.replicas_of(self._model))
 
     def on_change(self) -> None:
         """Compute the sums anew at the next call: replicas came, went or changed state."""

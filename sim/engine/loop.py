@@ -68,6 +68,9 @@ class EngineLoop:
         """Cache events of the current step by rank, published when the step ends."""
         self._collectors: dict[int, tuple[RequestOutputCollector, int]] = {}
         self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        """Set while no request is in progress."""
+        self._idle.set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -101,6 +104,7 @@ class EngineLoop:
         for choice, sequence in enumerate(sequences):
             self._collectors[id(sequence)] = (collector, choice)
         self._changed.set()
+        self._idle.clear()
         return collector
 
     def abort(self, collector: RequestOutputCollector) -> None:
@@ -119,8 +123,8 @@ class EngineLoop:
 
         Requests in progress are aborted, or with `wait` end first.
         """
-        while wait and self.model.busy and not self.sleep.asleep:
-            await asyncio.sleep(_SMALLEST_WAIT_S)
+        if wait and not self.sleep.asleep:
+            await self._idle.wait()
         for collector, choice in list(self._collectors.values()):
             self.abort(collector)
             collector.put(choice, b"")
@@ -161,6 +165,8 @@ class EngineLoop:
         while True:
             if self._blocked():
                 self._changed.clear()
+                if not self.model.busy:
+                    self._idle.set()
                 await self._changed.wait()
                 due = loop.time()
                 continue

@@ -161,7 +161,9 @@ class SimServer:
             await work
         except RuntimeError as error:
             raise HttpError(500, "InternalServerError", str(error)) from None
-        await _reply(send, msgspec.json.encode({"status": "sleeping" if self._loop.sleep.asleep else "awake"}))
+        await _reply(
+            send, msgspec.json.encode({"status": "sleeping" if self._loop.sleep.asleep else "awake"})
+        )
 
     def _authorize(self, scope: Scope) -> None:
         if not self._key:

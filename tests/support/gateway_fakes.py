@@ -437,6 +437,7 @@ class Gateway:
             now=loop_time,
             region="here",
             queue_deadline_s=30.0,
+            wake_deadline_s=lambda tier: 120.0,
         )
         settlement: Settlement[FakeGrant] = Settlement(
             rates=self.rates,

@@ -14,9 +14,9 @@ from tests.support.waiting import until
 from workers.catalog import load_catalog
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
-from workers.plan import plan_sim
 from workers.engine_sleep import QUIET_TIMEOUT_S
 from workers.held_engine import EngineAccess
+from workers.plan import plan_sim
 from workers.replica import ReplicaRunner
 from workers.wire import EngineCounters, ReplicaState
 

@@ -1,0 +1,171 @@
+"""Waking on demand: which resting replica a model's requests wake, and in how many seconds one can serve.
+
+A request for a model without a ready replica waits while one comes. When none comes sooner by itself, the quickest
+resting replica is woken at once; the plan of the autoscaler is too slow for that and decides everything else.
+Pure: times are arguments, in monotonic seconds.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scheduler.core.replica import Replica
+from workers.wire import ReplicaState, ReplicaStatus, StageTime
+
+SETTLE_S = 5.0
+"""Seconds after a command has succeeded until the replica counts as resting if heartbeats still say so."""
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+"""Seconds for which a replica that could not be woken is left alone, doubled with each further failure."""
+MIN_LEFT_S = 1.0
+"""Least time that a load or wake in progress is taken to last."""
+
+Figures = Callable[[str, int], float | None]
+"""Seconds until a replica of a model serves from sleep level 1 or 2, or with 0 from a stop, before any was measured;
+None = it cannot be said."""
+
+
+class WakeOrder(NamedTuple):
+    """A command that makes a resting replica serve."""
+
+    replica_id: str
+    model: str
+    action: str
+    """wake | resume."""
+
+
+@dataclass(slots=True)
+class _Tries:
+    """The commands to one replica."""
+
+    under_way: bool = False
+    not_before: float = float("-inf")
+    failures: int = 0
+    why: str = ""
+    """What the last failure said."""
+
+
+class Waker:
+    """What is known of the resting replicas, and the commands to them."""
+
+    def __init__(self, figures: Figures, allowed: Callable[[str], bool], stale_s: float) -> None:
+        """`allowed` tells whether requests may wake a model. A replica whose last heartbeat is older than `stale_s`
+        cannot be woken."""
+        self._figures, self.allowed, self._stale_s = figures, allowed, stale_s
+        self._tries: dict[str, _Tries] = {}
+
+    def ready_in_s(self, model: str, replicas: Iterable[Replica], now: float) -> float | None:
+        """Seconds until the first replica of `model` serves; None when that is not known or none is going to."""
+        allowed = self.allowed(model)
+        waits = [
+            wait
+            for replica in self._heard(replicas, now)
+            if (allowed or not rests(replica)) and (wait := self._wait_s(replica, now)) is not None
+        ]
+        return min(waits, default=None)
+
+    def order(self, model: str, replicas: Iterable[Replica], now: float) -> WakeOrder | None:
+        """The command that makes a replica of `model` serve soonest; None when one comes by itself or none can."""
+        known = list(self._heard(replicas, now))
+        names = {replica.engine.replica_id for replica in known}
+        if not self.allowed(model) or any(self._tries[name].under_way for name in names & self._tries.keys()):
+            return None
+        best: tuple[float, str, str] | None = None
+        for replica in known:
+            name, tries = replica.engine.replica_id, self._tries.get(replica.engine.replica_id)
+            if tries is not None and now < tries.not_before:
+                continue
+            if action := action_of(replica):
+                wait_s = self._wait_s(replica, now)
+                row = (float("inf") if wait_s is None else wait_s, name, action)
+                best = row if best is None or row < best else best
+        coming = [
+            wait
+            for replica in known
+            if replica.state in _COMING and (wait := self._wait_s(replica, now)) is not None
+        ]
+        if best is None or (coming and min(coming) <= best[0]):
+            return None
+        self._tries.setdefault(best[1], _Tries()).under_way = True
+        return WakeOrder(best[1], model, best[2])
+
+    def on_result(self, replica_id: str, ok: bool, why: str, now: float) -> None:
+        """Take the result of a command; `why` is the agent's message."""
+        tries = self._tries.setdefault(replica_id, _Tries())
+        tries.under_way = False
+        if ok:
+            tries.failures, tries.why, tries.not_before = 0, "", now + SETTLE_S
+        else:
+            pause_s = min(FIRST_PAUSE_S * 2.0 ** min(tries.failures, 30), LONGEST_PAUSE_S)
+            tries.failures, tries.why, tries.not_before = tries.failures + 1, why, now + pause_s
+
+    def trouble(self, replicas: Iterable[Replica]) -> str:
+        """What the last failed wake of one of these replicas said; empty when none has failed since it last served."""
+        found = (self._tries.get(replica.engine.replica_id) for replica in replicas)
+        return next((tries.why for tries in found if tries is not None and tries.why), "")
+
+    def forget(self, known: Iterable[str]) -> None:
+        """Drop what is kept of replicas that are not in `known`, unless a command is under way."""
+        names = set(known)
+        self._tries = {name: tries for name, tries in self._tries.items() if tries.under_way or name in names}
+
+    def _heard(self, replicas: Iterable[Replica], now: float) -> Iterable[Replica]:
+        return (replica for replica in replicas if now - replica.last_seen_at <= self._stale_s)
+
+    def _wait_s(self, replica: Replica, now: float) -> float | None:
+        """Seconds until a replica serves; of a resting one, as if it were woken now."""
+        status, state = replica.engine, replica.state
+        match state:
+            case ReplicaState.READY:
+                return 0.0
+            case ReplicaState.ASLEEP | ReplicaState.STOPPED if rests(replica):
+                return self._expected_s(status, status.sleep_level if state is ReplicaState.ASLEEP else 0)
+            case ReplicaState.LOADING:
+                whole_s = self._whole_s(status)
+                spent_s = status.phase_s + now - replica.last_seen_at
+                return None if whole_s is None else max(MIN_LEFT_S, whole_s - spent_s)
+            case ReplicaState.FAILED if status.times.load.count and status.phase != "unfit":
+                return status.times.load.mean_s
+            case ReplicaState.DRAINING if rests(replica):
+                return 0.0
+        return None
+
+    def _whole_s(self, status: ReplicaStatus) -> float | None:
+        """Seconds of a whole wake or load in progress. A first load, of which nothing is known, has no figure."""
+        if status.phase == "waking":
+            return self._expected_s(status, status.sleep_level or 1)
+        return status.times.load.mean_s if status.times.load.count else None
+
+    def _expected_s(self, status: ReplicaStatus, rung: int) -> float | None:
+        """Measured seconds from sleep level 1 or 2, or 0 = from a stop; else those of the catalog."""
+        measured = stage_of(status, rung)
+        return measured.mean_s if measured.count else self._figures(status.model, rung)
+
+
+_COMING = frozenset({ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.READY})
+
+
+def stage_of(status: ReplicaStatus, rung: int) -> StageTime:
+    """What was measured of a replica's way from sleep level 1 or 2 to ready, or with 0 from a stop."""
+    return (status.times.load, status.times.wake_1, status.times.wake_2)[min(max(rung, 0), 2)]
+
+
+def rests(replica: Replica) -> bool:
+    """Whether a replica is at rest, or about to be, so that a request may wake it. An external engine never is."""
+    if replica.engine.engine == "external":
+        return False
+    if replica.state is ReplicaState.DRAINING:
+        return replica.engine.phase in ("settling", "falling_asleep")
+    return replica.state in (ReplicaState.ASLEEP, ReplicaState.STOPPED)
+
+
+def action_of(replica: Replica) -> str:
+    """The command that makes a resting replica serve; empty = none does now."""
+    if not rests(replica):
+        return ""
+    if replica.state is ReplicaState.ASLEEP:
+        # Until a heartbeat says so it is only expected to sleep, and what it does is not known.
+        return "wake" if replica.engine.state is ReplicaState.ASLEEP else ""
+    if replica.state is ReplicaState.DRAINING:
+        return "resume" if replica.engine.phase == "settling" else ""
+    return "resume" if replica.engine.state is ReplicaState.STOPPED else ""
