@@ -115,8 +115,9 @@ class SchedulerClient(Listener):
     async def place(self, request: PlaceRequest) -> Placement:
         """Wait for a replica, at most as long as the request's deadlines allow.
 
-        Cancellation removes the request from the queue. The placement must be released exactly once. Raises Refused (429 or 503, with `details`: reason, position,
-        warm_replicas, predicted_wait_s), and ValueError when a request with this id waits already.
+        Cancellation removes the request from the queue. The placement must be released exactly once. Raises Refused
+        (429 or 503, with `details`: reason, position, warm_replicas, predicted_wait_s), and ValueError when a request
+        with this id waits already.
         """
         if request.request_id in self._waiting:
             raise ValueError(f"request {request.request_id} already waits for a placement")
