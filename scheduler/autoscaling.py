@@ -32,7 +32,7 @@ from scheduler.wire import HostView, PlaceRequest, PlanView, QueueView, Released
 from workers.added_models import with_added
 from workers.catalog import Catalog, CatalogModel
 from workers.scaling import NO_LIMITS, ScalingDirectory, ScalingLimits
-from workers.wire import Capacity, ReplicaState, ReplicaStatus, Targets
+from workers.wire import Capacity, LifeTimes, ReplicaState, ReplicaStatus, StageTime, Targets
 
 PLAN_INTERVAL_S = 2.0
 """Seconds between two observations."""
@@ -45,6 +45,8 @@ LEARNT = (
 """Figures of a capacity that are learnt (`capacity_estimate`, `acceptance`)."""
 MOVED = 0.15
 """Relative change of a learnt figure from which the plan takes it."""
+NO_TIMES = LifeTimes()
+"""Nothing was measured yet."""
 SPOT = "-spot"
 """Ends the kinds of hosts that their provider may take back."""
 _UP = frozenset({ReplicaState.READY, ReplicaState.LOADING})
@@ -57,8 +59,9 @@ def model_spec(
     targets: Targets,
     limits: ScalingLimits,
     kinds: tuple[HostOption, ...],
+    times: LifeTimes = NO_TIMES,
 ) -> ModelSpec:
-    """A model's specification for the autoscaler, with the ladder's figures of the catalog.
+    """A model's specification for the autoscaler, with the ladder's figures of the catalog or as measured (`times`).
 
     The revenue of an answer is its list price at 1,000 prompt and 300 output tokens; it only ranks models. One
     without a price there comes last.
@@ -70,7 +73,7 @@ def model_spec(
         model.name,
         capacity,
         targets,
-        ladder_of(catalog, model),
+        ladder_of(catalog, model, times),
         limits.min_awake,
         limits.max_awake,
         usd,
@@ -79,21 +82,32 @@ def model_spec(
     )
 
 
-def ladder_of(catalog: Catalog, model: CatalogModel) -> dict[Rung, RungFigures]:
-    """The rungs below awake with figures in the catalog. Sleep rungs need the engine's sleep mode."""
+def ladder_of(catalog: Catalog, model: CatalogModel, times: LifeTimes = NO_TIMES) -> dict[Rung, RungFigures]:
+    """The rungs below awake with figures in the catalog. Sleep rungs need the engine's sleep mode.
+
+    A time to wake that replicas have measured replaces the catalog's.
+    """
     figures = catalog.ladder
     if figures is None:
-        return {Rung.STOPPED: RungFigures(0.0)}
-    cold_s = figures.stopped_wake_s.value
+        return {Rung.STOPPED: RungFigures(_known(times.load, 0.0))}
+    cold_s = _known(times.load, figures.stopped_wake_s.value)
     ladder = {
         Rung.STOPPED: RungFigures(cold_s),
         Rung.DESTROYED: RungFigures(figures.create_s.value + cold_s),
     }
     if model.profile().args.get("enable-sleep-mode"):
         share = figures.sleep_1_host_share.value
-        ladder[Rung.SLEEP_1] = RungFigures(figures.sleep_1_wake_s.value, share * model.weights_gb)
-        ladder[Rung.SLEEP_2] = RungFigures(figures.sleep_2_wake_s.value, figures.sleep_2_host_gb.value)
+        ladder[Rung.SLEEP_1] = RungFigures(
+            _known(times.wake_1, figures.sleep_1_wake_s.value), share * model.weights_gb
+        )
+        ladder[Rung.SLEEP_2] = RungFigures(
+            _known(times.wake_2, figures.sleep_2_wake_s.value), figures.sleep_2_host_gb.value
+        )
     return ladder
+
+
+def _known(measured: StageTime, figure: float) -> float:
+    return measured.mean_s if measured.count else figure
 
 
 class _Counts(msgspec.Struct):
@@ -156,6 +170,8 @@ class LivePlanner(Listener):
         self._catalog, self._scaling, self._added = catalog, scaling, added
         self._autoscaler = Autoscaler(settings=settings)
         self._specs: dict[str, ModelSpec] = {}
+        self._times: dict[str, LifeTimes] = {}
+        """By model: the measured times that its plan rests on."""
         self._counts: dict[str, _Counts] = {}
         self._hits: dict[str, float] = {}
         self._hit_tokens: dict[str, int] = {}
@@ -249,6 +265,7 @@ class LivePlanner(Listener):
         planned, capacity = self._specs.get(status.model), replica.engine_capacity
         if planned is not None:
             capacity = _settled(planned.capacity, capacity)
+        self._times[status.model] = _settled_times(self._times.get(status.model, NO_TIMES), status.times)
         self._plan_for(self._models[status.model], capacity, status.targets)
 
     def _plan_for(
@@ -259,7 +276,8 @@ class LivePlanner(Listener):
         if known is not None and not served:
             capacity, targets = known.capacity, known.targets
         limits = self._limits.get(model.name, NO_LIMITS)
-        spec = model_spec(self._catalog, model, capacity, targets, limits, self._kinds(model, limits))
+        times = self._times.get(model.name, NO_TIMES)
+        spec = model_spec(self._catalog, model, capacity, targets, limits, self._kinds(model, limits), times)
         if spec == known:
             return
         self._specs[model.name] = spec
@@ -370,6 +388,20 @@ def _settled(planned: Capacity, believed: Capacity) -> Capacity:
     present = {name: getattr(planned, name) for name in LEARNT}
     small = all(abs(getattr(believed, name) - value) <= MOVED * value for name, value in present.items())
     return planned if small and msgspec.structs.replace(believed, **present) == planned else believed
+
+
+def _settled_times(planned: LifeTimes, measured: LifeTimes) -> LifeTimes:
+    """The times to plan with: those that were measured, where they differ from the planned ones by more than noise."""
+    return LifeTimes(
+        *(
+            now
+            if now.count and not (then.count and abs(now.mean_s - then.mean_s) <= MOVED * then.mean_s)
+            else then
+            for then, now in zip(
+                msgspec.structs.astuple(planned), msgspec.structs.astuple(measured), strict=True
+            )
+        )
+    )
 
 
 def _rung(status: ReplicaStatus) -> Rung:

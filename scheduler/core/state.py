@@ -74,6 +74,8 @@ class SchedulerState:
         self._restored_until: dict[str, float] = {}
         """By model: until when restored counters are kept."""
         self.grace_ends = now + grace_s
+        if waker is not None:
+            waker.begins_at = self.grace_ends
         self._seq = 0
         self._dirty: set[str] = set()
         self.unfinished = False

@@ -52,10 +52,14 @@ class Waker:
         """`allowed` tells whether requests may wake a model. A replica whose last heartbeat is older than `stale_s`
         cannot be woken."""
         self._figures, self.allowed, self._stale_s = figures, allowed, stale_s
+        self.begins_at = float("-inf")
+        """Until then not all agents have had the time to report, and nothing is predicted or woken."""
         self._tries: dict[str, _Tries] = {}
 
     def ready_in_s(self, model: str, replicas: Iterable[Replica], now: float) -> float | None:
         """Seconds until the first replica of `model` serves; None when that is not known or none is going to."""
+        if now < self.begins_at:
+            return None
         allowed = self.allowed(model)
         waits = [
             wait
@@ -68,7 +72,11 @@ class Waker:
         """The command that makes a replica of `model` serve soonest; None when one comes by itself or none can."""
         known = list(self._heard(replicas, now))
         names = {replica.engine.replica_id for replica in known}
-        if not self.allowed(model) or any(self._tries[name].under_way for name in names & self._tries.keys()):
+        if (
+            now < self.begins_at
+            or not self.allowed(model)
+            or any(self._tries[name].under_way for name in names & self._tries.keys())
+        ):
             return None
         best: tuple[float, str, str] | None = None
         for replica in known:

@@ -31,7 +31,7 @@ async def woken(host: FakeAgent) -> None:
 
 async def test_a_request_for_a_sleeping_model_wakes_it_once_and_is_placed() -> None:
     async with (
-        service(waker=waker()) as scheduler,
+        service(waker=waker(), grace_s=0.0) as scheduler,
         agent(scheduler.port, ASLEEP) as host,
         client(scheduler.port) as api,
     ):
@@ -52,7 +52,7 @@ async def test_a_request_that_cannot_wait_so_long_is_told_and_the_next_finds_it_
         times=LifeTimes(wake_2=StageTime(90.0, 90.0, 1)),
     )
     async with (
-        service(waker=waker()) as scheduler,
+        service(waker=waker(), grace_s=0.0) as scheduler,
         agent(scheduler.port, slow) as host,
         client(scheduler.port) as api,
     ):

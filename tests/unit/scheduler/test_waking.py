@@ -37,10 +37,10 @@ def waking(status: ReplicaStatus, for_s: float = 0.0) -> ReplicaStatus:
 class Play:
     """A scheduler whose replicas are as the last heartbeat says."""
 
-    def __init__(self, *statuses: ReplicaStatus, allowed: bool = True) -> None:
+    def __init__(self, *statuses: ReplicaStatus, allowed: bool = True, grace_s: float = 0.0) -> None:
         self.now = 0.0
         waker = Waker(lambda model, rung: FIGURES[rung], lambda model: allowed, 2.0)
-        self.state = SchedulerState("epoch-1", 0.0, grace_s=0.0, waker=waker)
+        self.state = SchedulerState("epoch-1", 0.0, grace_s=grace_s, waker=waker)
         self.beat(*statuses)
 
     def beat(self, *statuses: ReplicaStatus, after_s: float = 0.0) -> list[Placed | Rejection]:
@@ -189,6 +189,14 @@ def test_a_silent_host_wakes_nothing() -> None:
     play.now = 3.0
     assert play.ask() == []  # it waits for a heartbeat
     assert play.orders() == []
+
+
+def test_before_all_agents_have_reported_nothing_is_woken_or_refused() -> None:
+    play = Play(asleep(level=2, times=took("wake_2", 300.0)), grace_s=3.0)
+    assert play.ask() == []
+    assert play.orders() == []
+    assert play.beat(asleep(level=2), after_s=3.0) == []
+    assert play.orders() == [("host/r0", "wake")]
 
 
 def test_the_awake_replica_is_enough() -> None:

@@ -5,12 +5,13 @@ import pytest
 
 from core.db import Database
 from scheduler.autoscaling import LivePlanner
-from scheduler.core.autoscale.state import CreatingHost, CreationFailures
+from scheduler.core.autoscale.state import CreatingHost, CreationFailures, Rung
 from scheduler.core.fleet import Fleet
 from scheduler.wire import HostView, PlanView, QueueView
+from tests.support.scheduling import beat, replica
 from workers.catalog import load_catalog
 from workers.scaling import ScalingDirectory, ScalingLimits
-from workers.wire import Heartbeat, ReplicaState, ReplicaStatus, Targets
+from workers.wire import Heartbeat, LifeTimes, ReplicaState, ReplicaStatus, StageTime, Targets
 
 CATALOG = load_catalog()
 SPOT = "gpu-h200x8-1128gb"
@@ -223,6 +224,23 @@ def test_hosts_that_are_paid_for_in_any_case_are_never_destroyed() -> None:
         assert ([row.host_id for row in plan.destroy] == []) is kept
 
 
+def test_measured_times_to_wake_replace_the_catalogs_and_noise_does_not() -> None:
+    planner = LivePlanner(CATALOG)
+    ladders = []
+    for number, seconds in enumerate((0.0, 20.0, 21.0, 30.0)):
+        times = LifeTimes(
+            load=StageTime(seconds, seconds, int(seconds > 0.0)),
+            wake_2=StageTime(seconds / 2, seconds / 2, int(seconds > 0.0)),
+        )
+        fleet = Fleet()
+        fleet.heartbeat(beat(replica(model="deepseek-v3.2", times=times)), 2.0 * number)
+        planner.plan(fleet.replicas, [], [], 2.0 * number)
+        ladders.append(planner._specs["deepseek-v3.2"].ladder)
+    wakes = [
+        [ladder[rung].wake_s for rung in (Rung.SLEEP_1, Rung.SLEEP_2, Rung.STOPPED)] for ladder in ladders
+    ]
+    assert wakes == [[5.5, 45.0, 98.0], [5.5, 10.0, 20.0], [5.5, 10.0, 20.0], [5.5, 15.0, 30.0]]
+    assert [ladder[Rung.DESTROYED].wake_s for ladder in ladders] == [398.0, 320.0, 320.0, 330.0]
 def test_contracted_kinds_are_tried_first_then_spot_then_the_others() -> None:
     """Whatever the order of the list, which decides among kinds of one sort."""
     dear, contracted, spot = "gpu-h200x8-1128gb", "gpu-b300x8-2304gb-contracted", "gpu-b300x8-2304gb-spot"
