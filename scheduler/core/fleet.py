@@ -155,13 +155,16 @@ class Fleet:
         return min(request.prompt_tokens, int(longest * tokens_per_block(request)))
 
     def place(self, request: PlaceRequest, now: float, rng: Rng) -> Choice | Blocked:
-        """The choice of a replica for `request`; changes nothing."""
+        """The choice of a replica for `request`. It changes no load; that it was blocked may wake a replica."""
         pool = self._pools.get(request.model)
         if pool is None:
             return Blocked(Reason.UNKNOWN_MODEL)
         found = self._choose(request, pool, now, rng)
-        if isinstance(found, Blocked) and found.reason is Reason.ASLEEP and not self.wakes(request.model):
-            return Blocked(Reason.NOT_WARM)
+        if isinstance(found, Blocked) and found.reason in (Reason.ASLEEP, Reason.STARTING):
+            if self.waker is not None and self.waker.allowed(request.model):
+                self.waker.want(request)
+            elif found.reason is Reason.ASLEEP:
+                return Blocked(Reason.NOT_WARM)
         return found
 
     def wakes(self, model: str) -> bool:

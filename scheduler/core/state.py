@@ -64,8 +64,6 @@ class SchedulerState:
         self.epoch = epoch
         self.config = config or SchedulerConfig()
         self.fleet = Fleet(self.config.policy, choose, waker)
-        self._wanted: set[str] = set()
-        """Models without a ready replica for which requests came or wait."""
         self.queues: dict[str, ModelQueue] = {}
         self.active: dict[PlacementKey, ActivePlacement] = {}
         self.orphans = OrphanedPlacements()
@@ -151,8 +149,8 @@ class SchedulerState:
         if queued.key in model_queue.queue:
             return
         self._dirty.add(request.model)
-        if pool.ready == 0 and self.fleet.wakes(request.model):
-            self._wanted.add(request.model)
+        if pool.is_cold and self.fleet.waker is not None:
+            self.fleet.waker.want(request)  # even if it is refused: the next one then finds a replica
         if refusal := model_queue.submit(queued, now):
             self._decisions.append(Rejection(client, request.model, refusal))
 
@@ -275,17 +273,8 @@ class SchedulerState:
         return decisions
 
     def take_wakes(self, now: float) -> list[WakeOrder]:
-        """The commands that make a replica serve for each model that is asked for and has none ready."""
-        waker, orders = self.fleet.waker, []
-        if waker is None or not self._wanted:
-            return []
-        for model in sorted(self._wanted):
-            waiting = model in self.queues and len(self.queues[model].queue)
-            if not waiting or self.queues[model].pool.at(now).ready:
-                self._wanted.discard(model)  # a request that was refused wakes the model for the next one
-            if order := waker.order(model, self.fleet.replicas_of(model), now):
-                orders.append(order)
-        return orders
+        """The commands that make replicas serve for requests that were blocked for want of one since the last call."""
+        return [] if self.fleet.waker is None else self.fleet.waker.take_orders(self.fleet.replicas_of, now)
 
     def wakes(self, model: str) -> bool:
         """Whether a request for `model` would wake a replica."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler.core.replica import Replica
+from scheduler.wire import PlaceRequest
 from workers.wire import ReplicaState, ReplicaStatus, StageTime
 
 SETTLE_S = 5.0
@@ -17,6 +18,8 @@ SETTLE_S = 5.0
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 """Seconds for which a replica that could not be woken is left alone, doubled with each further failure."""
+MAX_WANTED = 256
+"""Different wants that are kept between two calls; clients can invent any number."""
 MIN_LEFT_S = 1.0
 """Least time that a load or wake in progress is taken to last."""
 
@@ -32,6 +35,24 @@ class WakeOrder(NamedTuple):
     model: str
     action: str
     """wake | resume."""
+
+
+class _Wanted(NamedTuple):
+    """What a blocked request may run on."""
+
+    model: str
+    regions: tuple[str, ...]
+    gpus: tuple[str, ...]
+    exclude: tuple[str, ...]
+
+    def allows(self, replica: Replica) -> bool:
+        """Whether the request may run there."""
+        engine = replica.engine
+        return (
+            engine.replica_id not in self.exclude
+            and (not self.regions or engine.region.lower() in self.regions)
+            and (not self.gpus or engine.gpu.lower() in self.gpus)
+        )
 
 
 @dataclass(slots=True)
@@ -55,6 +76,21 @@ class Waker:
         self.begins_at = float("-inf")
         """Until then not all agents have had the time to report, and nothing is predicted or woken."""
         self._tries: dict[str, _Tries] = {}
+        self._wanted: dict[_Wanted, None] = {}
+
+    def want(self, request: PlaceRequest) -> None:
+        """Note that a request found no ready replica."""
+        if len(self._wanted) < MAX_WANTED:
+            self._wanted[_Wanted(request.model, request.regions, request.gpus, tuple(request.exclude))] = None
+
+    def take_orders(self, replicas_of: Callable[[str], Iterable[Replica]], now: float) -> list[WakeOrder]:
+        """The commands for what was wanted since the last call. Requests that still wait want it again."""
+        wanted, self._wanted = self._wanted, {}
+        orders = (
+            self.order(each.model, [one for one in replicas_of(each.model) if each.allows(one)], now)
+            for each in wanted
+        )
+        return [order for order in orders if order is not None]
 
     def ready_in_s(self, model: str, replicas: Iterable[Replica], now: float) -> float | None:
         """Seconds until the first replica of `model` serves; None when that is not known or none is going to."""

@@ -191,9 +191,23 @@ def test_a_silent_host_wakes_nothing() -> None:
     assert play.orders() == []
 
 
+def test_a_request_bound_to_a_region_wakes_a_replica_there() -> None:
+    play = Play(replica(region="ams"), asleep("host/r1", region="ams"), asleep("host/r2", 2, region="nyc"))
+    assert play.ask(regions=("nyc",)) == []
+    assert play.orders() == [("host/r2", "wake")]
+    assert play.ask("any")  # the others go on where a replica is ready
+    assert play.orders() == []
+
+
+def test_a_request_that_failed_on_the_only_awake_replica_wakes_another() -> None:
+    play = Play(replica(), asleep("host/r1"))
+    assert play.ask(exclude=["host/r0"]) == []
+    assert play.orders() == [("host/r1", "wake")]
+
+
 def test_before_all_agents_have_reported_nothing_is_woken_or_refused() -> None:
     play = Play(asleep(level=2, times=took("wake_2", 300.0)), grace_s=3.0)
-    assert play.ask() == []
+    assert play.ask(deadline_s=100.0) == []
     assert play.orders() == []
     assert play.beat(asleep(level=2), after_s=3.0) == []
     assert play.orders() == [("host/r0", "wake")]
