@@ -241,6 +241,8 @@ def test_measured_times_to_wake_replace_the_catalogs_and_noise_does_not() -> Non
     ]
     assert wakes == [[5.5, 45.0, 98.0], [5.5, 10.0, 20.0], [5.5, 10.0, 20.0], [5.5, 15.0, 30.0]]
     assert [ladder[Rung.DESTROYED].wake_s for ladder in ladders] == [398.0, 320.0, 320.0, 330.0]
+
+
 def test_contracted_kinds_are_tried_first_then_spot_then_the_others() -> None:
     """Whatever the order of the list, which decides among kinds of one sort."""
     dear, contracted, spot = "gpu-h200x8-1128gb", "gpu-b300x8-2304gb-contracted", "gpu-b300x8-2304gb-spot"
