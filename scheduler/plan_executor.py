@@ -31,6 +31,8 @@ class Step(msgspec.Struct, frozen=True):
     model: str
     action: str
     reason: str
+    level: int = 1
+    """Of a sleep."""
 
 
 class _Tries(msgspec.Struct):
@@ -75,7 +77,7 @@ def steps(
             continue
         action = next_action(status.state, rung, drained_by_plan=drained_by_plan(name))
         if action:
-            found.append(Step(name, status.model, action, reason))
+            found.append(Step(name, status.model, action, reason, 2 if rung is Rung.SLEEP_2 else 1))
     return found
 
 
@@ -117,7 +119,7 @@ class PlanExecutor:
             busy.add(step.replica_id)
             if step.action in ("sleep", "stop"):
                 self._drained.add(step.replica_id)
-            command = ReplicaCommand(str(uuid7()), step.replica_id, step.action, DRAIN_S)
+            command = ReplicaCommand(str(uuid7()), step.replica_id, step.action, DRAIN_S, step.level)
             self._open[command.command_id] = step
             self._forward(command)
 

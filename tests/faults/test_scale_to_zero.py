@@ -76,7 +76,7 @@ async def test_a_request_wakes_the_model_is_kept_alive_and_is_billed_once(stack:
             request_id = answer.headers["x-request-id"]
         assert text.index(": keep-alive") < text.index("data: ")
         assert text.rstrip().endswith("data: [DONE]")
-        assert pool.replica(name).times.wake_1.last_s > 2 * KEEP_ALIVE_S
+        await until(lambda: pool.replica(name).times.wake_1.last_s > 2 * KEEP_ALIVE_S)
         stack.failpoints()
         second = await asked(stack, tenant)
         first = Seen(status=200, request_id=request_id, tokens=10, finished=True)

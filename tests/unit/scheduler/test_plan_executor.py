@@ -162,3 +162,11 @@ def test_what_the_plan_has_drained_is_known_until_it_is_awake_or_gone() -> None:
     agent.run(STEP)
     agent.executor.forget([])
     assert not agent.executor.has_drained("r")
+
+
+@pytest.mark.parametrize(("rung", "level"), [(Rung.SLEEP_1, 1), (Rung.SLEEP_2, 2)])
+def test_a_replica_sleeps_as_deeply_as_the_plan_says(rung: Rung, level: int) -> None:
+    agent = Agent()
+    view = plan("r", Rung.AWAKE, rung)
+    agent.run(*steps(view, {"r": status()}, {}, lambda name: False, lambda name: False))
+    assert [(command.action, command.level) for command in agent.commands] == [("sleep", level)]
