@@ -1,7 +1,8 @@
 """Hosts from providers: what is desired, what there is and costs, every call, and notices that one is taken back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 from sqlalchemy import text
@@ -15,6 +16,7 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from core.money import pico_to_usd
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
+from workers.host_credentials import HostCredential, joining_state, read_credentials
 from workers.providers import static, store
 from workers.providers.costs import before_agent_pico, host_cost_pico
 from workers.providers.intents import Intent, IntentState, Overtaken
@@ -31,6 +33,7 @@ MAX_TEXT = 100
 MAX_ROWS = 1_000
 
 _NOW = text("SELECT clock_timestamp()")
+_FACTS = text("SELECT host_id, address, agent_version FROM hosts")
 _EVENTS = text(
     """
     SELECT e.at, e.provider, i.name AS host, e.call, e.outcome, e.status, e.detail, e.provider_id, e.usd_pico_per_hour
@@ -76,6 +79,11 @@ class HostView(msgspec.Struct, frozen=True):
     cost_usd: str
     no_agent_usd: str
     """The part of the cost before the first heartbeat of its agent."""
+    address: str = ""
+    """Where its agent says that engines are reached."""
+    agent_version: str = ""
+    joining: str = ""
+    """`own secret`, `invited`, `revoked`, or empty: it reports by the internal token, or not at all."""
 
 
 class IntentView(msgspec.Struct, frozen=True):
@@ -131,9 +139,11 @@ async def list_hosts(database: Database, actor: Actor, *, ended: bool = False) -
     async with read(database, actor, PLATFORM_ROLES) as connection:
         now: datetime = (await connection.execute(_NOW)).scalar_one()
         intents = await store.read_intents(connection, ended=ended, limit=MAX_ROWS)
+        facts = {row.host_id: row for row in await connection.execute(_FACTS)}
+        credentials = await read_credentials(connection)
     known = [_host(one, now) for one in intents if one.billed or one.state is IntentState.EXISTS]
     joined = await static.StaticHosts(database).list_hosts()
-    return known + [
+    known += [
         HostView(
             name=host.name,
             provider=static.NAME,
@@ -153,6 +163,7 @@ async def list_hosts(database: Database, actor: Actor, *, ended: bool = False) -
         )
         for host in joined.hosts
     ]
+    return [_with_facts(view, facts, credentials, now) for view in known]
 
 
 async def list_intents(database: Database, actor: Actor, *, ended: bool = False) -> list[IntentView]:
@@ -342,6 +353,20 @@ async def host_costs(database: Database, actor: Actor, *, start: datetime, end: 
         )
         for (provider, kind), rows in sorted(kinds.items())
     ]
+
+
+def _with_facts(
+    view: HostView, facts: Mapping[str, Any], credentials: Mapping[str, HostCredential], now: datetime
+) -> HostView:
+    """The view with what the host's agent has registered. One with simulated engines calls its host `sim-NAME`."""
+    fact = facts.get(view.name) or facts.get(f"sim-{view.name}")
+    credential = credentials.get(view.name) or credentials.get(view.name.removeprefix("sim-"))
+    return msgspec.structs.replace(
+        view,
+        address=fact.address if fact is not None else "",
+        agent_version=fact.agent_version if fact is not None else "",
+        joining="" if credential is None else joining_state(credential, now),
+    )
 
 
 def _created(intent: Intent) -> datetime:

@@ -3,6 +3,7 @@
 import random
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from billing.metering.holds import HoldManager
 from billing.metering.meter import Meter
 from billing.metering.tokens_today import tokens_today
 from core.clock import Clock, SystemClock
+from core.db import Database
 from core.ids import incarnation
 from core.redis import connect
 from core.settings import Settings
@@ -39,8 +41,10 @@ from gateway.token_counts import TokenCounts
 from gateway.tokenization.hasher import BlockMetrics, TokenBlockHasher
 from gateway.tokenization.model_tokenizer import PromptTokenizer
 from gateway.whole import WholeAnswers
+from scheduler.authority import trusted
 from scheduler.availability import Availability
 from scheduler.client import SchedulerClient
+from scheduler.client_tls import ClientTls
 from tenants.keys import KeyRing
 from tenants.rates import RateGrant, RateLimiter
 from workers.catalog import load_catalog
@@ -78,7 +82,7 @@ class Deps:
         self.prices = PriceBook(
             self.pools.models, settings.catalog_max_age_s, now=clock.monotonic, today=clock.now
         )
-        self.scheduler = _scheduler_client(settings, clock)
+        self.scheduler = _scheduler_client(settings, clock, self.pools.models)
         longest_s = max(settings.queue_deadline_s, *map(settings.wake_deadline_of, TIERS))
         self.availability = Availability(self.scheduler.snapshot, longest_s)
         self.prompts = self._hasher(settings, registry, simulated_tokenizer)
@@ -215,11 +219,13 @@ class Deps:
         }
 
 
-def _scheduler_client(settings: Settings, clock: Clock) -> SchedulerClient:
+def _scheduler_client(settings: Settings, clock: Clock, database: Database) -> SchedulerClient:
     return SchedulerClient(
         settings.scheduler_addresses,
         settings.internal_token.get_secret_value(),
         name="api",
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
+        takes_keys=True,
+        tls=ClientTls(settings.scheduler_tls, partial(trusted, database, settings)),
     )

@@ -23,7 +23,9 @@ from core.exit_deadline import ExitDeadline
 from core.logs import setup_logging
 from core.settings import Settings
 from core.telemetry import MetricsServer, setup_tracing
+from scheduler.authority import trusted
 from scheduler.client import SchedulerClient
+from scheduler.client_tls import ClientTls
 from tenants.changes import announce
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ async def _serve(settings: Settings) -> int:
         name="console",
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads reconnects, guards nothing
+        tls=ClientTls(settings.scheduler_tls, partial(trusted, database, settings)),
     )
     console = Console(
         database=database,

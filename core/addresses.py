@@ -1,9 +1,12 @@
 """Addresses of servers as settings name them: host:port, several separated by commas."""
 
+from ipaddress import ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from core.errors import InvalidRequest
+
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 class Address(NamedTuple):
@@ -32,3 +35,21 @@ def parse_addresses(text: str, variable: str) -> tuple[Address, ...]:
             raise InvalidRequest(f"{variable} must look like host:port,host:port; {part!r} does not")
         found[Address(host, port)] = None
     return tuple(found)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name is this machine's own. Names other than `localhost` are not resolved."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def takes_tls(address: Address, setting: str) -> bool:
+    """Whether a connection to a scheduler is by TLS, by the setting `scheduler_tls`.
+
+    The addresses that stand for all of a machine's reach its own servers over loopback.
+    """
+    return setting == "remote" and not is_loopback(address.host) and address.host not in _ANY

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -84,6 +85,12 @@ class Settings(BaseSettings):
 
     internal_token: SecretStr = SecretStr("")
     """Secret shared by Penstock's processes, for the scheduler's socket and internal ports."""
+    join_token: SecretStr = SecretStr("")
+    """One-time token with which an agent gets a secret of its own in place of the internal token; it may also stand in
+    the file `join-token` of the data directory."""
+    join_required: Literal["remote", "always", "never"] = "remote"
+    """Which agents the scheduler accepts by a secret of their own alone, and not by the internal token: remote = those
+    that do not connect over loopback."""
     key_pepper: SecretStr = SecretStr("")
     """HMAC key of API-key hashes and cache salts; without it all API keys are invalid."""
     engine_key: SecretStr = SecretStr("")
@@ -95,6 +102,15 @@ class Settings(BaseSettings):
     """Address that the scheduler's socket binds, and where it is found without `schedulers`."""
     scheduler_port: int = 8010
     """Port of that socket."""
+    scheduler_tls: Literal["remote", "never"] = "remote"
+    """Which connections between schedulers and other processes are by TLS: remote = those not over loopback, on which
+    nothing else is accepted."""
+    scheduler_ca: Path = Path()
+    """Certificates of the authority that signs schedulers'; "." = the private one that schedulers make."""
+    scheduler_cert: Path = Path()
+    """Certificate of a scheduler, which names scheduler.penstock.internal; "." = issued by the private authority."""
+    scheduler_key: Path = Path()
+    """Key of that certificate."""
     schedulers: str = ""
     """Addresses of all schedulers for agents, API processes and the console, as host:port,host:port; empty = one, at
     `scheduler_host` and `scheduler_port`."""
@@ -205,7 +221,11 @@ class Settings(BaseSettings):
     digitalocean_vpc: str = ""
     """UUID of the droplets' VPC; empty = the account's default of the region."""
     digitalocean_user_data: Path = Path()
-    """File with the script or cloud-config for the first start of a droplet, at most 64 KiB."""
+    """File with the operator's own script or cloud-config for the first start of a droplet. What lets it join is added;
+    together they have at most 64 KiB."""
+    host_schedulers: str = ""
+    """Addresses of the schedulers as created hosts reach them, like `schedulers`; empty = hosts are not told to join:
+    the operator's own script starts their agents."""
 
     record_request_traces: bool = True
     """Record every request (times, counts, salted hashes; no text) for `penstock sim replay`."""
@@ -231,6 +251,11 @@ class Settings(BaseSettings):
         """Longest time that a request of `tier` waits for a model none of whose replicas is awake, in seconds."""
         own = {"priority": self.wake_deadline_priority_s, "batch": self.wake_deadline_batch_s}.get(tier)
         return self.wake_deadline_s if own is None else own
+
+    @property
+    def schedulers_for_hosts(self) -> tuple[Address, ...]:
+        """Where created hosts find schedulers; empty = they are not told. Raises InvalidRequest."""
+        return parse_addresses(self.host_schedulers, "PENSTOCK_HOST_SCHEDULERS")
 
     @property
     def scheduler_addresses(self) -> tuple[Address, ...]:

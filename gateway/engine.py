@@ -21,6 +21,7 @@ MAX_ERROR_BYTES = 64 * 1024
 """Bytes read of the body of an engine's error."""
 RETRY_WITHIN_S = 0.25
 """Seconds from sending a request on a reused connection to its loss, up to which the request is sent again."""
+_FIXED = b"Content-Type: application/json\r\nAccept-Encoding: identity\r\n"
 MAX_LOG_CHARS = 500
 """Characters of an engine's message in a log."""
 
@@ -29,9 +30,8 @@ class HttpEngines:
     """Opens streams to engines over HTTP (gateway.ports.Engines). One per process."""
 
     def __init__(self, engine_key: str) -> None:
-        self._fixed = b"Content-Type: application/json\r\nAccept-Encoding: identity\r\n"
-        if engine_key:
-            self._fixed += b"Authorization: Bearer %s\r\n" % engine_key.encode("latin-1")
+        """`engine_key` is that of engines on hosts without a key of their own."""
+        self._key = engine_key
         self._pool = ConnectionPool()
 
     async def start(self) -> None:
@@ -49,15 +49,16 @@ class HttpEngines:
         headers: Iterable[tuple[str, str]],
         *,
         headers_timeout_s: float = HEADERS_TIMEOUT_S,
+        key: str = "",
     ) -> EngineResponse:
-        """POST `body` to `base_url` + `path` and wait for the headers.
+        """POST `body` to `base_url` + `path` and wait for the headers. `key` is the engine's own key, if it has one.
 
         Raises EngineFailed when the engine is unreachable, fails or is full, and RefusedByEngine when the engine
         refuses the request itself, such as a prompt longer than its context or an invalid schema.
         """
         try:
             origin = parse_origin(base_url)
-            request = self._request(origin, path, body, headers)
+            request = self._request(origin, path, body, headers, key or self._key)
             async with asyncio.timeout(headers_timeout_s):
                 response = await self._send(origin, request)
         except (OSError, TimeoutError, ValueError) as error:
@@ -66,12 +67,16 @@ class HttpEngines:
             raise await _error_of(response)
         return response
 
-    def _request(self, origin: Origin, path: str, body: bytes, headers: Iterable[tuple[str, str]]) -> bytes:
+    def _request(
+        self, origin: Origin, path: str, body: bytes, headers: Iterable[tuple[str, str]], key: str
+    ) -> bytes:
         own = b"".join(
             b"%s: %s\r\n" % (name.encode("ascii"), value.encode("ascii")) for name, value in headers
         )
+        if key:
+            own += b"Authorization: Bearer %s\r\n" % key.encode("latin-1")
         return b"POST %s%s HTTP/1.1\r\nHost: %s\r\n%s%sContent-Length: %d\r\n\r\n%s" % (
-            origin.prefix, path.encode("ascii"), origin.authority, self._fixed, own, len(body), body,
+            origin.prefix, path.encode("ascii"), origin.authority, _FIXED, own, len(body), body,
         )  # fmt: skip
 
     async def _send(self, origin: Origin, request: bytes) -> EngineResponse:

@@ -219,8 +219,10 @@ class Engines(Protocol):
         headers: Iterable[tuple[str, str]],
         *,
         headers_timeout_s: float = 30.0,
+        key: str = "",
     ) -> EngineStream:
-        """POST `body` and wait for the headers, at most `headers_timeout_s` seconds.
+        """POST `body` and wait for the headers, at most `headers_timeout_s` seconds. `key` is the engine's own, if it
+        has one.
 
         Raises EngineFailed, or RefusedByEngine when the engine refuses the request itself.
         """

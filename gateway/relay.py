@@ -142,6 +142,7 @@ class Relay:
             _engine_body(context, placement, batch),
             headers,
             headers_timeout_s=headers_timeout_s,
+            key=placement.engine_key,
         )
 
     async def _attempt_whole(self, context: AnyContext, placement: Placement) -> None:

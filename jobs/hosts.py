@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +17,16 @@ from core.ids import uuid7
 from core.money import usd_to_pico
 from core.settings import Settings, without_credentials
 from jobs.acting import act_on_plan, known_prices
+from scheduler.authority import known_fingerprint
+from workers.catalog import load_catalog
+from workers.host_credentials import invite
+from workers.join_token import JoinToken, new_secret
 from workers.providers import digitalocean, local
 from workers.providers.ceilings import Ceilings
 from workers.providers.digitalocean import DigitalOceanHosts, DropletOptions
 from workers.providers.interface import HostProvider
 from workers.providers.local import LocalProcesses
-from workers.providers.reconciler import PassReport, Reconciler
+from workers.providers.reconciler import PassReport, Reconciler, no_token
 from workers.providers.store import DatabaseIntents, try_lock
 
 log = logging.getLogger(__name__)
@@ -35,6 +39,8 @@ STOPPED = Gauge(
 EVERY_S = 10.0
 _WAITS = text("SET LOCAL idle_in_transaction_session_timeout = '15min'")
 """Longer than any pass: a process that stands still loses the lock then, and versions keep it from doing harm."""
+TOKEN_VALID = timedelta(hours=2)
+"""Longer than a host may take until its agent's first heartbeat (workers/providers/decide.py)."""
 _LOCAL_FLEET = "local"
 _OF_THIS_PROCESS = ("PENSTOCK_METRICS_PORT", "PENSTOCK_SUPERVISOR_PID", "PENSTOCK_SUPERVISOR_LOCK")
 """Variables of this role that an agent must not have: this process's port, supervisor and lock."""
@@ -98,10 +104,21 @@ async def run_pass(database: Database, settings: Settings, provider: HostProvide
             fleet=_LOCAL_FLEET if provider.name == local.NAME else settings.fleet,
             new_id=uuid7,
             known_prices=partial(known_prices, lock),
+            token_for=partial(_join_token, database, settings)
+            if provider.name == digitalocean.NAME and settings.schedulers_for_hosts
+            else no_token,
             ceilings=Ceilings(settings.hosts_max, usd_to_pico(settings.hosts_max_usd_per_hour)),
             dry_run=settings.hosts_dry_run,
         )
         return await reconciler.run()
+
+
+async def _join_token(database: Database, settings: Settings, name: str) -> str:
+    """A token with which the host `name` joins at its first start, in place of an earlier one."""
+    token = JoinToken(new_secret(), await known_fingerprint(database, settings))
+    async with database.system() as connection:
+        await invite(connection, name, token.hash, TOKEN_VALID)
+    return str(token)
 
 
 def configured(settings: Settings) -> dict[str, Callable[[], HostProvider]]:
@@ -134,6 +151,8 @@ def _digitalocean(settings: Settings) -> HostProvider:
         ssh_keys=tuple(key.strip() for key in settings.digitalocean_ssh_keys.split(",") if key.strip()),
         vpc_uuid=settings.digitalocean_vpc,
         user_data="" if user_data == Path() else _read(user_data, "PENSTOCK_DIGITALOCEAN_USER_DATA"),
+        schedulers=",".join(map(str, settings.schedulers_for_hosts)),
+        kinds=frozenset(load_catalog().hosts),
     )
     return DigitalOceanHosts(PydoApi(_token(settings), api=settings.digitalocean_url), options, _now)
 

@@ -20,6 +20,7 @@ from core.supervise import supervise
 from scheduler import fallback
 from scheduler.announcements import MAX_COUNTERS, CounterCache, announcements
 from scheduler.availability import OFFLINE
+from scheduler.client_tls import ClientTls
 from scheduler.connection import Listener, SchedulerConnection
 from scheduler.core.policy import Reason
 from scheduler.held import HeldPlacement, Waiting, counted_on, share_texts
@@ -27,6 +28,7 @@ from scheduler.messages import (
     AnnouncedRequest,
     Answers,
     Counters,
+    EngineKeys,
     PlaceRefused,
     TenantCounter,
     ToClient,
@@ -55,12 +57,28 @@ class SchedulerClient(Listener):
     """
 
     def __init__(
-        self, addresses: Sequence[Address], token: str, *, name: str, clock: Clock, rng: random.Random
+        self,
+        addresses: Sequence[Address],
+        token: str,
+        *,
+        name: str,
+        clock: Clock,
+        rng: random.Random,
+        takes_keys: bool = False,
+        tls: ClientTls | None = None,
     ) -> None:
+        """`takes_keys`: whether placements need the keys of their engines. Without `tls` connections are plain."""
         self.name = incarnation(name)
         self._clock, self._rng = clock, rng
         self._connection = SchedulerConnection(
-            addresses, token, name=self.name, listener=self, clock=clock, rng=rng
+            addresses,
+            token,
+            name=self.name,
+            listener=self,
+            clock=clock,
+            rng=rng,
+            takes_keys=takes_keys,
+            tls=tls,
         )
         self._snapshot = PoolSnapshot()
         self._known = PoolSnapshot()
@@ -79,6 +97,8 @@ class SchedulerClient(Listener):
         self._commands: dict[str, asyncio.Future[CommandResult]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._counters = CounterCache(MAX_COUNTERS)
+        self._engine_keys: dict[str, str] = {}
+        """By replica, of hosts with keys of their own."""
         self._snapshot_received = asyncio.Event()
         """Set once a snapshot has arrived on the present connection."""
 
@@ -206,6 +226,10 @@ class SchedulerClient(Listener):
                 if message.complete or not self._known.complete:
                     self._known = message
                 self._snapshot_received.set()
+            case EngineKeys():
+                known = {each.replica_id for each in self._known.replicas}
+                kept = {name: key for name, key in self._engine_keys.items() if name in known}
+                self._engine_keys = kept | message.keys
             case CommandResult():
                 future = self._commands.get(message.command_id)
                 if future is not None and not future.done():
@@ -274,6 +298,7 @@ class SchedulerClient(Listener):
 
     def _hold(self, waiting: Waiting, placement: Placement) -> None:
         share_texts(placement, waiting.request)
+        placement.engine_key = self._engine_keys.get(placement.replica_id, "")
         self._waiting.pop(placement.request_id, None)
         self._held[placement.request_id, placement.replica_id] = HeldPlacement(
             placement, waiting.request, self._clock.monotonic(), counted_by=placement.epoch

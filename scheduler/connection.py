@@ -3,15 +3,20 @@
 import asyncio
 import logging
 import random
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 
 import msgspec
+from sqlalchemy.exc import SQLAlchemyError
 
 from core.addresses import Address
 from core.clock import Clock
+from core.errors import PenstockError
+from core.private_tls import NAME
 from core.supervise import supervise
+from scheduler.client_tls import ClientTls
 from scheduler.link import Link
 from scheduler.messages import WIRE_VERSION, ClientBatch, ClientHello, ToClient, Welcome
 from scheduler.outbox import Outbox
@@ -88,15 +93,20 @@ class SchedulerConnection:
         listener: Listener,
         clock: Clock,
         rng: random.Random,
+        takes_keys: bool = False,
+        tls: ClientTls | None = None,
     ) -> None:
+        """`takes_keys`: whether the listener sends requests to engines, so that it needs their keys. Without `tls` all
+        connections are plain."""
         self.denied = ""
         """Why a scheduler rejected the connection; empty if none did since one serves."""
         self.address = ", ".join(map(str, addresses))
         self.term = 0
         """The highest term that was seen."""
         self._addresses, self._token = tuple(addresses), token
-        self._name, self._listener = name, listener
+        self._name, self._listener, self._takes_keys = name, listener, takes_keys
         self._clock, self._rng = clock, rng
+        self._tls = tls
         self._links: set[_ClientLink] = set()
         self._link: _ClientLink | None = None
         """The connection to the scheduler that serves."""
@@ -165,15 +175,17 @@ class SchedulerConnection:
 
     async def _stay_connected(self, address: Address) -> None:
         backoff_s = BACKOFF_S[0]
-        loop = asyncio.get_running_loop()
         while True:
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    _, link = await loop.create_connection(lambda: _ClientLink(self, address), *address)
+                    link = await self._open(address)
+            except (ssl.SSLError, PenstockError, SQLAlchemyError) as error:
+                self._on_untrusted(address, error)
             except (OSError, TimeoutError):
                 log.debug("the scheduler at %s does not answer", address)
             else:
-                link.send(ClientHello(self._token, self._name, WIRE_VERSION, self.term))
+                hello = ClientHello(self._token, self._name, WIRE_VERSION, self.term, self._takes_keys)
+                link.send(hello)
                 link.seen_at = self._clock.monotonic()
                 self._links.add(link)
                 await link.lost.wait()
@@ -182,6 +194,25 @@ class SchedulerConnection:
                     backoff_s = BACKOFF_S[0]
             await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
             backoff_s = min(backoff_s * 2, BACKOFF_S[1])
+
+    async def _open(self, address: Address) -> _ClientLink:
+        context = await self._tls.context(address) if self._tls is not None else None
+        _, link = await asyncio.get_running_loop().create_connection(
+            lambda: _ClientLink(self, address),
+            *address,
+            ssl=context,
+            server_hostname=NAME if context is not None else None,
+        )
+        return link
+
+    def _on_untrusted(self, address: Address, error: Exception) -> None:
+        """A connection by TLS cannot be made: say why once, and ask for the authority again."""
+        if self._tls is not None:
+            self._tls.forget()
+        why = f"no TLS with the scheduler at {address}: {error}"
+        if self.denied != why:
+            self.denied = why
+            log.error("%s", why)
 
     def _receive(self, link: _ClientLink, message: ToClient) -> None:
         link.seen_at = self._clock.monotonic()

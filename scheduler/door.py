@@ -7,11 +7,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from core.addresses import is_loopback
 from core.supervise import supervise
 from scheduler import metrics
+from scheduler.accept import Acceptor
+from scheduler.host_admission import HostAdmission
 from scheduler.messages import WIRE_VERSION, Welcome
+from scheduler.server_tls import ServerTls
 from scheduler.sessions import Session, SessionHandler, TokenCheck
-from workers.wire import Claim
+from workers.wire import AgentHello, AgentJoin, Claim, JoinAnswer
 
 SIGN_S = 1.0
 """Seconds between two signs of life to peers that get no snapshots."""
@@ -22,8 +26,16 @@ log = logging.getLogger(__name__)
 class Door:
     """Listens, and knows all connections and who serves them."""
 
-    def __init__(self, host: str, port: int, token: str) -> None:
-        """`token` is the internal token."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        hosts: HostAdmission | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
+        """`token` is the internal token. Without `hosts` no host joins, and the token admits every agent. With `tls`
+        other machines are only heard by it."""
         self.port = port
         self.sessions: set[Session] = set()
         self.handler: SessionHandler | None = None
@@ -34,22 +46,23 @@ class Door:
         """The entry of an added model by name, for agents that need it; empty = not known here."""
         self._host = host
         self._token = TokenCheck(token)
-        self._server: asyncio.Server | None = None
+        self._hosts = hosts
+        self._joins: set[asyncio.Task[None]] = set()
+        self._tls = tls
+        self._acceptor = Acceptor(
+            lambda encrypted: Session(self, encrypted=encrypted),
+            lambda: tls.context if tls is not None else None,
+        )
         self._signs: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen. Afterwards `port` is the actual port. Raises OSError when the address is in use."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Session(self), self._host, self.port, reuse_address=True
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = await self._acceptor.start(self._host, self.port)
         self._signs = supervise("scheduler-signs", self._give_signs)
 
     async def close(self) -> None:
         """Stop to listen, and close all connections when everything is sent."""
-        if self._server is not None:
-            self._server.close()
+        await self._acceptor.close()
         if self._signs is not None:
             self._signs.cancel()
             await asyncio.gather(self._signs, return_exceptions=True)
@@ -74,6 +87,42 @@ class Door:
     def token_matches(self, token: bytes) -> bool:
         """Whether `token` is the internal token; compared in constant time."""
         return self._token.matches(token)
+
+    def plain_fault(self, peer: str) -> str:
+        """Why a peer is not heard without TLS; empty when it is."""
+        if self._tls is None or is_loopback(peer):
+            return ""
+        return (
+            f"{peer} connects without TLS, and this scheduler takes nothing else from other machines: is its "
+            "PENSTOCK_SCHEDULER_TLS never, or its release older?"
+        )
+
+    @property
+    def authority(self) -> bytes:
+        """The certificate of the authority that signs this scheduler's; empty without TLS."""
+        return self._tls.authority if self._tls is not None else b""
+
+    def agent_fault(self, hello: AgentHello, peer: str) -> str:
+        """Why an agent with the right token, or with a secret, is turned away; empty when it is not."""
+        if self._hosts is None:
+            return "no host can join at this scheduler" if hello.joined else ""
+        return self._hosts.fault(hello) if hello.joined else self._hosts.shared_fault(peer)
+
+    def join(self, session: Session, message: AgentJoin, refusal: str) -> None:
+        """Let a host join unless there is a `refusal`, answer it and close its connection."""
+        task = asyncio.create_task(self._join(session, message, refusal))
+        self._joins.add(task)
+        task.add_done_callback(self._joins.discard)
+
+    async def _join(self, session: Session, message: AgentJoin, refusal: str) -> None:
+        problem = refusal or "no host can join at this scheduler"
+        if not refusal and self._hosts is not None:
+            problem = await self._hosts.join(message)
+        if problem:
+            metrics.REJECTED_CONNECTIONS.labels("a join that failed").inc()
+            log.warning("%s cannot join: %s", session.peer, problem)
+        session.send(JoinAnswer(problem))
+        session.close()
 
     def introduce(self, session: Session) -> None:
         """Lead an authenticated peer to what serves, or tell it that this process stands by."""
@@ -100,10 +149,17 @@ class Door:
                 session.wants = ""  # the agent keeps it
             session.send(Claim(term, entry))
 
+    def _still_holds(self, session: Session) -> bool:
+        return self._hosts is not None and self._hosts.holds(session.name, session.secret_hash or b"")
+
     async def _give_signs(self) -> None:
         """Tell clients of a standby, and all agents, every SIGN_S that this process runs."""
         while True:
             await asyncio.sleep(SIGN_S)
             for session in list(self.sessions):
-                if session.kind == "agent" or (session.kind == "client" and self.handler is None):
+                if session.secret_hash is not None and session.kind and not self._still_holds(session):
+                    session.turn_away(
+                        "a host's secret was revoked", f"the secret of host {session.name} was revoked"
+                    )
+                elif session.kind == "agent" or (session.kind == "client" and self.handler is None):
                     self._sign(session)

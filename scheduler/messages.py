@@ -23,6 +23,8 @@ class ClientHello(msgspec.Struct, tag="client_hello"):
     """WIRE_VERSION of the client."""
     term: Term = 0
     """The highest term of the lease that the client knows of; a scheduler of a lower one stops."""
+    takes_keys: bool = False
+    """Whether it sends requests to engines, so that it needs the keys of hosts' own."""
 
 
 class Welcome(msgspec.Struct, tag="welcome"):
@@ -158,6 +160,13 @@ class Announce(msgspec.Struct, tag="announce"):
     """Whether the next frame has more placements. Those that no frame names are closed after the last one."""
 
 
+class EngineKeys(msgspec.Struct, tag="engine_keys"):
+    """Keys of engines on hosts that have keys of their own, for API processes; before any placement on them."""
+
+    keys: dict[str, str]
+    """By replica."""
+
+
 FromClient = ClientBatch | Announce | ReplicaCommand
 FromAgent = Heartbeat | CommandResult | KvDelta
-ToClient = Welcome | Answers | PoolSnapshot | Counters | CommandResult
+ToClient = Welcome | Answers | PoolSnapshot | Counters | CommandResult | EngineKeys

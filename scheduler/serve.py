@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from core.addresses import Address
+from core.addresses import Address, is_loopback
 from core.clock import SystemClock
 from core.db import Database
 from core.errors import Unavailable
@@ -27,6 +27,7 @@ from scheduler.core.waking import Waker
 from scheduler.door import Door
 from scheduler.engine_counters import EngineCounterStore
 from scheduler.host_acceptances import HostAcceptances
+from scheduler.host_admission import HostAdmission
 from scheduler.host_hours import HostHours
 from scheduler.lease import Tenure
 from scheduler.lease_keeper import LeaseKeeper, boot_seconds
@@ -34,6 +35,7 @@ from scheduler.lease_table import LeaseTable, owner_at
 from scheduler.plan_actor import PlanActor
 from scheduler.plan_store import PlanStore
 from scheduler.request_trace_store import RequestTraceStore
+from scheduler.server_tls import ServerTls
 from scheduler.service import SchedulerService
 from scheduler.wake_on_demand import catalog_figures
 from workers.acting.places import parse_places
@@ -71,13 +73,21 @@ async def _serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    door = Door(settings.scheduler_host, settings.scheduler_port, settings.internal_token.get_secret_value())
+    database = Database(settings.database_url, name="penstock-hosts", pool_size=1)
+    hosts = HostAdmission(database, settings.join_required)
+    remote = settings.scheduler_tls == "remote" and not is_loopback(settings.scheduler_host)
+    tls = ServerTls(database, settings, SystemClock().now) if remote else None
+    token = settings.internal_token.get_secret_value()
+    door = Door(settings.scheduler_host, settings.scheduler_port, token, hosts, tls)
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     await _listen(door, settings)
     table = LeaseTable(settings.database_url, owner_at(Address(settings.scheduler_host, door.port)))
     keeper = LeaseKeeper(table, heard=lambda: door.heard)
     try:
         await metrics.start()
+        await hosts.start()
+        if tls is not None:
+            await tls.start()
         freeze_heap()
         while not stop.is_set():
             if (tenure := await _unless(stop, keeper.take())) is not None:
@@ -85,6 +95,10 @@ async def _serve(settings: Settings) -> int:
     finally:
         await metrics.close()
         await door.close()
+        await hosts.close()
+        if tls is not None:
+            await tls.close()
+        await database.close()
         table.close()
     return 0
 

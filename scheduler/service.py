@@ -23,6 +23,8 @@ from scheduler.core.rules import NEW_TENANT
 from scheduler.core.state import SchedulerState
 from scheduler.core.waking import Waker
 from scheduler.door import Door
+from scheduler.engine_keys import EngineKeyBook
+from scheduler.host_admission import confined
 from scheduler.limits import clamp_client_message, sound_ends, valid_replicas
 from scheduler.link import encoded
 from scheduler.listeners import Listener, Observers
@@ -121,6 +123,7 @@ class SchedulerService:
         self._demand = WakeOnDemand(
             self.state, lambda command: self._command(self._demand, command), clock.monotonic
         )
+        self._keys = EngineKeyBook()
         self._clients: dict[str, Session] = {}
         self._agents: dict[str, Session] = {}
         self._expiry_timers: dict[str, asyncio.TimerHandle] = {}
@@ -202,6 +205,7 @@ class SchedulerService:
             timer.cancel()
         self._clients[session.name] = session
         session.send_encoded(encoded(self._snapshot()))
+        self._push_keys([session])
         most_served = sorted(
             self.state.counters(), key=lambda each: (each.tenant_id == NEW_TENANT, each.service)
         )
@@ -262,6 +266,7 @@ class SchedulerService:
         """Remove a connection. A client's queued requests end at once, its placements after CLIENT_GRACE_S."""
         if self._agents.get(session.name) is session:
             del self._agents[session.name]
+            self._keys.forget(session.name)
             self._commands.agent_lost(session)
             log.warning("agent %s disconnected", session.name)
         if self._clients.get(session.name) is session:
@@ -316,11 +321,15 @@ class SchedulerService:
     def _heartbeat(self, session: Session, beat: Heartbeat) -> None:
         now = self._clock.monotonic()
         beat.agent_id = session.name
+        others = confined(beat, session.name) if session.secret_hash is not None else []
         beat.replicas, unsound = valid_replicas(beat.replicas)
         beat.ended = sound_ends(beat.ended)
-        if unsound:
-            metrics.REPLICAS_REFUSED.inc(len(unsound))
-            log.warning("agent %s reports %s without sound figures", session.name, unsound[0])
+        if unsound or others:
+            metrics.REPLICAS_REFUSED.inc(len(unsound) + len(others))
+            what = f"{unsound[0]} without sound figures" if unsound else f"{others[0]}, which is not its own"
+            log.warning("agent %s reports %s", session.name, what)
+        if self._keys.heard(session.name, session.engine_key, (each.replica_id for each in beat.replicas)):
+            self._push_keys(self._clients.values())
         if self._targets is not None:
             for status in beat.replicas:
                 status.targets = self._targets.applied(status.model, status.targets)
@@ -417,6 +426,13 @@ class SchedulerService:
             if self._changed or now - pushed_at >= SNAPSHOT_S:
                 self._changed, pushed_at = False, now
                 self._push_snapshot()
+
+    def _push_keys(self, clients: Iterable[Session]) -> None:
+        """Send the keys of engines, before any placement on them, to those of the clients that need them."""
+        packed = encoded(self._keys.frame())
+        for session in clients:
+            if session.takes_keys:
+                session.send_encoded(packed)
 
     def _push_counters(self) -> None:
         for frame in self._frames(self.state.changed_counters()):

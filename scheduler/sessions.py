@@ -20,7 +20,8 @@ from scheduler.messages import (
     Welcome,
 )
 from scheduler.wire import Placement
-from workers.wire import AgentHello, AgentRefusal
+from workers.join_token import secret_hash
+from workers.wire import AgentHello, AgentJoin, AgentRefusal, AuthorityAnswer, AuthorityRequest
 
 HELLO_TIMEOUT_S = 5.0
 """Seconds within which a peer must send its hello frame."""
@@ -32,7 +33,7 @@ MAX_NAME = 200
 """Longest name of a peer, in characters."""
 
 log = logging.getLogger(__name__)
-_hello = msgspec.msgpack.Decoder(ClientHello | AgentHello)
+_hello = msgspec.msgpack.Decoder(ClientHello | AgentHello | AgentJoin | AuthorityRequest)
 _from_client = msgspec.msgpack.Decoder(FromClient)
 _from_agent = msgspec.msgpack.Decoder(FromAgent)
 
@@ -78,6 +79,19 @@ class Host(Protocol):
     def token_matches(self, token: bytes) -> bool:
         """Whether a hello frame has the right token."""
 
+    @property
+    def authority(self) -> bytes:
+        """The certificate of the authority that signs this scheduler's; empty without TLS."""
+
+    def plain_fault(self, peer: str) -> str:
+        """Why a peer is not heard without TLS; empty when it is."""
+
+    def agent_fault(self, hello: AgentHello, peer: str) -> str:
+        """Why an agent with the right token, or with a secret, is turned away; empty when it is not."""
+
+    def join(self, session: "Session", message: AgentJoin, refusal: str) -> None:
+        """A host wants to join: answer it, and close the connection. With `refusal` it may not, for that reason."""
+
     def introduce(self, session: "Session") -> None:
         """A peer is authenticated: lead it to what serves."""
 
@@ -96,9 +110,9 @@ class TokenCheck:
 class Session(Link):
     """The scheduler's end of a connection."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, *, encrypted: bool = False) -> None:
         super().__init__(HELLO_MAX_BYTES)
-        self.host = host
+        self.host, self.encrypted = host, encrypted
         self.handler: SessionHandler | None = None
         """What serves the peer; None before the hello frame, and while the scheduler stands by."""
         self.name = ""
@@ -114,6 +128,12 @@ class Session(Link):
         """When an agent has sent something last, in seconds of the service's clock."""
         self.wants = ""
         """The added model whose entry the peer needs."""
+        self.secret_hash: bytes | None = None
+        """Of the secret of a host that has joined; None = another peer."""
+        self.engine_key = ""
+        """Key of the agent's engines; empty = the platform's."""
+        self.takes_keys = False
+        """Whether the client sends requests to engines, so that it needs their keys."""
         self._answers = Answers([], [])
         self._hello_timer: asyncio.TimerHandle | None = None
 
@@ -181,14 +201,24 @@ class Session(Link):
         if self.handler is not None:
             self.handler.on_disconnect(self)
 
-    def _on_hello(self, hello: ClientHello | AgentHello) -> None:
+    def _on_hello(self, hello: ClientHello | AgentHello | AgentJoin | AuthorityRequest) -> None:
+        if isinstance(hello, AuthorityRequest):
+            self.send(AuthorityAnswer(self.host.authority))
+            self.close()
+            return
+        exposed = "" if self.encrypted else self.host.plain_fault(self.peer)
+        if isinstance(hello, AgentJoin):
+            self.splitter.max_bytes = 0  # nothing may follow
+            self.host.join(self, hello, exposed)
+            return
         is_agent = isinstance(hello, AgentHello)
         if isinstance(hello, AgentHello):
             self.waits, self.run, name = hello.waits, hello.run, hello.agent_id
-            self.wants = hello.wants
+            self.wants, self.engine_key = hello.wants, hello.engine_key
+            self.secret_hash = secret_hash(hello.token) if hello.joined else None
         else:
-            name = hello.name
-        why, details = self._fault(hello, name)
+            name, self.takes_keys = hello.name, hello.takes_keys
+        why, details = ("a connection without TLS", exposed) if exposed else self._fault(hello, name)
         if why:
             self._reject(why, details, is_agent=is_agent)
             return
@@ -202,11 +232,14 @@ class Session(Link):
 
     def _fault(self, hello: ClientHello | AgentHello, name: str) -> tuple[str, str]:
         """Why the peer is turned away, for the metric and, where that says too little, for the log; "" if it is not."""
-        if not self.host.token_matches(hello.token.encode(errors="surrogatepass")):
+        joined = isinstance(hello, AgentHello) and hello.joined
+        if not joined and not self.host.token_matches(hello.token.encode(errors="surrogatepass")):
             return (
                 "wrong internal token",
                 "wrong internal token: PENSTOCK_INTERNAL_TOKEN must be the scheduler's",
             )
+        if isinstance(hello, AgentHello) and (problem := self.host.agent_fault(hello, self.peer)):
+            return "an agent without a secret that holds", problem
         if not name or len(name) > MAX_NAME:
             return "a name must have 1 to 200 characters", ""
         if isinstance(hello, ClientHello) and hello.wire != WIRE_VERSION:

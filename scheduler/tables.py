@@ -41,3 +41,13 @@ scheduler_lease = Table(
     CheckConstraint("term >= 0", name="term"),
 )
 """One row: which scheduler serves (scheduler/lease.py). `term` grows with each owner; no owner = the lease is free."""
+
+scheduler_authority = Table(
+    "scheduler_authority",
+    metadata,
+    Column("one", Boolean, primary_key=True, server_default=true()),
+    Column("certificate", LargeBinary, nullable=False),
+    Column("encrypted_key", LargeBinary, nullable=False),
+    CheckConstraint("one", name="one"),
+)
+"""One row: who signs schedulers' certificates (scheduler/authority.py). The internal token encrypts the key."""

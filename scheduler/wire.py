@@ -81,6 +81,8 @@ class Placement(msgspec.Struct, array_like=True):
     """Region of the replica's host."""
     gpu: str = ""
     """Class of its GPUs, such as B300; empty = it has none, or they are not known."""
+    engine_key: str = ""
+    """Key of the replica's engine where its host has one of its own. The client writes it here; it is never sent."""
 
 
 class Released(msgspec.Struct, array_like=True):

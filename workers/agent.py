@@ -34,16 +34,19 @@ from workers.engine_process import EngineProcess
 from workers.external import ExternalEngine, ExternalSettings, ReplicaNames
 from workers.held_engine import EngineAccess
 from workers.host_lock import HostLock
+from workers.joining import join
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvFeed, KvOutbox
-from workers.machine import engine_address
+from workers.machine import engine_address, release
 from workers.model_entry import wanted_entry
+from workers.own_credentials import AgentCredentials
 from workers.plan import HostPlan, ReplicaPlan
 from workers.prepare import prepare
 from workers.ranks import target_names
 from workers.replica import ReplicaRunner
 from workers.replica_view import Replica
+from workers.scheduler_dialer import SchedulerDialer
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
 from workers.stray_engines import end_strays
@@ -127,17 +130,23 @@ class Agent:
         self._tasks: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
         self._outbox = KvOutbox()
+        self._credentials = AgentCredentials(settings, self._host_id)
+        self._dialer = SchedulerDialer(settings, self._credentials)
+        self._address = engine_address(settings.host, settings.advertise_host)
         self._kv_context: zmq.asyncio.Context | None = None
         self._subscribers: list[KvSubscriber] = []
         self._link = SchedulerLink(
             settings.scheduler_addresses,
-            settings.internal_token.get_secret_value(),
+            self._credentials.token,
             self._host_id,
             heartbeat=self.heartbeat,
             execute=self.execute,
             outbox=self._outbox,
             run=self._boot_id,
             wants="" if self._knows_its_model else settings.model,
+            joined=self._credentials.joined,
+            engine_key=self._credentials.stated_engine_key,
+            connect=self._dialer,
         )
 
     @property
@@ -153,7 +162,9 @@ class Agent:
             self._catalog = with_added(self._catalog, {entry.name: entry})
         self._plan = plan = await prepare(self._settings, self._catalog, self._host_id)
         state = load_state(self._state_path)
-        left = self._end_unplanned(state, {each.replica_id for each in plan.replicas})
+        left = self._end_unplanned(
+            state, {each.replica_id for each in plan.replicas} & self._last_state().engines.keys()
+        )
         await self._gate.admit(plan, busy=bool(left))
         return plan
 
@@ -161,7 +172,7 @@ class Agent:
         """Prepare the host and run its replicas until `stop` is set. Raises PenstockError when it cannot serve."""
         preparing = asyncio.create_task(self._prepare())
         stopping = asyncio.create_task(stop.wait())
-        self._tasks.append(supervise("scheduler-link", self._link.run))
+        self._tasks.append(supervise("scheduler-link", self._report))
         self._tasks.append(supervise("accounting", self._run_accounting))
         self._tasks.append(supervise("engine-logs", self._rotate_logs))
         try:
@@ -178,6 +189,11 @@ class Agent:
             preparing.cancel()
             stopping.cancel()
             await asyncio.gather(preparing, stopping, return_exceptions=True)
+
+    async def _report(self) -> None:
+        """Join if the host has not joined yet, then report until cancelled."""
+        await join(self._credentials, self._settings.scheduler_addresses, self._dialer)
+        await self._link.run()
 
     async def close(self, force: asyncio.Event) -> None:
         """Drain and stop all engines (kill them when `force` is set), then disconnect from the scheduler."""
@@ -207,9 +223,16 @@ class Agent:
         with suppress(PenstockError):
             await replica.command("kill", 0.0)
 
+    def _last_state(self) -> AgentState:
+        """The state of the last run, without engines that have other keys than this one."""
+        state = load_state(self._state_path)
+        if state.keys not in ("", self._credentials.keys_mark):
+            state.engines = {}
+        return state
+
     def _build(self, plan: HostPlan) -> None:
         self._session = aiohttp.ClientSession()
-        state = load_state(self._state_path)
+        state = self._last_state()
         runners = [self._make_runner(each, plan, state) for each in plan.replicas]
         self.replicas += runners
         self._tasks += [supervise(f"replica {runner.plan.replica_id}", runner.run) for runner in runners]
@@ -229,7 +252,7 @@ class Agent:
             model=settings.model,
             engines=len(urls),
         )
-        key = settings.engine_key.get_secret_value()
+        key = self._credentials.engine_key
         return [
             (
                 url,
@@ -264,8 +287,8 @@ class Agent:
         settings, session = self._settings, self._session
         if session is None:
             raise RuntimeError("the agent has not started")
-        key, own_key = settings.engine_key.get_secret_value(), agent_key(settings.data_dir)
-        address = engine_address(settings.host, settings.advertise_host)
+        key, own_key = self._credentials.engine_key, agent_key(settings.data_dir)
+        address = self._address
         ranks = plan.capacity.dp_ranks
         kv = kv_endpoints(settings.data_dir, plan.replica_id, ranks) if self._is_exact(plan) else None
 
@@ -283,6 +306,7 @@ class Agent:
                 replicas=len(host.replicas),
                 kv=kv,
                 entry=None if plan.model.name in self._packaged else self._entry_path,
+                strict=self._credentials.joined,
             )
             return EngineAccess(url, command, EngineApi(session, url, key, own_key))
 
@@ -347,7 +371,7 @@ class Agent:
             runner.plan.replica_id: saved for runner in runners if (saved := runner.saved()) is not None
         }
         times = {runner.plan.replica_id: runner.times for runner in runners}
-        save_state(self._state_path, AgentState(engines, times))
+        save_state(self._state_path, AgentState(engines, times, self._credentials.keys_mark))
 
     async def _run_accounting(self) -> None:
         while True:
@@ -400,6 +424,8 @@ class Agent:
             ],
             sent_at=self._clock.monotonic(),
             acceptance=self._gate.report(),
+            address=self._address.reach,
+            version=release(),
         )
 
     def _located(self, status: ReplicaStatus) -> ReplicaStatus:

@@ -47,6 +47,7 @@ def engine_command(
     engine_env: Path,
     engine_key: str,
     agent_key: str,
+    strict: bool = False,
     data_dir: Path,
     sim_speedup: float,
     replicas: int,
@@ -55,6 +56,7 @@ def engine_command(
 ) -> EngineCommand:
     """The command of a replica's engine, without the platform's secrets in its environment.
 
+    With `strict` nothing is answered without a key.
     `agent_key` opens what the engine's guard keeps from everyone else. `replicas` is the number of replicas on this
     host. With `kv` the engine publishes KV events. `entry` is the file of
     a model that the packaged catalog does not have.
@@ -62,6 +64,8 @@ def engine_command(
     env = without_credentials(os.environ, "PENSTOCK_")
     env["VLLM_API_KEY"] = engine_key
     env[engine_guard.KEY_VARIABLE] = agent_key
+    if strict:
+        env[engine_guard.STRICT_VARIABLE] = engine_key
     env |= stray_engines.mark(data_dir)
     if plan.engine == "sim":
         points = os.environ.get("PENSTOCK_SIM_FAILPOINTS")

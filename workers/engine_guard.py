@@ -25,6 +25,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 KEY_VARIABLE = "ENGINE_AGENT_KEY"
 """The environment variable from which the guard takes the agent's key; without it no key is right."""
+STRICT_VARIABLE = "ENGINE_STRICT_KEY"
+"""The environment variable with the key of API processes: then requests need it, on the paths of `_WORK` alone, unless
+they have the agent's."""
 KEY_HEADER = "x-penstock-agent"
 OPEN_PATHS = frozenset(
     {
@@ -60,6 +63,8 @@ class EngineGuard:
         self._app = app
         self._open = OPEN_PATHS | set(open_paths)
         self._key = os.environ.get(KEY_VARIABLE, "").encode()
+        strict = os.environ.get(STRICT_VARIABLE, "")
+        self._strict = f"Bearer {strict}".encode() if strict else b""
         self._asleep = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +75,9 @@ class EngineGuard:
             await self._as_agent(scope, receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-        elif scope["path"] not in self._open:
+        elif self._strict and not hmac.compare_digest(_header(scope, b"authorization"), self._strict):
+            await _answer(send, 401, "Unauthorized", "this engine answers nothing without a key")
+        elif scope["path"] not in (_WORK if self._strict else self._open):
             await _answer(
                 send, 403, "Forbidden", f"{scope['path'][:200]} is reserved to the agent of this host"
             )
@@ -82,8 +89,7 @@ class EngineGuard:
             await self._app(scope, receive, send)
 
     def _is_agent(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == KEY_HEADER.encode()), b"")
-        return bool(self._key) and hmac.compare_digest(given, self._key)
+        return bool(self._key) and hmac.compare_digest(_header(scope, KEY_HEADER.encode()), self._key)
 
     async def _as_agent(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the agent's request on, and note when the engine falls asleep and when it is awake again."""
@@ -106,6 +112,11 @@ class EngineGuard:
             tags = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("tags")
             if path == "/wake_up" and done and (tags is None or "kv_cache" in tags):
                 self._asleep = False
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    found: bytes = next((value for each, value in scope["headers"] if each == name), b"")
+    return found
 
 
 async def _answer(send: Send, status: int, kind: str, message: str) -> None:

@@ -14,22 +14,27 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from workers.tables import host_seconds, hosts, model_seconds
 from workers.wire import Heartbeat
 
+MAX_TEXT = 255
+"""Longest address, as for DNS names, and version that are kept, in characters."""
+
 
 async def record_heartbeat(connection: AsyncConnection, hb: Heartbeat) -> None:
     """Store what `hb` adds. Idempotent; a heartbeat older than the last stored one adds nothing."""
     # Two schedulers may overlap during a restart, so the lock admits one writer per accounting.
     key = f"{hb.host_id}/{hb.boot_id}"
     await connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 4))"), {"key": key})
-    host = insert(hosts).values(host_id=hb.host_id, host_kind=hb.host_kind, region=hb.region, gpus=hb.gpus)
+    facts = {
+        "host_kind": hb.host_kind,
+        "region": hb.region,
+        "gpus": hb.gpus,
+        "address": hb.address[:MAX_TEXT],
+        "agent_version": hb.version[:MAX_TEXT],
+    }
+    host = insert(hosts).values(host_id=hb.host_id, **facts)
     await connection.execute(
         host.on_conflict_do_update(
             index_elements=[hosts.c.host_id],
-            set_={
-                "host_kind": host.excluded.host_kind,
-                "region": host.excluded.region,
-                "gpus": host.excluded.gpus,
-                "last_seen": func.now(),
-            },
+            set_={**{name: host.excluded[name] for name in facts}, "last_seen": func.now()},
         )
     )
     await _book_host(connection, hb)

@@ -5,6 +5,9 @@ import os
 import re
 import shutil
 import socket
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
@@ -109,6 +112,14 @@ def engine_address(host: str, advertised: str) -> EngineAddress:
             f"PENSTOCK_ADVERTISE_HOST is {advertised!r}; it must be an address or a name without a port, like 10.0.0.5"
         )
     return EngineAddress(advertised if _is_of_this_machine(advertised) else host, advertised)
+
+
+@cache
+def release() -> str:
+    """The version of Penstock that runs here; empty where it is not installed as a package."""
+    with suppress(PackageNotFoundError):
+        return version("penstock")
+    return ""
 
 
 def _is_ipv6(text: str) -> bool:

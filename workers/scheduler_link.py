@@ -8,6 +8,7 @@ KvResync, carry all that is cached.
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -37,8 +38,20 @@ _CONNECT_TIMEOUT_S = 5.0
 COALESCE_S = 0.015
 """Seconds over which changes of prefix caches are merged: a busy engine publishes at every step."""
 
+Connect = Callable[[Address], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+"""Makes a connection to a scheduler."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _incoming = msgspec.msgpack.Decoder(ReplicaCommand | KvResync | Claim | AgentRefusal)
+
+
+async def open_plain(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection without TLS."""
+    return await asyncio.open_connection(*address)
+
+
+class Untrusted(Exception):
+    """A scheduler cannot be told from others: the text says what is missing."""
 
 
 class _Outdated(Exception):
@@ -63,18 +76,24 @@ class SchedulerLink:
         outbox: KvOutbox,
         run: str = "",
         wants: str = "",
+        joined: bool = False,
+        engine_key: str = "",
+        connect: Connect = open_plain,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`token` is the internal token, `run` tells this run of the agent from every other agent. `wants` names an
-        added model whose entry a scheduler shall send. `pause` waits some seconds before the next connection."""
+        """`token` is the internal token, or with `joined` the host's own secret; `run` tells this run of the agent from
+        every other agent. `wants` names an added model whose entry a scheduler shall send. `engine_key` is the host's
+        own, if it has one. `pause` waits some seconds before the next connection."""
         self.entry: CatalogModel | None = None
         """The entry of that model, when a scheduler that serves has sent it."""
         self.entry_arrived = asyncio.Event()
-        self._wants = wants
+        self._hello = AgentHello(
+            token, agent_id, waits=True, run=run, wants=wants, joined=joined, engine_key=engine_key
+        )
         self.term = 0
         """The highest term that was seen."""
         self._addresses = tuple(addresses)
-        self._token, self._agent_id, self._run = token, agent_id, run
+        self._connect = connect
         self._heartbeat = heartbeat
         self._execute = execute
         self._outbox = outbox
@@ -83,6 +102,8 @@ class SchedulerLink:
         self._followed: asyncio.StreamWriter | None = None
         """The connection to the scheduler that serves."""
         self._sending: asyncio.Task[None] | None = None
+        self._untrusted = ""
+        """Why there was no connection by TLS last."""
         self._commands: set[asyncio.Task[None]] = set()
 
     @property
@@ -107,8 +128,10 @@ class SchedulerLink:
             began, served = loop.time(), False
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    reader, writer = await asyncio.open_connection(*address)
+                    reader, writer = await self._connect(address)
                 served = await self._session(address, reader, writer)
+            except (ssl.SSLError, Untrusted) as error:
+                self._say_untrusted(address, error)
             except (OSError, TimeoutError):
                 log.debug("the scheduler at %s does not answer", address)
             except _Refused as error:
@@ -125,16 +148,19 @@ class SchedulerLink:
             await self._pause(wait)
             wait = min(wait * 2, _MAX_BACKOFF_S)
 
+    def _say_untrusted(self, address: Address, error: Exception) -> None:
+        """Log once why there is no connection by TLS."""
+        if str(error) != self._untrusted:
+            self._untrusted = str(error)
+            log.error("no TLS with the scheduler at %s: %s", address, error)
+
     async def _session(
         self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Exchange frames until the connection ends. Returns whether the scheduler served. Raises _Refused."""
         served = False
         try:
-            hello = AgentHello(
-                self._token, self._agent_id, waits=True, term=self.term, run=self._run, wants=self._wants
-            )
-            writer.write(pack(_encode(hello)))
+            writer.write(pack(_encode(msgspec.structs.replace(self._hello, term=self.term))))
             while True:
                 async with asyncio.timeout(SILENT_S):
                     frame = await read_frame(reader)

@@ -19,6 +19,8 @@ class AgentState(msgspec.Struct):
     """Running engines."""
     times: dict[str, LifeTimes] = {}
     """How long the stages of each replica took."""
+    keys: str = ""
+    """Mark of the keys with which the engines were started; empty = of a version without marks."""
 
 
 def load_state(path: Path) -> AgentState:

@@ -9,6 +9,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     PrimaryKeyConstraint,
     Table,
     Text,
@@ -104,8 +105,25 @@ hosts = Table(
     Column("gpus", Integer, nullable=False),
     instant("first_seen", now=True),
     instant("last_seen", now=True),
+    Column("address", Text, nullable=False, server_default=""),
+    Column("agent_version", Text, nullable=False, server_default=""),
 )
-"""Hosts that have ever sent a heartbeat."""
+"""Hosts that have ever sent a heartbeat. `address` is where their agents say that engines are reached."""
+
+host_credentials = Table(
+    "host_credentials",
+    metadata,
+    Column("host_id", Text, primary_key=True),
+    instant("invited_at"),
+    Column("join_hash", LargeBinary),
+    instant("join_expires_at", nullable=True),
+    Column("join_used_by", LargeBinary),
+    Column("secret_hash", LargeBinary),
+    instant("joined_at", nullable=True),
+    instant("revoked_at", nullable=True),
+    CheckConstraint("(join_hash IS NULL) = (join_expires_at IS NULL)", name="join"),
+)
+"""Who may report as a host: SHA-256 of its join token, of the secret that used it, and of the secret that holds."""
 
 host_acceptances = Table(
     "host_acceptances",

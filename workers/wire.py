@@ -257,10 +257,38 @@ class AcceptanceReport(msgspec.Struct, frozen=True):
     """What was measured, with the unit in each name."""
 
 
+class AgentJoin(msgspec.Struct, tag="agent_join"):
+    """The only frame of a host that joins: its one-time token for the right to use a secret that it has made."""
+
+    token: str
+    host_id: str
+    secret_hash: bytes
+    """SHA-256 of the secret. The same frame again is answered alike, should the answer have been lost."""
+
+
+class JoinAnswer(msgspec.Struct, tag="join_answer"):
+    """Scheduler to a host that joins; the connection is closed."""
+
+    error: str = ""
+    """Why not; empty = the secret holds from now on."""
+
+
+class AuthorityRequest(msgspec.Struct, tag="authority_request"):
+    """The only frame of a host that knows the fingerprint of the schedulers' authority and not yet its certificate."""
+
+
+class AuthorityAnswer(msgspec.Struct, tag="authority_answer"):
+    """Scheduler to such a host; the connection is closed. The host checks the fingerprint."""
+
+    certificate: bytes
+    """In PEM; empty = the scheduler speaks no TLS."""
+
+
 class AgentHello(msgspec.Struct, tag="agent_hello"):
     """An agent's first frame on the scheduler's socket."""
 
     token: str
+    """The internal token, or with `joined` the host's own secret."""
     agent_id: str
     waits: bool = False
     """Whether the agent waits for a Claim before it sends anything more; an older one does not know that frame."""
@@ -270,6 +298,10 @@ class AgentHello(msgspec.Struct, tag="agent_hello"):
     """Id of this run of the agent, which tells it from another agent with the same id; an older one sends none."""
     wants: str = ""
     """Name of an added model whose entry the agent needs; empty = none."""
+    joined: bool = False
+    """Whether the host has joined, and its agent id is the name under which it did."""
+    engine_key: str = ""
+    """Key that this host's engines require of API processes; empty = the one of the whole platform."""
 
 
 class AgentRefusal(msgspec.Struct, tag="agent_refusal"):
@@ -318,6 +350,10 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """When it was sent, in seconds of the agent's monotonic clock; 0 = unknown."""
     acceptance: AcceptanceReport | None = None
     """None = the host has no GPUs, is being checked, or is not to be."""
+    address: str = ""
+    """Address or name at which API processes reach its engines."""
+    version: str = ""
+    """Version of Penstock that the agent is of."""
 
 
 class KvDelta(msgspec.Struct, tag="kv_delta"):

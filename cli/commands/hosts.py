@@ -1,18 +1,21 @@
 """`penstock hosts`: hosts from providers, what is desired, every call with its result, costs, notices of reclaims."""
 
-from datetime import datetime
+import re
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from admin import host_owners, hosts
+from admin import host_joining, host_owners, hosts
 from admin.actor import Actor
 from billing.ledger.months import bounds, parse_month
 from billing.usage.period import parse_instant
+from cli.commands.roles import load_settings
 from cli.context import AsJson, DataDir, perform, warn
 from cli.durations import parse_duration
 from core.db import Database
 from core.errors import InvalidRequest
+from scheduler.authority import known_fingerprint
 
 app = typer.Typer(
     no_args_is_help=True, help="Hosts from providers: desired, existing, their calls and what they cost."
@@ -22,6 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="HOST", help="Name of the host, as 
 Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
 Model = Annotated[str, typer.Option("--model", help="The model that they are for.")]
 Ended = Annotated[bool, typer.Option("--ended", help="Those of the past, too.")]
+_UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 
 @app.command("list", epilog="Example: penstock hosts list --ended --json")
@@ -186,6 +190,39 @@ def adopt(
         data_dir,
         as_json,
     )
+
+
+@app.command(epilog='Example: penstock hosts invite b300-1 --for 1h --reason "rack 7"')
+def invite(
+    host: Annotated[str, typer.Argument(metavar="HOST", help="Name that the host is to have: its host id.")],
+    reason: Reason,
+    valid: Annotated[str, typer.Option("--for", help="How long the token can be used: 30m, 1h, 2d.")] = "1h",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a one-time token with which a host joins; PENSTOCK_JOIN_TOKEN of its agent takes it. It is shown once."""
+
+    async def act(db: Database, actor: Actor) -> object:
+        authority = await known_fingerprint(db, load_settings())
+        return await host_joining.invite(
+            db, actor, host=host, valid=_duration(valid), reason=reason, authority=authority
+        )
+
+    perform(act, data_dir, as_json)
+
+
+@app.command(epilog='Example: penstock hosts revoke b300-1 --reason "sold"')
+def revoke(host: Name, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """End a host's secret and join token: its agent is turned away, and its replicas get no requests."""
+    perform(lambda db, actor: host_joining.revoke(db, actor, host=host, reason=reason), data_dir, as_json)
+
+
+def _duration(given: str) -> timedelta:
+    """The time that 30m, 1h or 2d means. Raises InvalidRequest."""
+    found = re.fullmatch(r"(\d{1,6})([mhd])", given)
+    if found is None:
+        raise InvalidRequest(f"--for is {given!r}; write it as 30m, 1h or 2d", param="for")
+    return int(found[1]) * _UNITS[found[2]]
 
 
 @app.command(epilog="Example: penstock hosts costs --month 2026-11")

@@ -16,7 +16,10 @@ from cli.commands.roles import load_settings
 from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run, runtime, shell_actor
 from core.addresses import parse_addresses
 from core.clock import SystemClock
+from core.private_tls import read_authority
+from scheduler.authority import trusted
 from scheduler.client import SchedulerClient
+from scheduler.client_tls import ClientTls
 from workers.host_acceptances import StoredAcceptance
 
 app = typer.Typer(help="Hosts and replicas: what runs where; drain, wake, restart.", no_args_is_help=True)
@@ -33,15 +36,23 @@ async def open_scheduler(data_dir: Path | None) -> AsyncIterator[SchedulerClient
 
     Raises Unavailable when neither exists.
     """
-    token = os.environ.get("PENSTOCK_INTERNAL_TOKEN")
+    token, settings = os.environ.get("PENSTOCK_INTERNAL_TOKEN"), load_settings()
+
+    async def authority() -> bytes:
+        if settings.scheduler_ca.name:
+            return read_authority(settings.scheduler_ca)
+        async with open_db(data_dir) as database:
+            return await trusted(database, settings)
+
     if token:
-        addresses = load_settings().scheduler_addresses
+        addresses = settings.scheduler_addresses
     else:
         facts = runtime(data_dir)
         addresses = parse_addresses(str(facts["schedulers"]), "schedulers in runtime.json")
         token = str(facts["internal_token"])
     rng = random.Random()  # noqa: S311 - spreads reconnects, keeps no secret
-    client = SchedulerClient(addresses, token, name="cli", clock=SystemClock(), rng=rng)
+    tls = ClientTls(settings.scheduler_tls, authority)
+    client = SchedulerClient(addresses, token, name="cli", clock=SystemClock(), rng=rng, tls=tls)
     await client.start()
     try:
         yield client

@@ -18,6 +18,7 @@ from core.errors import InvalidRequest
 from core.logs import setup_logging
 from core.settings import Settings
 from core.telemetry import setup_tracing
+from workers.own_credentials import may_show_itself
 
 app = typer.Typer()
 
@@ -32,7 +33,7 @@ _STORE_URLS = ("database_url", "redis_url")
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "api": (*_STORE_URLS, "key_pepper", "internal_token"),
     "scheduler": ("database_url", "internal_token"),
-    "agent": ("internal_token",),
+    "agent": (),
     "jobs": _STORE_URLS,
     "console": (*_STORE_URLS, "key_pepper", "console_secret"),
 }
@@ -73,6 +74,11 @@ def run_role(role: str, settings: Settings) -> int:
             raise InvalidRequest(
                 f"{variable} is not set; `penstock {role}` needs it (`penstock up` sets all)"
             )
+    if role == "agent" and not may_show_itself(settings):
+        raise InvalidRequest(
+            "neither PENSTOCK_INTERNAL_TOKEN nor PENSTOCK_JOIN_TOKEN is set; `penstock agent` needs one of them "
+            "(`penstock up` sets the first, `penstock hosts invite` prints the other)"
+        )
     if settings.database_url:
         database_url(settings.database_url)
     if settings.redis_url:

@@ -35,6 +35,8 @@ AWAITED = {
     "gateway/parsing/pool.py": 1,  # one body; its end starts the next
     "gateway/tokenization/hasher.py": 1,  # loads one tokenizer; tried again when it is next asked for
     "gateway/whole.py": 1,  # counts one prompt
+    "scheduler/accept.py": 1,  # opens one connection, within seconds
+    "scheduler/door.py": 1,  # one host joins, within seconds
     "scheduler/lease_table.py": 1,  # one statement, awaited for a bounded time
     "scheduler/serve.py": 2,  # stop or service, awaited
     "scheduler/store_loop.py": 1,  # the last round, awaited

@@ -315,6 +315,7 @@ class FakeEngines:
         headers: Iterable[tuple[str, str]],
         *,
         headers_timeout_s: float = 30.0,
+        key: str = "",
     ) -> FakeStream:
         self.urls.append(base_url + path)
         self.bodies.append(body)

@@ -28,6 +28,7 @@ from workers.providers.droplet_api import (
     NoAnswer,
     SizePage,
 )
+from workers.providers.first_boot import FirstBoot, user_data
 from workers.providers.intents import name_pattern
 from workers.providers.interface import (
     Account,
@@ -74,7 +75,11 @@ class DropletOptions(msgspec.Struct, frozen=True):
     ssh_keys: tuple[str, ...] = ()
     vpc_uuid: str = ""
     user_data: str = ""
-    """Script or cloud-config for the first start, at most MAX_USER_DATA bytes, with the model for MODEL_MARK."""
+    """The operator's script or cloud-config for the first start, with the model for MODEL_MARK."""
+    schedulers: str = ""
+    """Addresses of the schedulers as droplets reach them; empty = droplets are not told to join."""
+    kinds: frozenset[str] = frozenset()
+    """Kinds of hosts that the catalog has."""
 
     @property
     def tag(self) -> str:
@@ -106,11 +111,13 @@ class DigitalOceanHosts:
     name = NAME
 
     def __init__(self, api: DropletApi, options: DropletOptions, now: Callable[[], datetime]) -> None:
-        if len(options.user_data.encode()) > MAX_USER_DATA:
-            raise InvalidRequest(
-                f"user data has {len(options.user_data.encode())} bytes, DigitalOcean takes {MAX_USER_DATA}"
-            )
         self._api, self._options, self._now = api, options, now
+        # The largest that there can be: a token of full length, and names as long as names may be.
+        longest = HostRequest("n" * 64, "r" * 100, "k" * 100, "m" * 100, "t" * 120)
+        if (size := len(self._user_data(longest).encode())) > MAX_USER_DATA:
+            raise InvalidRequest(
+                f"user data may have {size} bytes with what Penstock adds, DigitalOcean takes {MAX_USER_DATA}"
+            )
         self._named = name_pattern(options.fleet)
 
     async def account(self) -> Account:
@@ -169,8 +176,8 @@ class DigitalOceanHosts:
             body["ssh_keys"] = list(options.ssh_keys)
         if options.vpc_uuid:
             body["vpc_uuid"] = options.vpc_uuid
-        if options.user_data:
-            body["user_data"] = options.user_data.replace(MODEL_MARK, shlex.quote(request.model))
+        if user_data := self._user_data(request):
+            body["user_data"] = user_data
         try:
             reply = await self._api.create(body)
         except NoAnswer as error:
@@ -183,6 +190,16 @@ class DigitalOceanHosts:
         except msgspec.ValidationError as error:
             return _unreadable(result, error)
         return msgspec.structs.replace(result, host=_host(droplet))
+
+    def _user_data(self, request: HostRequest) -> str:
+        """The operator's own, and where the host is to join, ours."""
+        options = self._options
+        own = options.user_data.replace(MODEL_MARK, shlex.quote(request.model))
+        if not options.schedulers or not request.join_token:
+            return own
+        kind = request.kind if request.kind in options.kinds else ""
+        boot = FirstBoot(request.join_token, options.schedulers, request.region, kind, request.model)
+        return user_data(own, boot)
 
     async def destroy(self, provider_id: str) -> CallResult:
         """Destroy one droplet by its id."""

@@ -63,6 +63,8 @@ class HostRequest(msgspec.Struct, frozen=True):
     kind: str
     model: str = ""
     """The model that it is wanted for; empty = whatever comes."""
+    join_token: str = ""
+    """With which its agent joins; empty = it is given none."""
 
 
 class Outcome(StrEnum):

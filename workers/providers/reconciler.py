@@ -147,6 +147,15 @@ async def no_prices() -> Mapping[str, int]:
     return {}
 
 
+TokenFor = Callable[[str], Awaitable[str]]
+"""Returns a new join token for the host of this name."""
+
+
+async def no_token(name: str) -> str:
+    """None: the host's agent shows itself otherwise."""
+    return ""
+
+
 class Reconciler:
     """Runs passes. `new_id` makes the ids of intents, `fleet` begins their names."""
 
@@ -159,12 +168,14 @@ class Reconciler:
         new_id: Callable[[], UUID],
         ceilings: Ceilings,
         known_prices: KnownPrices = no_prices,
+        token_for: TokenFor = no_token,
         dry_run: bool = False,
     ) -> None:
-        """`known_prices` is asked before creates, for kinds that the provider has no list price of."""
+        """`known_prices` is asked before creates, for kinds that the provider has no list price of; `token_for` before
+        each create, for the token that the host gets."""
         self._provider, self._store = provider, store
         self._fleet, self._new_id, self._dry_run = fleet, new_id, dry_run
-        self._ceilings, self._known_prices = ceilings, known_prices
+        self._ceilings, self._known_prices, self._token_for = ceilings, known_prices, token_for
 
     async def run(self) -> PassReport:
         """One pass. The caller holds a lock, so that two do not run at once; should they, no host is created twice."""
@@ -310,9 +321,10 @@ class Reconciler:
             called = await self._store.save(intent, before_create(intent, now))
         except Overtaken:
             return None
-        result = await self._provider.create(
-            HostRequest(intent.name, intent.region, intent.kind, intent.model)
+        request = HostRequest(
+            intent.name, intent.region, intent.kind, intent.model, await self._token_for(intent.name)
         )
+        result = await self._provider.create(request)
         then = await self._store.now()
         await self._keep(called, lambda one: after_create(one, result, then), result)
         return result

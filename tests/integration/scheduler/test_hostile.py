@@ -205,9 +205,14 @@ async def test_a_client_that_does_not_read_is_cut_off_and_blocks_nobody() -> Non
 
 
 async def test_a_stranger_that_says_nothing_is_turned_away(monkeypatch) -> None:
+    monkeypatch.setattr("scheduler.accept.FIRST_BYTE_S", 0.1)
     monkeypatch.setattr("scheduler.sessions.HELLO_TIMEOUT_S", 0.1)
     async with service() as scheduler:
         reader, writer = await asyncio.open_connection("127.0.0.1", scheduler.port)
+        assert await reader.read() == b""
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", scheduler.port)
+        writer.write(b"\0")
         welcome = msgspec.msgpack.decode(await read_frame(reader), type=Welcome)
         assert welcome.error == "no greeting in time"
         assert await reader.read() == b""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 import time
 from collections.abc import Collection
@@ -34,6 +35,8 @@ from tests.support.host_cloud import cloud_settings as settings
 from tests.support.processes import gone
 from tests.support.waiting import until
 from workers.host_acceptances import store_acceptance
+from workers.host_credentials import join
+from workers.join_token import parse_token
 from workers.providers.ceilings import Ceilings
 from workers.providers.intents import Overtaken
 from workers.providers.interface import CallResult, HostRequest, Outcome, Prices
@@ -53,6 +56,31 @@ async def want(database: Database, count: int) -> hosts.DesiredView:
 
 async def states(database: Database) -> list[str]:
     return [one.state for one in await hosts.list_intents(database, ADMIN, ended=True)]
+
+
+async def test_a_droplet_is_told_how_to_join_with_a_token_that_works_once(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    fake, url = cloud
+    await want(database, 1)
+    await reconcile_hosts(database, settings(url))
+    await reconcile_hosts(database, settings(url, host_schedulers="10.0.0.2:8010"))
+    [droplet] = fake.alive()
+    assert 'PENSTOCK_SCHEDULERS="10.0.0.2:8010"' in droplet.user_data
+    assert 'PENSTOCK_MODEL="m"' in droplet.user_data
+    assert 'PENSTOCK_HOST_KIND="gpu-h100x1-80gb"' in droplet.user_data
+    found = re.search(r"pj_[A-Za-z0-9_-]{43}", droplet.user_data)
+    assert found is not None
+    token = parse_token(found[0], "user data")
+    await reconcile_hosts(database, settings(url))
+    [host] = await hosts.list_hosts(database, ADMIN)
+    assert host.joining == "invited"
+    async with database.system() as connection:
+        assert await join(connection, droplet.name, token.hash, b"secret") == ""
+        assert "was used already" in await join(connection, droplet.name, token.hash, b"other")
+        assert "is not one for host other" in await join(connection, "other", token.hash, b"other")
+    [host] = await hosts.list_hosts(database, ADMIN)
+    assert host.joining == "own secret"
 
 
 async def test_a_create_that_timed_out_after_succeeding_is_found_billed_and_destroyed(

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from workers.engine_guard import KEY_HEADER, KEY_VARIABLE, OPEN_PATHS, EngineGuard, Scope, agent_key
+from workers.engine_guard import (
+    KEY_HEADER,
+    KEY_VARIABLE,
+    OPEN_PATHS,
+    STRICT_VARIABLE,
+    EngineGuard,
+    Scope,
+    agent_key,
+)
 
 DEVELOPMENT = (
     "/sleep", "/wake_up", "/is_sleeping", "/collective_rpc", "/pause", "/resume", "/reset_prefix_cache", "/server_info",
@@ -107,3 +115,32 @@ def test_the_agents_key_is_kept_for_the_next_agent_and_readable_to_it_alone(tmp_
     assert len(key) == 64
     assert agent_key(tmp_path / "new") == key != agent_key(tmp_path)
     assert (tmp_path / "new" / "agent-key").stat().st_mode & 0o077 == 0
+
+
+async def test_an_engine_of_a_host_that_has_joined_answers_nothing_without_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "agent")
+    monkeypatch.setenv(STRICT_VARIABLE, "requests")
+    passed: list[str] = []
+
+    async def engine(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def status(path: str, *headers: tuple[bytes, bytes]) -> int:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": path, "headers": list(headers)}
+        await EngineGuard(engine)(scope, None, send)  # type: ignore[arg-type]  # nothing is received
+        return int(sent[0]["status"])
+
+    requests = (b"authorization", b"Bearer requests")
+    for path in ("/v1/chat/completions", "/v1/models", "/metrics", "/health", "/sleep"):
+        assert await status(path) == 401
+        assert await status(path, (b"authorization", b"Bearer wrong")) == 401
+        assert await status(path, requests) == (200 if path == "/v1/chat/completions" else 403)
+        assert await status(path, (KEY_HEADER.encode(), b"agent")) == 200

@@ -46,6 +46,8 @@ The environment of a role: (dict "root" $ "settings" map "required" keys "option
   "PENSTOCK_METRICS_PORT" "9100"
   "PENSTOCK_SCHEDULER_HOST" "0.0.0.0"
   "PENSTOCK_SCHEDULER_PORT" "8010"
+  "PENSTOCK_SCHEDULER_TLS" "never"
+  "PENSTOCK_JOIN_REQUIRED" "never"
   "PENSTOCK_SCHEDULERS" (include "penstock.schedulers" $root) -}}
 {{- /* Not by `merge`, which takes an empty string for a value that is missing. */}}
 {{- range list $root.Values.settings .settings }}

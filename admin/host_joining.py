@@ -1,0 +1,96 @@
+"""Hosts join with one-time tokens, and lose the right to report when it is revoked."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.transactions import write
+from core.db import Database
+from core.errors import InvalidRequest, NotFound
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ADMIN
+from workers import host_credentials
+from workers.join_token import JoinToken, check_host_name, new_secret
+
+LONGEST = timedelta(days=30)
+"""Longest time for which a token can be used."""
+_SIMULATED = "sim-"
+"""Begins the names of hosts with simulated engines."""
+
+
+class InvitedHost(msgspec.Struct, frozen=True):
+    """A host that may join, with its token, which is shown once."""
+
+    host: str
+    token: str
+    expires_at: datetime
+
+
+class RevokedHost(msgspec.Struct, frozen=True):
+    """A host whose secret does not hold any more."""
+
+    host: str
+
+
+async def invite(
+    database: Database, actor: Actor, *, host: str, valid: timedelta, reason: str, authority: str = ""
+) -> InvitedHost:
+    """Make a token with which the host joins, once, within `valid`. An earlier token of the host ends.
+
+    `authority` is the fingerprint by which the host knows the schedulers. Raises InvalidRequest, PermissionDenied.
+    """
+    require(actor, PLATFORM_ADMIN)
+    why = clean_reason(reason)
+    check_host_name(host)
+    if host.startswith(_SIMULATED):
+        raise InvalidRequest(
+            f"{host} begins with {_SIMULATED!r}, as names of simulated hosts do; choose another", param="host"
+        )
+    if not timedelta() < valid <= LONGEST:
+        raise InvalidRequest(
+            f"a token must be valid for more than nothing and at most {LONGEST.days} days", param="for"
+        )
+    token = JoinToken(new_secret(), authority)
+    async with write(database, actor) as connection:
+        expires_at = await host_credentials.invite(connection, host, token.hash, valid)
+        await record(
+            connection,
+            actor,
+            "hosts.invite",
+            tenant_id=None,
+            object_kind="host",
+            object_id=host,
+            reason=why,
+            before=None,
+            after={"expires_at": expires_at},
+        )
+    return InvitedHost(host, str(token), expires_at)
+
+
+async def revoke(database: Database, actor: Actor, *, host: str, reason: str) -> RevokedHost:
+    """End a host's secret and token: within seconds its agent is turned away, and its replicas get no requests.
+
+    Raises NotFound for a host without either, PermissionDenied.
+    """
+    require(actor, PLATFORM_ADMIN)
+    why = clean_reason(reason)
+    async with write(database, actor) as connection:
+        if not await host_credentials.revoke(connection, host):
+            raise NotFound(
+                f"host {host[:100]!r} has neither a secret nor a join token; `penstock hosts list` shows hosts",
+                param="host",
+            )
+        await record(
+            connection,
+            actor,
+            "hosts.revoke",
+            tenant_id=None,
+            object_kind="host",
+            object_id=host,
+            reason=why,
+            before=None,
+            after=None,
+        )
+    return RevokedHost(host)

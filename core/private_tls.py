@@ -1,0 +1,150 @@
+"""TLS between Penstock's own processes: a private authority, certificates that it issues, and contexts that trust it.
+
+Certificates name NAME and not an address, so that a scheduler may move: who has one that the authority has signed is a
+scheduler. Only TLS 1.3 is spoken.
+"""
+
+import ssl
+from datetime import datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from core.errors import InvalidRequest
+
+NAME = "scheduler.penstock.internal"
+AUTHORITY_LIVES = timedelta(days=3650)
+CERTIFICATE_LIVES = timedelta(days=30)
+_EARLIER = timedelta(hours=1)
+"""How long before its making a certificate is valid, for clocks that are late."""
+
+
+class Issued:
+    """A certificate and its key, in PEM."""
+
+    def __init__(self, certificate: bytes, key: bytes) -> None:
+        self.certificate, self.key = certificate, key
+
+
+def new_authority(password: bytes, now: datetime) -> Issued:
+    """A new authority, whose key is encrypted with `password`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _named("Penstock schedulers")
+    builder = _builder(name, name, key.public_key(), now, AUTHORITY_LIVES)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+    encryption = serialization.BestAvailableEncryption(password)
+    return Issued(_pem(builder.sign(key, hashes.SHA256())), _key_pem(key, encryption))
+
+
+def issue(authority: Issued, password: bytes, now: datetime) -> Issued:
+    """A certificate of a scheduler. Raises ValueError when `password` is not that of the authority's key."""
+    signer = serialization.load_pem_private_key(authority.key, password)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise ValueError("the authority's key is not one for ECDSA")
+    issuer = x509.load_pem_x509_certificate(authority.certificate)
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(_named(NAME), issuer.subject, key.public_key(), now, CERTIFICATE_LIVES)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    builder = builder.add_extension(identifier, critical=False)
+    certificate = builder.sign(signer, hashes.SHA256())
+    return Issued(_pem(certificate), _key_pem(key, serialization.NoEncryption()))
+
+
+def fingerprint(certificate: bytes) -> str:
+    """SHA-256 of a certificate in PEM, in hex. Raises ValueError for what is none."""
+    parsed = x509.load_pem_x509_certificate(certificate)
+    return sha256(parsed.public_bytes(serialization.Encoding.DER)).hexdigest()
+
+
+def server_context() -> ssl.SSLContext:
+    """A context for servers; `load` gives it a certificate, and another one later."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def load(context: ssl.SSLContext, issued: Issued, directory: Path) -> None:
+    """Let later connections use this certificate. OpenSSL reads files: they exist below `directory` meanwhile."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=directory, prefix=".tls-") as scratch:  # mode 0700
+        certificate, key = Path(scratch) / "certificate", Path(scratch) / "key"
+        certificate.write_bytes(issued.certificate)
+        key.write_bytes(issued.key)
+        context.load_cert_chain(certificate, key)
+
+
+def client_context(authority: bytes) -> ssl.SSLContext:
+    """A context that trusts servers called NAME whose certificates this authority, or bundle of them, has signed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=authority.decode())
+    return context
+
+
+def blind_context() -> ssl.SSLContext:
+    """A context that trusts any server, to ask for the authority whose fingerprint is known and for nothing else."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def read_authority(path: Path) -> bytes:
+    """The certificates of a file. Raises InvalidRequest when it holds none."""
+    try:
+        content = path.read_bytes()
+        fingerprint(content)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"PENSTOCK_SCHEDULER_CA: {path} holds no certificate: {error}") from None
+    return content
+
+
+def _named(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, lives: timedelta
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(now + lives)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey, encryption: serialization.KeySerializationEncryption) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)

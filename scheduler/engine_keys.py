@@ -1,0 +1,31 @@
+"""Keys of the engines of hosts that have keys of their own, as API processes get them and nothing else does."""
+
+from collections.abc import Iterable
+
+from scheduler.messages import EngineKeys
+
+
+class EngineKeyBook:
+    """The key of each agent's engines, with their replicas."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, frozenset[str]]] = {}
+
+    def heard(self, agent: str, key: str, replicas: Iterable[str]) -> bool:
+        """An agent has these replicas with this key, which may be empty; whether anything changed."""
+        new = (key, frozenset(replicas)) if key else None
+        if self._of.get(agent) == new:
+            return False
+        if new is None:
+            del self._of[agent]
+        else:
+            self._of[agent] = new
+        return True
+
+    def forget(self, agent: str) -> None:
+        """An agent is gone; clients keep what they have heard."""
+        self._of.pop(agent, None)
+
+    def frame(self) -> EngineKeys:
+        """All keys by replica."""
+        return EngineKeys({name: key for key, names in self._of.values() for name in names})

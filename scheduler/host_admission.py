@@ -1,0 +1,99 @@
+"""Which agents a scheduler admits: hosts that have joined by secrets of their own, others by the internal token.
+
+Secrets are compared in memory, so hosts that have joined are admitted while PostgreSQL is away. Joining writes to it.
+"""
+
+import asyncio
+import hmac
+import logging
+from typing import Literal
+
+from core.addresses import is_loopback
+from core.db import Database
+from workers.host_credentials import HostSecrets, join
+from workers.join_token import secret_hash
+from workers.wire import AgentHello, AgentJoin, Heartbeat
+
+JOIN_TIMEOUT_S = 4.0
+"""Seconds for one join, less than a peer may be without a hello."""
+MAX_JOINS = 4
+"""Joins at a time; others are told to try again, because a stranger can ask for them."""
+
+log = logging.getLogger(__name__)
+
+
+class HostAdmission:
+    """The secrets of hosts, and the rule for the internal token."""
+
+    def __init__(self, database: Database, required: Literal["remote", "always", "never"]) -> None:
+        """`required`: which agents must have joined; `remote` are those that do not connect over loopback."""
+        self._database = database
+        self._secrets = HostSecrets(database)
+        self._required = required
+        self._joining = 0
+
+    async def start(self) -> None:
+        """Read the secrets, and again in the background."""
+        await self._secrets.start()
+
+    async def close(self) -> None:
+        """Stop reading."""
+        await self._secrets.close()
+
+    def holds(self, host: str, hashed: bytes) -> bool:
+        """Whether the secret with this hash holds for a host."""
+        known = self._secrets.hashes.get(host)
+        return known is not None and hmac.compare_digest(known, hashed)
+
+    def fault(self, hello: AgentHello) -> str:
+        """Why a host with a secret of its own is turned away; empty when it is not."""
+        if self.holds(hello.agent_id, secret_hash(hello.token)):
+            return ""
+        if not self._secrets.known:
+            return "this scheduler has not read the secrets of hosts yet; try again"
+        return (
+            f"the secret of host {hello.agent_id[:100]} does not hold: it was revoked, or another agent has joined "
+            "under this name. `penstock hosts invite` lets the host join again"
+        )
+
+    def shared_fault(self, peer: str) -> str:
+        """Why the internal token does not admit an agent at the address `peer`; empty when it does."""
+        if self._required == "never" or (self._required == "remote" and is_loopback(peer)):
+            return ""
+        return (
+            f"an agent at {peer} needs a secret of its own: `penstock hosts invite` prints a join token for it; or set "
+            "PENSTOCK_JOIN_REQUIRED=never at the scheduler"
+        )
+
+    async def join(self, message: AgentJoin) -> str:
+        """Let a host join; returns why not, or an empty text."""
+        if self._joining >= MAX_JOINS:
+            return "too many hosts join at this moment; try again"
+        self._joining += 1
+        try:
+            async with asyncio.timeout(JOIN_TIMEOUT_S), self._database.system() as connection:
+                hashed = secret_hash(message.token)
+                problem = await join(connection, message.host_id, hashed, message.secret_hash)
+        except Exception as error:  # noqa: BLE001 - whatever PostgreSQL does, the host tries again
+            log.warning("host %s cannot join now: %s", message.host_id[:100], error)
+            return "the scheduler cannot reach its database; try again"
+        finally:
+            self._joining -= 1
+        if not problem:
+            self._secrets.hashes[message.host_id] = message.secret_hash
+            log.info("host %s has joined", message.host_id)
+        return problem
+
+
+def confined(beat: Heartbeat, host: str) -> list[str]:
+    """Leave in a heartbeat only what a host that has joined as `host` may report, and return the other replicas.
+
+    An agent with simulated engines calls its host `sim-NAME`.
+    """
+    if beat.host_id not in (host, f"sim-{host}"):
+        beat.host_id = host
+    names = (f"{host}/", f"sim-{host}/")
+    others = [one.replica_id for one in beat.replicas if not one.replica_id.startswith(names)]
+    beat.replicas = [one for one in beat.replicas if one.replica_id.startswith(names)]
+    beat.ended = [one for one in beat.ended if one.status.replica_id.startswith(names)]
+    return others

@@ -1,0 +1,238 @@
+"""A droplet of the fake cloud on a network of its own joins by itself and serves; strangers there reach nothing."""
+
+import asyncio
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import httpx
+import pytest
+
+from admin import credits as admin_credits
+from admin import hosts
+from admin import models as admin_models
+from admin import prices as admin_prices
+from core.db import Database
+from jobs.hosts import reconcile_hosts
+from scheduler.authority import certificate
+from sim.digitalocean.cloud import FakeCloud
+from sim.digitalocean.namespaces import NamespaceNetwork, NoNamespaces, run_inside
+from tests.integration.workers.conftest import cloud as cloud
+from tests.support.host_cloud import cloud_settings
+from tests.support.ports import free_port
+from tests.support.tenancy import ADMIN, PEPPER, make_organisation
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "penstock/tiny"
+TOKEN = "internal-token-of-the-platform"
+LOCAL = """#!/bin/sh
+mkdir -p "$PENSTOCK_ROOT/etc/penstock"
+echo PENSTOCK_ENGINE=sim > "$PENSTOCK_ROOT/etc/penstock/local.env"
+"""
+START_S = 180.0
+
+
+@pytest.fixture
+def network() -> Iterator[NamespaceNetwork]:
+    made = NamespaceNetwork(f"pk{secrets.token_hex(2)}", IPv4Network("10.213.77.0/24"))
+    try:
+        made.start()
+    except NoNamespaces as error:
+        made.close()
+        pytest.skip(f"this machine allows no network namespaces: {error}")
+    yield made
+    made.close()
+
+
+@contextmanager
+def role(name: str, directory: Path, **settings: str) -> Iterator[Path]:
+    """A role of the platform on this machine; the path of its log."""
+    env = {
+        **os.environ,
+        "PENSTOCK_INTERNAL_TOKEN": TOKEN,
+        "PENSTOCK_DATA_DIR": str(directory / name),
+        **settings,
+    }
+    log = directory / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", name], env=env, cwd=ROOT, stdout=output, stderr=output
+        )
+    try:
+        yield log
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def status(namespace: str, url: str, method: str = "GET", key: str = "wrong") -> str:
+    """The status of a request from a namespace; 000 = no answer."""
+    header = f"Authorization: Bearer {key}"
+    answer = run_inside(
+        namespace,
+        "curl",
+        "-s",
+        "-o",
+        "/dev/null",
+        "-m",
+        "5",
+        "-w",
+        "%{http_code}",
+        "-X",
+        method,
+        "-H",
+        header,
+        url,
+    )
+    return answer.stdout
+
+
+def listening(namespace: str) -> set[int]:
+    """The TCP ports on which a namespace can be reached from its network."""
+    lines = run_inside(namespace, "cat", "/proc/net/tcp").stdout.splitlines()[1:]
+    addresses = [line.split()[1].split(":") for line in lines if line.split()[3] == "0A"]
+    loopback, metadata = "0100007F", "FEA9FEA9"
+    return {int(port, 16) for address, port in addresses if address not in (loopback, metadata)}
+
+
+async def organisation_with_credit(database: Database) -> str:
+    """An API key."""
+    made = await make_organisation(database)
+    await admin_models.add_model(database, ADMIN, name=MODEL)
+    await admin_prices.set_price(database, ADMIN, model=MODEL, input="1", cached_input="0.5", output="2")
+    await admin_credits.grant_credit(
+        database, ADMIN, tenant_id=made.tenant_id, amount_usd="10", reason="test"
+    )
+    return made.key
+
+
+async def test_a_droplet_joins_serves_and_shows_strangers_nothing(
+    database: Database,
+    pg_url: str,
+    redis_url: str,
+    cloud: tuple[FakeCloud, str],
+    network: NamespaceNetwork,
+    tmp_path: Path,
+) -> None:
+    fake, url = cloud
+    scheduler_port, api_port = free_port(), free_port()
+    scheduler_at = f"{network.gateway}:{scheduler_port}"
+    key = await organisation_with_credit(database)
+    stores = {"DATABASE_URL": pg_url, "REDIS_URL": redis_url, "PENSTOCK_KEY_PEPPER": PEPPER.decode()}
+    own = tmp_path / "own.sh"
+    own.write_text(LOCAL)
+    settings = cloud_settings(url, host_schedulers=scheduler_at, digitalocean_user_data=own)
+    with (
+        role(
+            "scheduler",
+            tmp_path,
+            PENSTOCK_SCHEDULER_HOST=network.gateway,
+            PENSTOCK_SCHEDULER_PORT=str(scheduler_port),
+            **stores,
+        ),
+        role(
+            "api", tmp_path, PENSTOCK_SCHEDULERS=scheduler_at, PENSTOCK_PORT=str(api_port), **stores
+        ) as api_log,
+    ):
+
+        async def has_authority() -> bool:
+            return await certificate(database) is not None
+
+        await until(has_authority, START_S, "the scheduler has a certificate")
+        await hosts.set_desired(
+            database,
+            ADMIN,
+            provider="digitalocean",
+            region="nyc2",
+            kind="gpu-h100x1-80gb",
+            count=1,
+            model=MODEL,
+            reason="test",
+        )
+        await reconcile_hosts(database, settings)
+        await reconcile_hosts(database, settings)
+        [droplet] = fake.alive()
+        place = tmp_path / "droplet"
+        place.mkdir()
+        command = tmp_path / "penstock"
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli.main "$@"\n')
+        command.chmod(0o755)
+        environment = {"PATH": os.environ["PATH"], "PENSTOCK_COMMAND": str(command)}
+        address = await asyncio.to_thread(network.boot, droplet.name, droplet.user_data, place, environment)
+        agent_log = place / "var" / "lib" / "penstock" / "agent.log"
+
+        async def answered() -> bool:
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+            try:
+                async with httpx.AsyncClient(timeout=30.0) as client:
+                    answer = await client.post(
+                        f"http://127.0.0.1:{api_port}/v1/chat/completions",
+                        json=body,
+                        headers={"Authorization": f"Bearer {key}"},
+                    )
+            except httpx.TransportError:
+                return False
+            return answer.status_code == 200
+
+        def logs() -> str:
+            text = agent_log.read_text() if agent_log.exists() else "no agent"
+            return f"a request is answered; agent: {text[-1500:]}; api: {api_log.read_text()[-1500:]}"
+
+        try:
+            await until(answered, START_S)
+        except AssertionError:
+            pytest.fail(logs())
+
+        await reconcile_hosts(database, settings)
+        [host] = [one for one in await hosts.list_hosts(database, ADMIN) if one.name == droplet.name]
+        assert (host.joining, host.address) == ("own secret", address)
+
+        droplet_namespace, (stranger, _) = network.namespaces[0], await asyncio.to_thread(network.add)
+        ports = listening(droplet_namespace)
+        assert len(ports) == 1, f"besides the engine something listens: {ports}"
+        engine = f"http://{address}:{ports.pop()}"
+        for method, path in (
+            ("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/health"),
+            ("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"), ("GET", "/openapi.json"),
+        ):  # fmt: skip
+            assert status(stranger, engine + path, method) == "401", path
+            assert status(stranger, engine + path, method, TOKEN) == "401", path
+
+        # The token a second time, from another machine that calls itself by the same name.
+        thief = tmp_path / "thief"
+        thief.mkdir()
+        (thief / "host-id").write_text(droplet.name)
+        found = re.search(r"pj_[A-Za-z0-9_-]{43}\.[0-9a-f]{64}", droplet.user_data)
+        assert found is not None
+        for plain in ("false", "true"):
+            said = await asyncio.to_thread(_agent, stranger, thief, scheduler_at, found[0], plain)
+            assert ("connects without TLS" if plain == "true" else "was used already") in said, said
+        assert await answered(), "and the host serves on"
+
+
+def _agent(namespace: str, directory: Path, schedulers: str, token: str, plain: str) -> str:
+    """What an agent logs that runs there for some seconds, until it is refused."""
+    command = (
+        f"PENSTOCK_DATA_DIR={directory} PENSTOCK_ENGINE=sim PENSTOCK_SCHEDULERS={schedulers} "
+        f"PENSTOCK_JOIN_TOKEN={token} PENSTOCK_SCHEDULER_TLS={'never' if plain == 'true' else 'remote'} "
+        f"{sys.executable} -m cli.main agent & agent=$!; "
+        f"while kill -0 $agent && ! grep -q 'cannot join' {directory}/said; do sleep 0.2; done; kill $agent; wait"
+    )
+    answer = run_inside(
+        namespace,
+        "/bin/sh",
+        "-c",
+        f"( {command} ) >{directory}/said 2>&1; cat {directory}/said",
+        timeout_s=120.0,
+    )
+    return answer.stdout

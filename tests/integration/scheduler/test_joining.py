@@ -1,0 +1,274 @@
+"""Hosts join with one-time tokens and report with secrets of their own; engine keys reach API processes alone."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from pydantic import SecretStr
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from admin import host_joining
+from admin.actor import Actor
+from cli.main import app
+from core.addresses import Address
+from core.clock import SystemClock
+from core.db import Database
+from core.errors import InvalidRequest, NotFound
+from core.settings import Settings
+from scheduler.client import SchedulerClient
+from scheduler.door import Door
+from scheduler.host_admission import HostAdmission
+from scheduler.service import SchedulerService
+from tests.support.scheduling import TOKEN, beat, replica, request
+from tests.support.waiting import until
+from workers import host_credentials
+from workers.join_token import parse_token, secret_hash
+from workers.joining import join
+from workers.kv_events_feed import KvOutbox
+from workers.own_credentials import AgentCredentials
+from workers.scheduler_link import Connect, SchedulerLink, open_plain
+from workers.wire import CommandResult, Heartbeat, ReplicaCommand
+
+ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
+HOST = "b300-1"
+
+
+@asynccontextmanager
+async def platform(pg_url: str) -> AsyncIterator[tuple[Door, SchedulerService, HostAdmission]]:
+    own_pool = Database(pg_url)
+    hosts = HostAdmission(own_pool, "remote")
+    door = Door("127.0.0.1", 0, TOKEN, hosts)
+    await hosts.start()
+    await door.start()
+    service = SchedulerService(door, clock=SystemClock(), rng=random.Random(1))
+    service.start()
+    try:
+        yield door, service, hosts
+    finally:
+        await door.close()
+        await service.close()
+        await hosts.close()
+        await own_pool.close()
+
+
+async def invited(database: Database, host: str = HOST, valid: timedelta = timedelta(hours=1)) -> str:
+    return (await host_joining.invite(database, ADMIN, host=host, valid=valid, reason="test")).token
+
+
+def credentials(directory: Path, token: str = "", host: str = HOST) -> AgentCredentials:
+    return AgentCredentials(Settings(data_dir=directory, join_token=SecretStr(token)), host)
+
+
+class Rounds:
+    """Stands for the pauses of `join`, and ends it at the first when `end` is set."""
+
+    def __init__(self, *, end: bool = True) -> None:
+        self.seen: list[float] = []
+        self.end = end
+
+    async def __call__(self, seconds: float) -> None:
+        self.seen.append(seconds)
+        if self.end:
+            raise TimeoutError("it was refused")
+
+
+async def refused(door: Door, own: AgentCredentials, caplog: pytest.LogCaptureFixture) -> str:
+    caplog.clear()
+    with pytest.raises(TimeoutError, match="it was refused"):
+        await join(own, [Address("127.0.0.1", door.port)], open_plain, Rounds())
+    return caplog.text
+
+
+@asynccontextmanager
+async def reporting(
+    door: Door,
+    own: AgentCredentials,
+    heartbeat: Heartbeat,
+    *,
+    at: Address | None = None,
+    connect: Connect = open_plain,
+) -> AsyncIterator[SchedulerLink]:
+    async def execute(command: ReplicaCommand) -> CommandResult:
+        return CommandResult(command.command_id, True)
+
+    async def pause(seconds: float) -> None:
+        await asyncio.sleep(0.01)
+
+    link = SchedulerLink(
+        [at or Address("127.0.0.1", door.port)],
+        own.token,
+        HOST,
+        heartbeat=lambda: heartbeat,
+        execute=execute,
+        outbox=KvOutbox(),
+        run="one",
+        joined=own.joined,
+        engine_key=own.stated_engine_key,
+        connect=connect,
+        pause=pause,
+    )
+    task = asyncio.create_task(link.run())
+    try:
+        yield link
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def watcher(door: Door, *, takes_keys: bool) -> AsyncIterator[SchedulerClient]:
+    made = SchedulerClient(
+        [Address("127.0.0.1", door.port)],
+        TOKEN,
+        name="api",
+        clock=SystemClock(),
+        rng=random.Random(2),
+        takes_keys=takes_keys,
+    )
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def test_a_host_joins_once_and_its_engine_key_reaches_api_processes_alone(
+    pg_url: str, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        platform(pg_url) as (door, _, _),
+        watcher(door, takes_keys=True) as api,
+        watcher(door, takes_keys=False) as console,
+    ):
+        token = await invited(database)
+        own = credentials(tmp_path, token)
+        await join(own, [Address("127.0.0.1", door.port)], open_plain)
+        again = credentials(tmp_path)
+        assert (again.token, again.engine_key, again.join_token) == (own.token, own.engine_key, None)
+        assert (tmp_path / "host-credentials.json").stat().st_mode & 0o777 == 0o600
+        async with reporting(door, again, beat(replica(f"{HOST}/r0"))):
+            await until(lambda: api.snapshot().replicas and console.snapshot().replicas)
+            placement = await api.place(request())
+            assert placement.engine_key == own.engine_key
+            assert len(own.engine_key) == 43
+            assert not console._engine_keys
+            assert own.engine_key not in repr(console.snapshot())
+        other = credentials(tmp_path / "thief", token)
+        assert "was used already" in await refused(door, other, caplog)
+
+
+async def test_a_token_is_for_its_host_and_time_and_its_answer_may_be_lost(
+    pg_url: str, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with platform(pg_url) as (door, _, _):
+        token = await invited(database)
+        assert "is not one for host b300-2" in await refused(
+            door, credentials(tmp_path / "2", token, "b300-2"), caplog
+        )
+        own = credentials(tmp_path / "1", token)
+        # The scheduler wrote it down, and the agent died before the answer came.
+        async with database.system() as connection:
+            hashed, secret = own.join_token.hash, secret_hash(own.token)
+            assert await host_credentials.join(connection, HOST, hashed, secret) == ""
+        restarted = credentials(tmp_path / "1", token)
+        await join(restarted, [Address("127.0.0.1", door.port)], open_plain)
+        assert restarted.join_token is None
+        late = await invited(database, "b300-3")
+        async with database.engine.begin() as connection:
+            await connection.execute(
+                text("UPDATE host_credentials SET join_expires_at = now() - interval '1 s'")
+            )
+        assert "has expired" in await refused(door, credentials(tmp_path / "3", late, "b300-3"), caplog)
+
+
+async def test_a_revoked_host_is_turned_away_and_may_be_invited_again(
+    pg_url: str, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with platform(pg_url) as (door, _, _):
+        own = credentials(tmp_path, await invited(database))
+        await join(own, [Address("127.0.0.1", door.port)], open_plain)
+        async with reporting(door, own, beat(replica(f"{HOST}/r0"))) as link:
+            await until(lambda: link.connected)
+            await host_joining.revoke(database, ADMIN, host=HOST, reason="test")
+            await until(lambda: not link.connected)
+            await until(lambda: "does not hold" in caplog.text)
+            assert not link.connected
+        with pytest.raises(NotFound, match="neither a secret nor a join token"):
+            await host_joining.revoke(database, ADMIN, host=HOST, reason="test")
+        anew = credentials(tmp_path, await invited(database))
+        assert anew.token != own.token
+        assert anew.engine_key == own.engine_key, "engines that run keep their key"
+        await join(anew, [Address("127.0.0.1", door.port)], open_plain)
+        async with reporting(door, anew, beat(replica(f"{HOST}/r0"))) as link:
+            await until(lambda: link.connected)
+
+
+async def test_a_host_that_has_joined_is_admitted_while_postgresql_is_away(
+    pg_url: str, database: Database, tmp_path: Path
+) -> None:
+    async with platform(pg_url) as (door, _, hosts):
+        own = credentials(tmp_path, await invited(database))
+        await join(own, [Address("127.0.0.1", door.port)], open_plain)
+        away = Database("postgresql://nowhere:x@127.0.0.1:1/none")
+        hosts._database = hosts._secrets._database = away
+        with pytest.raises(OSError):  # noqa: PT011 - whatever the network says
+            await hosts._secrets.refresh()
+        async with reporting(door, own, beat(replica(f"{HOST}/r0"))) as link:
+            await until(lambda: link.connected)
+
+
+async def test_a_host_reports_itself_and_no_other(pg_url: str, database: Database, tmp_path: Path) -> None:
+    async with platform(pg_url) as (door, service, _):
+        own = credentials(tmp_path, await invited(database))
+        await join(own, [Address("127.0.0.1", door.port)], open_plain)
+        lies = beat(replica("b300-2/r0"), replica(f"sim-{HOST}/r1"), replica(f"{HOST}/r0"))
+        async with reporting(door, own, lies):
+            await until(lambda: service.state.fleet.replicas)
+            assert set(service.state.fleet.replicas) == {f"{HOST}/r0", f"sim-{HOST}/r1"}
+            [host] = service._hosts.views(0.0)
+            assert host.host_id == HOST
+
+
+def test_the_internal_token_admits_agents_of_this_machine(pg_url: str) -> None:
+    def fault(required: str, peer: str) -> str:
+        return HostAdmission(Database(pg_url), required).shared_fault(peer)
+
+    assert not fault("remote", "127.0.0.1")
+    assert not fault("remote", "::ffff:127.0.0.1")
+    assert "10.0.0.5 needs a secret of its own" in fault("remote", "10.0.0.5")
+    assert "needs a secret of its own" in fault("remote", "an unknown address")
+    assert not fault("never", "10.0.0.5")
+    assert fault("always", "127.0.0.1")
+
+
+def test_the_commands_print_a_token_once_and_take_the_right_away(
+    pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", pg_url)
+
+    def penstock(*words: str) -> Result:
+        return CliRunner().invoke(app, ["hosts", *words, "--reason", "test", "--json"])
+
+    answer = json.loads(penstock("invite", HOST, "--for", "30m").stdout)
+    assert parse_token(answer["token"], "the answer").hash
+    assert penstock("invite", HOST, "--for", "soon").exit_code == 2
+    assert json.loads(penstock("revoke", HOST).stdout) == {"host": HOST}
+    assert penstock("revoke", HOST).exit_code == 2
+
+
+async def test_names_and_times_of_invitations_are_checked(database: Database) -> None:
+    for host, valid, message in (
+        ("a/b", timedelta(hours=1), "letters, digits"),
+        ("sim-a", timedelta(hours=1), "begins with 'sim-'"),
+        ("a", timedelta(), "more than nothing"),
+        ("a", timedelta(days=31), "at most 30 days"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            await invited(database, host, valid)
