@@ -11,9 +11,11 @@ REGION, GPU = b"x-penstock-region", b"x-penstock-gpu"
 """Headers in which a request names regions and classes of GPU, and an answer says where it ran."""
 
 
-def named_places(value: bytes, header: bytes) -> tuple[str, ...]:
-    """The names in a header, separated by commas. Raises InvalidRequest."""
-    return tuple(clean_places(value.decode("latin-1").split(","), header.decode()) or ()) if value else ()
+def named_places(value: bytes | None, header: bytes) -> tuple[str, ...]:
+    """The names in a header, separated by commas; None = there is no such header. Raises InvalidRequest, also for an
+    empty one: a client whose variable is not set must not run anywhere."""
+    names = None if value is None else value.decode("latin-1").split(",")
+    return tuple(clean_places(names, header.decode()) or ())
 
 
 def restrict_places(principal: Principal, prepared: PreparedRequest) -> None:

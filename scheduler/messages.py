@@ -10,7 +10,7 @@ import msgspec
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from workers.wire import CommandResult, Heartbeat, KvDelta, ReplicaCommand, Term
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """Version of the frames between clients and the scheduler. Both ends must speak the same; 1 is a hello without one."""
 
 

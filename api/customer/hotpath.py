@@ -137,9 +137,9 @@ class _Head(msgspec.Struct, gc=False):
     """The client's own id of the request."""
     length: int = 0
     """Announced bytes of the body; 0 = not announced."""
-    regions: bytes = b""
-    gpus: bytes = b""
-    """Names of regions and of classes of GPU that the request has to run in and on."""
+    regions: bytes | None = None
+    gpus: bytes | None = None
+    """Names of regions and of classes of GPU that the request has to run in and on; None = any."""
     origin: str = ""
     """The origin of the page that a browser sends the request for; empty without a browser."""
 
@@ -398,9 +398,9 @@ def _read_head(headers: list[tuple[bytes, bytes]]) -> _Head:
         elif name == CLIENT_REQUEST_ID:
             head.client_id = value
         elif name == REGION:
-            head.regions = value
+            head.regions = value if head.regions is None else head.regions + b"," + value
         elif name == GPU:
-            head.gpus = value
+            head.gpus = value if head.gpus is None else head.gpus + b"," + value
         elif name == b"origin":
             head.origin = value.decode("latin-1")
     return head

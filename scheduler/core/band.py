@@ -10,19 +10,20 @@ requests leave in order of arrival, unless the band's queue keeps growing (`Flow
 import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator
-from itertools import islice
 
-from scheduler.core.flow import Flow, QueuedRequest
+from scheduler.core.flow import Flow, QueuedRequest, SortKey
 from scheduler.core.growth import Growth
 from scheduler.core.rules import QueueRules
+from scheduler.core.where import Place
 
 HitTokens = Callable[[QueuedRequest], int]
 """Returns how many prompt tokens of a queued request are cached on some replica."""
 MAX_SKIPPED_PER_FLOW = 16
 """When this many requests at the head of a flow are skipped, the pass goes on with the next flow."""
-MAX_SKIPPED_NARROWED = 512
-"""The same for a flow with requests that have to run in a region or on a class of GPU: they keep the tenant's others
-waiting only beyond this."""
+MAX_SKIPPED_PER_PLACE = 4
+"""The same of those of its requests that may run in the same places alone; more than one pass tries."""
+MAX_CLOSED = 64
+"""Tenants that wait for full places alone and are passed over to find the smallest counter of the others."""
 
 
 class Band:
@@ -33,6 +34,8 @@ class Band:
         self.flows: dict[str, Flow] = {}
         self.order: list[tuple[float, str]] = []
         """Counter and name of every flow with queued requests, smallest first."""
+        self.open_places: frozenset[Place] | None = None
+        """Places with room, where some have none and requests for them wait, as of the last pass; None = all have."""
         self.waiting = 0
         self.refused = 0
         """Requests that ended without a placement because they would have waited, or had waited, too long."""
@@ -52,11 +55,22 @@ class Band:
         """The flows with queued requests, smallest counter first."""
         return (self.flows[name] for _, name in self.order)
 
+    def least(self) -> float | None:
+        """The smallest counter of the tenants that wait, but not for full places alone: those get nothing meanwhile,
+        and others must not be measured by them. None when none waits."""
+        open_places = self.open_places
+        if open_places is None:
+            return self.order[0][0] if self.order else None
+        for counter, name in self.order[:MAX_CLOSED]:
+            if any(where is None or not where.isdisjoint(open_places) for where in self.flows[name].parts):
+                return counter
+        return None
+
     @property
     def floor(self) -> float:
         """The counter that a new tenant is lifted to."""
-        if self.order:
-            return self.order[0][0]
+        if (least := self.least()) is not None:
+            return least
         return (
             max(self._restored_floor, self._last_active.counter)
             if self._last_active is not None
@@ -130,7 +144,8 @@ class Band:
         `kv_tokens` is the KV cache of the pool in tokens, for the cap on one tenant's share while others wait; 0 = no
         cap. With `strict`, only tenants within Q of the smallest counter are considered.
         """
-        limit = self.order[0][0] + self.rules.slack if strict and self.order else None
+        least = self.least() if strict else None
+        limit = None if least is None else least + self.rules.slack
         capped: tuple[Flow, QueuedRequest] | None = None
         for counter, name in self.order:
             if limit is not None and counter > limit:
@@ -244,9 +259,18 @@ class Band:
 def _next(
     flow: Flow, late_before: float, oldest_every: int, growing: bool, skipped: Container[QueuedRequest]
 ) -> QueuedRequest | None:
-    """The next request of a flow that is not in `skipped`; None when all that are looked at are."""
+    """The next request of a flow that is not in `skipped`; None when all that are looked at are.
+
+    When the first is skipped, the oldest goes of those that may run elsewhere. Of each set of places a few are looked
+    at: after as many tries the others are skipped, too.
+    """
     queued = flow.next_request(late_before, oldest_every, growing)
     if queued not in skipped:
         return queued
-    limit = MAX_SKIPPED_NARROWED if flow.narrowed else MAX_SKIPPED_PER_FLOW
-    return next((other for other in islice(flow, limit) if other not in skipped), None)
+    found: SortKey | None = None
+    for where, part in flow.parts.items():
+        limit = MAX_SKIPPED_PER_FLOW if where is None else MAX_SKIPPED_PER_PLACE
+        place = next((each for each in part[:limit] if each[2] not in skipped), None)
+        if place is not None and (found is None or place < found):
+            found = place
+    return None if found is None else found[2]

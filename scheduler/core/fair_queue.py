@@ -13,8 +13,9 @@ from scheduler.core.band import Band, HitTokens
 from scheduler.core.flow import Flow, QueuedRequest, QueueOutcome, RequestKey
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.rules import BANDS, NEW_TENANT, QueueRules, band_index
+from scheduler.core.where import Place, where_of
 from scheduler.messages import TenantCounter
-from scheduler.wire import Released
+from scheduler.wire import PlaceRequest, Released
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class FairQueue:
         self.bands = tuple(Band(rules) for _ in BANDS)
         self.running = 0
         """Number of active placements."""
+        self.bound = 0
+        """Queued requests that name regions or GPUs."""
         self._waiting: dict[RequestKey, QueuedRequest] = {}
         self._deadlines: list[tuple[float, int, RequestKey]] = []
         self._arrivals: tuple[list[tuple[float, int, RequestKey]], ...] = tuple([] for _ in BANDS)
@@ -72,6 +75,7 @@ class FairQueue:
             raise ValueError(f"request {queued.request.request_id} already waits")
         queued.work = self.rules.work(queued.request)
         self._waiting[queued.key] = queued
+        self.bound += _is_bound(queued.request)
         self.band(queued.request.tier).add(queued, now)
         heapq.heappush(self._deadlines, (queued.deadline_at, queued.seq, queued.key))
         arrivals = self._arrivals[band_index(queued.request.tier)]
@@ -83,6 +87,7 @@ class FairQueue:
         if queued is None:
             return None
         queued.outcome = outcome
+        self.bound -= _is_bound(queued.request)
         band = self.band(queued.request.tier)
         band.remove(queued)
         band.refused += outcome in (QueueOutcome.DEADLINE, QueueOutcome.HOPELESS)
@@ -94,6 +99,18 @@ class FairQueue:
             arrivals[:] = [entry for entry in arrivals if entry[2] in self._waiting]
             heapq.heapify(arrivals)
         return queued
+
+    def move(self, known: frozenset[Place]) -> list[QueuedRequest]:
+        """Note the places that the model's replicas are in now; returns the requests that may run in none of them."""
+        nowhere = []
+        for queued in self._waiting.values() if self.bound else ():
+            if _is_bound(queued.request):
+                where = where_of(queued.request, known)
+                if where != queued.where:
+                    self.band(queued.request.tier).flow(queued.request.tenant_id).move(queued, where)
+                if where == frozenset():
+                    nowhere.append(queued)
+        return nowhere
 
     def remove_client(self, client: str) -> list[QueuedRequest]:
         """Remove all requests of a client whose connection is lost."""
@@ -133,7 +150,7 @@ class FairQueue:
             queued = band.pick(before, kv_tokens, hits, skipped, strict)
             if queued is not None:
                 return queued
-            if strict and band.order:
+            if strict and band.least() is not None:
                 return None
         return None
 
@@ -321,3 +338,7 @@ def _reserved(entry: ActivePlacement) -> int:
 def largest_flows(flows: Iterable[Flow], count: int) -> list[Flow]:
     """The `count` flows with most queued requests, then most running ones."""
     return heapq.nlargest(count, flows, key=lambda flow: (len(flow), flow.running, flow.name))
+
+
+def _is_bound(request: PlaceRequest) -> bool:
+    return bool(request.regions or request.gpus)

@@ -20,6 +20,7 @@ from scheduler.core.replica import DerivedCapacity, Load, Replica, speeds
 from scheduler.core.replica_meter import PARTIAL_S, ReplicaMeter
 from scheduler.core.rules import band_index
 from scheduler.core.waking import Waker
+from scheduler.core.where import Place, Where
 from scheduler.wire import PlaceRequest, Released
 from workers.ranks import targets_of
 from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
@@ -68,7 +69,7 @@ class Fleet:
                     own_rank = rank if len(engine.ranks) > 1 else None
                     known = self._discover(status, engine, own_rank, heartbeat.agent_id, now)
                     changed = True
-                changed |= self._update(known, status, now)
+                changed |= self._update(known, status, now) or _place(known) != _place_of(engine)
                 known.engine, known.agent_id = engine, heartbeat.agent_id
                 models.add(status.model)
         for replica_id, replica in list(self.replicas.items()):
@@ -147,6 +148,27 @@ class Fleet:
         """Whether any replica of `model` may have room for some request. When False, no placement is possible."""
         pool = self._pools.get(model)
         return pool is not None and pool.has_room(now)
+
+    def places_of(self, model: str) -> frozenset[Place]:
+        """Where the replicas of a model are, in any state."""
+        return frozenset(map(_place, self._pools.get(model, ())))
+
+    def open_places(self, model: str, now: float) -> frozenset[Place]:
+        """Where replicas of a model have some room."""
+        pool = self._pools.get(model)
+        rows = pool.open_rows(now) if pool is not None else ()
+        return frozenset(_place(pool.replica(row)) for row in rows) if pool is not None else frozenset()
+
+    def largest_kv_tokens(self, model: str, where: Where) -> int:
+        """The largest KV cache of a model's replicas, or ranks, in some places, in tokens; 0 = not known."""
+        return max(
+            (
+                replica.kv_capacity
+                for replica in self._pools.get(model, ())
+                if where is None or _place(replica) in where
+            ),
+            default=0,
+        )
 
     def best_hit(self, request: PlaceRequest) -> int:
         """The largest number of prompt tokens of `request` that a replica of its model is believed to hold."""
@@ -409,6 +431,14 @@ class Fleet:
         limit = max(MIN_REPLICA_BLOCKS, min(self.config.max_replica_blocks, share))
         for replica in self.replicas.values():
             replica.prefix.max_entries = limit
+
+
+def _place(replica: Replica) -> Place:
+    return _place_of(replica.engine)
+
+
+def _place_of(engine: ReplicaStatus) -> Place:
+    return engine.region.lower(), engine.gpu.lower()
 
 
 def _redefined(known: ReplicaStatus, status: ReplicaStatus) -> bool:

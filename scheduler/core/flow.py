@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from scheduler.core.where import Where
 from scheduler.wire import PlaceRequest
 
 RequestKey = tuple[str, str]
 """Client name and request id."""
-Where = tuple[tuple[str, ...], tuple[str, ...]]
-"""Regions and classes of GPU that a request has to run in, and on."""
-ANYWHERE: Where = ((), ())
 
 
 class QueueOutcome(StrEnum):
@@ -39,6 +37,8 @@ class QueuedRequest:
     """An earlier scheduler admitted the request: it waits until its deadline, whatever wait is predicted."""
     work: float = 0.0
     """Weighted tokens that the request asks for, as known on arrival (see `QueueRules.work`)."""
+    where: Where = None
+    """The places of the model's replicas that it may use, as known now."""
     outcome: QueueOutcome | None = field(default=None)
     predicted_wait_s: float | None = None
     """The wait that admission predicted; None when there was nothing to predict from."""
@@ -61,11 +61,6 @@ class QueuedRequest:
     def key(self) -> RequestKey:
         """The key of the request in the queue."""
         return self.client, self.request.request_id
-
-    @property
-    def where(self) -> Where:
-        """Where it has to run."""
-        return self.request.regions, self.request.gpus
 
     @property
     def need(self) -> int:
@@ -94,7 +89,7 @@ class Flow:
         "counter",
         "kv_tokens",
         "name",
-        "narrowed",
+        "parts",
         "running",
         "turns",
         "waiting",
@@ -112,8 +107,8 @@ class Flow:
         self.waiting: list[SortKey] = []
         self.work = 0.0
         """Weighted tokens of the queued requests."""
-        self.narrowed = 0
-        """Queued requests that have to run in a region, or on a class of GPU."""
+        self.parts: dict[Where, list[SortKey]] = {}
+        """The queued requests by where they may run, oldest first."""
         self.running = 0
         self.kv_tokens = 0
         """Tokens of KV cache reserved for the running requests."""
@@ -129,14 +124,23 @@ class Flow:
     def add(self, queued: QueuedRequest) -> None:
         """Insert a request at the position of its age."""
         bisect.insort(self.waiting, queued.sort_key)
-        self.narrowed += queued.where != ANYWHERE
+        bisect.insort(self.parts.setdefault(queued.where, []), queued.sort_key)
         self.work += queued.work
 
     def remove(self, queued: QueuedRequest) -> None:
         """Remove a request of this flow."""
         del self.waiting[self.rank(queued)]
-        self.narrowed -= queued.where != ANYWHERE
+        part = self.parts[queued.where]
+        del part[bisect.bisect_left(part, queued.sort_key)]
+        if not part:
+            del self.parts[queued.where]
         self.work = self.work - queued.work if self.waiting else 0.0
+
+    def move(self, queued: QueuedRequest, where: Where) -> None:
+        """Change where a request of this flow may run: the model's replicas are in other places now."""
+        self.remove(queued)
+        queued.where = where
+        self.add(queued)
 
     def rank(self, queued: QueuedRequest) -> int:
         """The number of requests that are older than `queued`."""

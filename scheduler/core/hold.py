@@ -7,7 +7,7 @@ all of higher bands. They may keep it from ever fitting, so a hold ends after `Q
 as long afterwards.
 """
 
-from scheduler.core.flow import ANYWHERE, QueuedRequest
+from scheduler.core.flow import QueuedRequest
 from scheduler.core.rules import QueueRules
 
 
@@ -27,7 +27,7 @@ class Hold:
     def due(self, queued: QueuedRequest, now: float) -> bool:
         """Whether no more requests may pass `queued`, which fits nowhere. For one that has to run in a region none is
         held back: replicas elsewhere would idle."""
-        if queued.where != ANYWHERE:
+        if queued.where is not None:
             return False
         enough = queued.passed >= self._rules.max_passed and queued.passed_work >= queued.work
         return enough and not self.resting(now)

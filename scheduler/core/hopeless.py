@@ -44,32 +44,41 @@ class HopelessReview:
         self._waits = waits
         self._pool = pool
         self._pool_changed = False
-        self._narrowed: deque[QueuedRequest] = deque()
-        """Requests that only some replicas may take and that have not been reviewed since the pool changed."""
+        self._retries: deque[QueuedRequest] = deque()
+        """Requests that have failed on a replica and have not been reviewed since the pool changed."""
+        self._nowhere: deque[QueuedRequest] = deque()
+        """Requests that were in none of the model's places when it was last seen where its replicas are."""
         self._cursor: QueueCursor | None = None
         self._reviewed_slots = 0
 
     @property
     def unfinished(self) -> bool:
         """Whether the last `refusals` left requests for the next."""
-        return bool(self._narrowed) or self._cursor is not None
+        return bool(self._retries) or bool(self._nowhere) or self._cursor is not None
 
     def on_pool_change(self) -> None:
-        """Review narrowed requests again: replicas came, went or changed state."""
+        """Review retries again: replicas came, went or changed state."""
         self._pool_changed = True
 
+    def on_places_change(self, nowhere: list[QueuedRequest]) -> None:
+        """Have these refused: the model's replicas are where none of them may run."""
+        self._nowhere = deque(nowhere)
+
     def on_queued(self, queued: QueuedRequest) -> None:
-        """Have a request that only some replicas may take reviewed in the next dispatch."""
-        if queued.request.narrowed:
-            self._narrowed.append(queued)
+        """Have a request reviewed in the next dispatch that has failed on a replica, or that may run nowhere."""
+        if queued.where == frozenset():
+            self._nowhere.append(queued)
+        elif queued.request.exclude:
+            self._retries.append(queued)
 
     def refusals(self, now: float, rng: Rng) -> list[Rejection]:
         """Refuse requests that can no longer be served in time. The work is bounded; see `unfinished`."""
         refused: list[Rejection] = []
         if self._pool_changed and self._pool.at(now).is_cold:
             refused += self._not_woken_in_time(now)
-        if self._pool_changed or self._narrowed:
-            refused += self._narrowed_without_replica(now, rng)
+        if self._pool_changed or self._retries:
+            refused += self._retries_without_replica(now, rng)
+        refused += self._in_no_place(now, rng)
         refused += self._after_shrinking(now)
         if self._queue.rules.oldest_every > 1:
             refused += self._newly_late(now)
@@ -84,25 +93,37 @@ class HopelessReview:
         """
         if not reason.transient and not grace:
             return self._no_replica(queued, reason, pool)
-        if 0 < pool.largest_kv_tokens < queued.need:
-            largest = pool.largest_kv_tokens
+        largest = pool.largest_kv_tokens
+        if queued.where is not None:
+            largest = self._fleet.largest_kv_tokens(self._model, queued.where)
+        if 0 < largest < queued.need:
             standing = Standing(0, pool.ready, None)
             return self._refuse(queued, refusals.too_large(queued.request, standing, queued.need, largest))
         return None
 
-    def _narrowed_without_replica(self, now: float, rng: Rng) -> list[Rejection]:
-        """Refuse requests that no replica of the model may take: they have failed on each, or none is where they have
-        to run. At most MAX_REFUSED in one dispatch.
+    def _retries_without_replica(self, now: float, rng: Rng) -> list[Rejection]:
+        """Refuse requests that have failed on every replica of the model, at most MAX_REFUSED in one dispatch.
 
         Each is reviewed when it arrives and whenever the pool has changed.
         """
         if self._pool_changed:
             self._pool_changed = False
-            self._narrowed = deque(queued for queued in self._queue if queued.request.narrowed)
+            self._retries = deque(queued for queued in self._queue if queued.request.exclude)
         refused = []
-        for _ in range(min(len(self._narrowed), MAX_REFUSED)):
-            queued = self._narrowed.popleft()
+        for _ in range(min(len(self._retries), MAX_REFUSED)):
+            queued = self._retries.popleft()
             if queued.outcome is None:
+                verdict = self._fleet.place(queued.request, now, rng)
+                if not isinstance(verdict, Choice) and not verdict.reason.transient:
+                    refused.append(self._no_replica(queued, verdict.reason, self._pool.at(now)))
+        return refused
+
+    def _in_no_place(self, now: float, rng: Rng) -> list[Rejection]:
+        """Refuse requests that have to run where the model has no replica, at most MAX_REFUSED in one dispatch."""
+        refused = []
+        for _ in range(min(len(self._nowhere), MAX_REFUSED)):
+            queued = self._nowhere.popleft()
+            if queued.outcome is None and queued.where == frozenset():
                 verdict = self._fleet.place(queued.request, now, rng)
                 if not isinstance(verdict, Choice) and not verdict.reason.transient:
                     refused.append(self._no_replica(queued, verdict.reason, self._pool.at(now)))

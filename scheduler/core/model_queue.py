@@ -19,6 +19,7 @@ from scheduler.core.rules import SchedulerConfig
 from scheduler.core.serving import ServingPass
 from scheduler.core.waits import WaitPredictor
 from scheduler.core.warm import WarmPool
+from scheduler.core.where import Tries, Where, where_of
 from scheduler.messages import PlaceRefused
 from scheduler.wire import PlaceRequest
 
@@ -39,6 +40,10 @@ class ModelQueue:
         self.unfinished = False
         """Whether the last dispatch has left work to the next, which should follow at once."""
         self._fleet = fleet
+        self._places = fleet.places_of(model)
+        """Where the model's replicas are."""
+        self._looked: dict[Where, float] = {}
+        """When requests for places without room were tried last."""
         self._rules = config.queue
         self._review = HopelessReview(model, self.queue, fleet, self.admission, self.waits, self.pool)
 
@@ -51,12 +56,17 @@ class ModelQueue:
         """Drop what was derived from the pool: replicas came, went or changed state."""
         self.pool.on_change()
         self._review.on_pool_change()
+        places = self._fleet.places_of(self.model)
+        if places != self._places:
+            self._places, self._looked = places, {}
+            self._review.on_places_change(self.queue.move(places))
 
     # Admission
 
     def submit(self, queued: QueuedRequest, now: float) -> PlaceRefused | None:
         """Queue a request. Returns its refusal when it may not wait."""
         request = queued.request
+        queued.where = where_of(request, self._places)
         if refusal := self._over_capacity(request, now):
             self.queue.band(request.tier).on_refused_arrival(now)
             return refusal
@@ -123,7 +133,8 @@ class ModelQueue:
             self.admission.drain.advance(now, pool.slots, False)
             return
         late_before = self.waits.late_before(now)
-        current = ServingPass(self.model, self.queue, self._fleet, self.hold, pool, late_before, now)
+        tries = self._tries(now)
+        current = ServingPass(self.model, self.queue, self._fleet, self.hold, pool, late_before, tries, now)
         while (queued := current.next_candidate()) is not None:
             verdict = self._fleet.place(queued.request, now, rng)
             if isinstance(verdict, Choice):
@@ -138,6 +149,14 @@ class ModelQueue:
                 break
         current.end()
         self.admission.drain.advance(now, pool.slots, len(self.queue) > 0)
+
+    def _tries(self, now: float) -> Tries:
+        """What a pass need not try of the requests for some places; the bands learn which places are full."""
+        open_places = self._fleet.open_places(self.model, now) if self.queue.bound else frozenset()
+        full = bool(open_places) and open_places != self._places
+        for band in self.queue.bands:
+            band.open_places = open_places if full else None
+        return Tries(open_places, self._looked, self._rules.max_skips, now)
 
     def _assign(self, queued: QueuedRequest, choice: Choice, current: ServingPass, now: float) -> Assignment:
         self.queue.record_pick(queued, current.late_before)

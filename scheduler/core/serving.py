@@ -1,21 +1,19 @@
 """One pass over a model's queue: the candidates in fair order, and which of those that fit nowhere may be passed."""
 
 import sys
-from collections import Counter
 from collections.abc import Container, Sequence
 
 from scheduler.core.fair_queue import FairQueue
 from scheduler.core.fleet import Fleet
-from scheduler.core.flow import ANYWHERE, QueuedRequest, Where
+from scheduler.core.flow import QueuedRequest
 from scheduler.core.hold import Hold
 from scheduler.core.policy import Reason
 from scheduler.core.warm import WarmCapacity
+from scheduler.core.where import Tries
 
 MAX_UNCOUNTED_SKIPS = 32
-"""Requests that one pass may skip beside `max_skips`: those that only some replicas may take, and requests that need
-no less KV cache than one that was skipped for want of it."""
-MAX_WHERES = 8
-"""Different sets of regions and GPUs that one pass tries; the requests of further ones wait for the next."""
+"""Requests that may run anywhere and that one pass may skip beside `max_skips`: retries, whose own history keeps them
+from the replicas with room, and requests that need no less KV cache than one that was skipped for want of it."""
 HIT_FRESH_S = 0.2
 """Seconds for which a waiting request's cached prefix is used for ordering before it is looked up again."""
 MAX_LOOKUPS = 1
@@ -34,6 +32,7 @@ class ServingPass:
         hold: Hold,
         pool: WarmCapacity,
         late_before: Sequence[float],
+        tries: Tries,
         now: float,
     ) -> None:
         self.refused = 0
@@ -45,7 +44,7 @@ class ServingPass:
         self._hold = hold
         self._pool = pool
         self._now = now
-        self._skipped = Skipped(queue.rules.max_skips)
+        self._skipped = Skipped(tries)
         self._uncounted = 0
         self._least_need = sys.maxsize
         """The smallest need of the requests that were skipped for want of KV cache, in tokens."""
@@ -55,7 +54,7 @@ class ServingPass:
     @property
     def _strict(self) -> bool:
         """Whether only tenants within Q may pass the skipped requests."""
-        return len(self._skipped) > self._uncounted
+        return self._skipped.anywhere > self._uncounted
 
     def next_candidate(self) -> QueuedRequest | None:
         """The next request in fair order; None when none may go or no replica has room.
@@ -74,14 +73,17 @@ class ServingPass:
 
     def skip(self, queued: QueuedRequest, reason: Reason) -> bool:
         """Leave a candidate that fits nowhere out of the rest of the pass; False when no other may pass it."""
+        if queued.where is not None:  # the others may run elsewhere
+            self._skipped.add(queued)
+            return True
         if self._hold.due(queued, self._now):
             self._blocker = queued
             return False
         needs_no_less = reason is Reason.KV_FULL and queued.need >= self._least_need
-        others_go_on = queued.request.narrowed or needs_no_less or self._hold.resting(self._now)
+        others_go_on = queued.request.exclude or needs_no_less or self._hold.resting(self._now)
         if others_go_on and self._uncounted < MAX_UNCOUNTED_SKIPS:
             self._uncounted += 1
-        elif len(self._skipped) - self._uncounted >= self._queue.rules.max_skips:
+        elif self._skipped.anywhere - self._uncounted >= self._queue.rules.max_skips:
             self._blocker = self._skipped.first or queued
             return False
         if reason is Reason.KV_FULL:
@@ -104,39 +106,33 @@ class ServingPass:
 
 
 class Skipped(Container[QueuedRequest]):
-    """Requests that a pass has skipped, in the order in which it did.
+    """Requests that a pass has skipped, or need not try, in the order in which it did."""
 
-    Those for a region, or for GPUs, where several fitted nowhere count as skipped, too. Otherwise a full region's queue
-    would use up the skips of the pass, and requests for the other regions would wait for it.
-    """
-
-    def __init__(self, max_skips: int) -> None:
-        """`max_skips`: tries for the same region and GPUs after which no more are made."""
-        self._max_skips = max_skips
-        self._requests: dict[QueuedRequest, None] = {}
-        self._tries: Counter[Where] = Counter()
+    def __init__(self, tries: Tries) -> None:
+        self.tries = tries
+        """Of requests that may run in some places alone."""
+        self.anywhere = 0
+        """Skipped requests that may run anywhere."""
+        self.first: QueuedRequest | None = None
+        """The first of them; for the others none is held back."""
+        self._requests: set[QueuedRequest] = set()
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    @property
-    def first(self) -> QueuedRequest | None:
-        """The first request that fits nowhere and may run anywhere; for the others none is held back."""
-        return next((queued for queued in self._requests if queued.where == ANYWHERE), None)
-
     def __contains__(self, queued: object) -> bool:
-        if queued in self._requests:
-            return True
-        return bool(self._tries) and isinstance(queued, QueuedRequest) and self._full(queued.where)
-
-    def _full(self, where: Where) -> bool:
-        return where != ANYWHERE and (self._tries[where] >= self._max_skips or len(self._tries) > MAX_WHERES)
+        return isinstance(queued, QueuedRequest) and (
+            queued in self._requests or (queued.where is not None and self.tries.over(queued.where))
+        )
 
     def add(self, queued: QueuedRequest) -> None:
         """Note a request that fits nowhere."""
-        self._requests[queued] = None
-        if queued.where != ANYWHERE:
-            self._tries[queued.where] += 1
+        self._requests.add(queued)
+        if queued.where is not None:
+            self.tries.add(queued.where)
+            return
+        self.anywhere += 1
+        self.first = self.first or queued
 
 
 class HitLookup:

@@ -199,7 +199,7 @@ class SchedulerState:
             self._announced[client] = set()
         if (named := self._announced.get(client)) is not None:
             named.update((client, each.request_id, each.replica_id) for each in announced.placements)
-            if not announced.placements_follow:
+            if not announced.placements_follow or len(named) > MAX_ACTIVE:
                 del self._announced[client]
                 for key in [key for key in self.active if key[0] == client and key not in named]:
                     self._deactivate(key, None, now)

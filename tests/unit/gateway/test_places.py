@@ -12,7 +12,7 @@ from tests.unit.gateway.test_director import prepared
 
 
 def test_a_header_names_places_in_any_case_and_order() -> None:
-    assert named_places(b"", REGION) == ()
+    assert named_places(None, REGION) == ()
     assert named_places(b"sfo3, NYC2,nyc2", REGION) == ("nyc2", "sfo3")
 
 

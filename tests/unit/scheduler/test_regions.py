@@ -1,6 +1,7 @@
 """Requests that have to run in a region, or on a class of GPU."""
 
 import random
+from collections import Counter
 
 import msgspec
 import pytest
@@ -12,9 +13,10 @@ from scheduler.core.policy import Blocked, Choice, Reason, place_vectorised
 from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig
 from scheduler.core.serving import Skipped
 from scheduler.core.state import SchedulerState
+from scheduler.core.where import Tries, Where
 from scheduler.fallback import choose, place_in_turn
 from scheduler.wire import PlaceRequest, PoolSnapshot, Released
-from tests.support.scheduling import MODEL, beat, replica, request
+from tests.support.scheduling import MODEL, beat, capacity, replica, request
 from workers.wire import ReplicaStatus
 
 EAST, WEST = "nyc2", "sfo3"
@@ -27,8 +29,8 @@ def there(name: str, region: str, gpu: str = "B300", slots: int = 4) -> ReplicaS
 class Pool:
     """A scheduler with some replicas, to which requests are submitted one by one."""
 
-    def __init__(self, *statuses: ReplicaStatus) -> None:
-        config = SchedulerConfig(admission=AdmissionRules(enabled=False))
+    def __init__(self, *statuses: ReplicaStatus, config: SchedulerConfig | None = None) -> None:
+        config = config or SchedulerConfig(admission=AdmissionRules(enabled=False))
         self.state = SchedulerState("epoch-1", 0.0, grace_s=0.0, config=config)
         self.state.heartbeat(beat(*statuses), 0.0)
         self.rng = random.Random(1)
@@ -134,21 +136,110 @@ def test_those_that_wait_for_a_region_get_it_in_fair_order() -> None:
     assert {frozenset(name[0] for name in order[n : n + 2]) for n in (0, 2, 4)} == {frozenset("ab")}
 
 
-def test_many_different_restrictions_use_up_no_pass() -> None:
+@pytest.mark.parametrize("odd", [1, 9, 60])
+def test_names_that_no_replica_has_starve_no_one_else(odd: int) -> None:
+    """Sets of names that come to the same places are one set; other sets are tried whatever these do."""
     pool = Pool(there("east/r0", EAST, slots=1), there("west/r0", WEST, slots=64))
     pool.submit(request("first", regions=(EAST,)))
-    pool.submit(*(request(f"odd-{n}", f"t{n}", regions=(EAST, f"fra{n}")) for n in range(60)))
+    pool.submit(*(request(f"odd-{n}", f"t{n % 3}", regions=(EAST, f"fra{n}")) for n in range(odd)))
     pool.submit(*(request(f"any-{n}", "plain") for n in range(20)))
-    assert sum(name.startswith("any") for name in pool.placed) == 20
+    pool.submit(*(request(f"west-{n}", "bound", regions=(WEST,)) for n in range(20)))
+    assert sum(name.startswith(("any", "west")) for name in pool.placed) == 40
     assert not any(name.startswith("odd") for name in pool.placed)
+
+
+def test_no_more_requests_are_looked_at_however_many_wait_for_a_full_region(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: Counter[int] = Counter()
+    contains = Skipped.__contains__
+
+    def counted(self: Skipped, queued: object) -> bool:
+        looked[waiting] += 1
+        return contains(self, queued)
+
+    monkeypatch.setattr(Skipped, "__contains__", counted)
+    for waiting in (50, 2_000):
+        pool = Pool(there("east/r0", EAST, slots=1), there("west/r0", WEST, slots=64))
+        pool.submit(*(request(f"east-{n}", "t", regions=(EAST,)) for n in range(waiting)))
+        looked[waiting] = 0
+        pool.submit(request("any", "t"))
+        assert "any" in pool.placed
+    assert looked[2_000] == looked[50] > 0
+
+
+def test_a_tenant_that_waits_for_a_full_region_gives_new_ones_no_head_start() -> None:
+    pool = Pool(there("east/r0", EAST, slots=1), there("west/r0", WEST, slots=1))
+    pool.submit(request("r0", "patient", regions=(EAST,)), request("r1", "patient", regions=(EAST,)))
+    for number in range(20):
+        pool.submit(request(f"a{number}", "busy", prompt_tokens=1_000))
+    for number in range(10):
+        pool.end(f"a{number}")
+    [flow] = [flow for flow in pool.state.queues[MODEL].queue.bands[1] if flow.name == "busy"]
+    pool.submit(request("b0", "new"))
+    [new] = [flow for flow in pool.state.queues[MODEL].queue.bands[1] if flow.name == "new"]
+    assert flow.counter > 3_000
+    assert new.counter >= flow.counter
+
+
+def test_replicas_in_new_places_take_what_waits_for_them_and_lost_places_refuse() -> None:
+    pool = Pool(there("east/r0", EAST, slots=1), there("west/r0", WEST, slots=1))
+    pool.submit(request("first"), request("second"))
+    pool.submit(request("third", regions=(EAST, "fra1")), request("fourth", regions=(WEST,)))
+    assert len(pool.placed) == 2
+    pool.state.heartbeat(beat(there("fra/r0", "fra1"), agent="agent-2"), 0.0)
+    pool.dispatch()
+    assert pool.placed["third"] == "fra/r0"
+    pool.state.heartbeat(beat(there("east/r0", EAST, slots=1)), 0.0)
+    pool.dispatch()
+    assert pool.refused == {"fourth": "no_replica_in_region"}
+
+
+def test_a_host_that_reports_another_region_takes_its_requests() -> None:
+    pool = Pool(there("east/r0", EAST, slots=1))
+    pool.submit(request("first"))
+    pool.submit(request("second", regions=(EAST,)))
+    pool.state.heartbeat(beat(there("east/r0", WEST, slots=1)), 0.0)
+    pool.dispatch()
+    assert pool.refused == {"second": "no_replica_in_region"}
+
+
+def test_a_request_too_large_for_its_region_is_refused_at_once() -> None:
+    small = msgspec.structs.replace(there("east/r0", EAST), capacity=capacity(4, 10_000))
+    pool = Pool(small, there("west/r0", WEST))
+    pool.submit(request("first", regions=(EAST,)))
+    pool.submit(request("large", prompt_tokens=50_000, regions=(EAST,)))
+    assert pool.refused == {"large": "larger_than_kv_cache"}
+
+
+def test_full_places_are_tried_again_from_time_to_time_so_that_they_are_woken() -> None:
+    east: frozenset[tuple[str, str]] = frozenset({(EAST, "b300")})
+    looked: dict[Where, float] = {}
+    tries = Tries(frozenset(), looked, 3, 10.0)
+    assert not tries.over(east)
+    tries.add(east)
+    assert tries.over(east)
+    assert Tries(frozenset(), looked, 3, 10.4).over(east)
+    assert not Tries(frozenset(), looked, 3, 10.6).over(east)
+    assert not Tries({(EAST, "b300")}, looked, 3, 10.1).over(east), "a replica has room"
+
+
+def test_a_full_region_refuses_no_arrival_for_the_others() -> None:
+    """With admission on: what waits for the region is not ahead of what may run elsewhere."""
+    config = SchedulerConfig()
+    pool = Pool(there("east/r0", EAST, slots=1), there("west/r0", WEST, slots=64), config=config)
+    pool.submit(*(request(f"east-{n}", f"t{n % 5}", 5.0, regions=(EAST,)) for n in range(40)))
+    pool.submit(*(request(f"any-{n}", f"u{n % 5}", 5.0) for n in range(20)))
+    assert sum(name.startswith("any") for name in pool.placed) == 20
+    assert not any(name.startswith("any") for name in pool.refused)
 
 
 def test_requests_are_held_back_for_one_that_may_run_anywhere_alone() -> None:
     rules = QueueRules()
-    skipped, hold = Skipped(rules.max_skips), Hold(rules)
+    skipped, hold = Skipped(Tries(frozenset(), {}, 3, 0.0)), Hold(rules)
     bound, free = (
-        QueuedRequest("api", asked, 0.0, 9.0, 1, passed=1_000, passed_work=1e9)
-        for asked in (request(regions=(EAST,)), request())
+        QueuedRequest("api", request(), 0.0, 9.0, 1, where=where, passed=1_000, passed_work=1e9)
+        for where in (frozenset({(EAST, "b300")}), None)
     )
     skipped.add(bound)
     assert skipped.first is None

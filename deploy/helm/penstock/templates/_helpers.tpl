@@ -115,9 +115,10 @@ one that does not answer, or says that it stands still, is restarted: `cli/probe
 */}}
 {{- define "penstock.probes" -}}
 startupProbe:
-  httpGet: {path: /healthz, port: metrics}
-  periodSeconds: 2
-  failureThreshold: 90
+  exec: {command: [python, -m, cli.probe, --alive, "http://127.0.0.1:9100/healthz"]}
+  periodSeconds: 5
+  timeoutSeconds: 10
+  failureThreshold: 36
 readinessProbe:
   httpGet: {path: /healthz, port: metrics}
   periodSeconds: 5
