@@ -60,10 +60,18 @@ def issue(authority: Issued, password: bytes, now: datetime) -> Issued:
     return Issued(_pem(certificate), _key_pem(key, serialization.NoEncryption()))
 
 
-def fingerprint(certificate: bytes) -> str:
-    """SHA-256 of a certificate in PEM, in hex. Raises ValueError for what is none."""
-    parsed = x509.load_pem_x509_certificate(certificate)
-    return sha256(parsed.public_bytes(serialization.Encoding.DER)).hexdigest()
+def fingerprint(authority: bytes) -> str:
+    """SHA-256 of all certificates in PEM, in their order, in hex. Raises ValueError when there is none."""
+    parsed = x509.load_pem_x509_certificates(authority)
+    return sha256(b"".join(one.public_bytes(serialization.Encoding.DER) for one in parsed)).hexdigest()
+
+
+def certificates_alone(authority: bytes) -> bytes:
+    """The certificates that `fingerprint` covers, encoded anew. Raises ValueError when there is none.
+
+    OpenSSL also trusts what stands in other blocks, such as TRUSTED CERTIFICATE: those are left out.
+    """
+    return b"".join(map(_pem, x509.load_pem_x509_certificates(authority)))
 
 
 def server_context() -> ssl.SSLContext:
@@ -84,10 +92,13 @@ def load(context: ssl.SSLContext, issued: Issued, directory: Path) -> None:
 
 
 def client_context(authority: bytes) -> ssl.SSLContext:
-    """A context that trusts servers called NAME whose certificates this authority, or bundle of them, has signed."""
+    """A context that trusts servers called NAME whose certificates this authority, or bundle of them, has signed.
+
+    Raises ValueError when `authority` holds no certificate.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=authority.decode())
+    context.load_verify_locations(cadata=certificates_alone(authority).decode())
     return context
 
 
@@ -103,11 +114,9 @@ def blind_context() -> ssl.SSLContext:
 def read_authority(path: Path) -> bytes:
     """The certificates of a file. Raises InvalidRequest when it holds none."""
     try:
-        content = path.read_bytes()
-        fingerprint(content)
+        return certificates_alone(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"PENSTOCK_SCHEDULER_CA: {path} holds no certificate: {error}") from None
-    return content
 
 
 def _named(text: str) -> x509.Name:

@@ -12,7 +12,14 @@ import msgspec
 from core.addresses import Address, takes_tls
 from core.errors import InvalidRequest
 from core.framing import pack, read_frame
-from core.private_tls import NAME, blind_context, client_context, fingerprint, read_authority
+from core.private_tls import (
+    NAME,
+    blind_context,
+    certificates_alone,
+    client_context,
+    fingerprint,
+    read_authority,
+)
 from core.settings import Settings
 from workers.own_credentials import AgentCredentials
 from workers.scheduler_link import Untrusted
@@ -56,7 +63,8 @@ class SchedulerDialer:
         reader, writer = await asyncio.open_connection(*address, ssl=blind_context())
         try:
             writer.write(pack(msgspec.msgpack.encode(AuthorityRequest())))
-            found = _answer.decode(await read_frame(reader, _MAX_ANSWER_BYTES)).certificate
+            answer = _answer.decode(await read_frame(reader, _MAX_ANSWER_BYTES))
+            found = certificates_alone(answer.certificate)  # never bytes that the fingerprint does not cover
             known = fingerprint(found)
         except (EOFError, ValueError) as error:
             raise Untrusted(f"the scheduler at {address} shows no authority: {error}") from None
