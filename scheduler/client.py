@@ -40,6 +40,9 @@ SWEEP_S = 0.1
 """Seconds between two runs of the timer for silence, fallback, deadlines and progress."""
 DEADLINE_SLACK_S = 1.0
 """Seconds after a deadline until the client refuses the request itself, when the scheduler has not answered."""
+TAKE_OVER_S = 15.0
+"""Seconds after the loss of the scheduler for which requests still wait for a replica to wake: the next scheduler, which
+takes over within these, goes on with the wakes."""
 FRESH_TIMEOUT_S = 4.0
 """Seconds for which `fresh_snapshot` waits for a scheduler."""
 
@@ -84,6 +87,8 @@ class SchedulerClient(Listener):
         self._known = PoolSnapshot()
         """The last snapshot that is complete; until there is one, the last. Requests are placed by it without a
         scheduler: one that has just begun does not know all replicas yet."""
+        self._lost_at = -math.inf
+        """When the last connection was lost."""
         self._waiting: dict[str, Waiting] = {}
         self._expiry_at = math.inf
         """No request in `_waiting` has reached its deadline before this time."""
@@ -260,6 +265,7 @@ class SchedulerClient(Listener):
 
     def on_disconnected(self) -> None:
         """End what cannot be asked again: commands."""
+        self._lost_at = self._clock.monotonic()
         self._had = self._running.copy()
         self._snapshot_received.clear()
         for command_id, future in self._commands.items():
@@ -404,12 +410,11 @@ class SchedulerClient(Listener):
         slack_s = DEADLINE_SLACK_S if self.connected else 0.0
         if now - slack_s < self._expiry_at:
             return
+        # Without a scheduler no replica is woken.
+        wakes = self.connected or now - self._lost_at < TAKE_OVER_S
         for waiting in list(self._waiting.values()):
             request = waiting.request
-            # Without a scheduler no replica is woken.
-            limit_s = (
-                max(request.deadline_s, request.wake_deadline_s) if self.connected else request.deadline_s
-            )
+            limit_s = max(request.deadline_s, request.wake_deadline_s) if wakes else request.deadline_s
             if now - waiting.since > limit_s + slack_s:
                 self._send_cancel(waiting.request.request_id)
                 message = "the scheduler is away and no replica could be chosen without it"

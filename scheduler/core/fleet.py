@@ -199,6 +199,10 @@ class Fleet:
             return None
         return self.waker.ready_in_s(model, self.replicas_of(model), now)
 
+    def awaits(self, model: str, now: float) -> bool:
+        """Whether a replica of `model` may come to serve by itself, or wake for a request."""
+        return self.waker is not None and self.waker.awaits(model, self.replicas_of(model), now)
+
     # Events of placements
 
     def on_open(self, entry: ActivePlacement, now: float | None = None) -> None:

@@ -111,7 +111,7 @@ class ModelQueue:
             self.queue.remove(queued.key, QueueOutcome.DEADLINE)
             self.waits.observe(queued, now)
             waited_s = queued.deadline_at - queued.enqueued_at
-            if self.pool.at(now).is_cold:
+            if self.pool.at(now).awaited:
                 refusal = refusals.not_woken(request, waited_s, standing, self.pool.trouble())
             else:
                 refusal = refusals.overdue(request, waited_s, standing, over_share)

@@ -131,7 +131,9 @@ class SchedulerState:
         ignored.
 
         `age_s` is the time that the request has waited before. With `admitted`, its wait is not judged again, because
-        an earlier scheduler admitted it. The same holds for a request that has failed on a replica.
+        an earlier scheduler admitted it. The same holds for a request that has failed on a replica. The deadline of a
+        wake holds while no replica is ready and one may come, and for an admitted request whose other deadline has
+        passed: it was held for a wake.
         """
         self._seq += 1
         request = clamped(request)
@@ -140,11 +142,11 @@ class SchedulerState:
             self._decisions.append(Rejection(client, request.model, unknown))
             return
         model_queue = self._queue_of(request.model)
-        admitted = admitted or bool(request.exclude)
         enqueued_at = now - max(0.0, age_s)
         deadline_s, pool = request.deadline_s, model_queue.pool.at(now)
-        if pool.is_cold:
+        if pool.awaited or (admitted and not deadline_s):
             deadline_s = max(deadline_s, request.wake_deadline_s)
+        admitted = admitted or bool(request.exclude)
         queued = QueuedRequest(client, request, enqueued_at, now + deadline_s, self._seq, admitted)
         if queued.key in model_queue.queue:
             return

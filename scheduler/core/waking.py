@@ -104,6 +104,14 @@ class Waker:
         ]
         return min(waits, default=None)
 
+    def awaits(self, model: str, replicas: Iterable[Replica], now: float) -> bool:
+        """Whether a replica of `model` may come to serve: it is on its way, or a request may wake it. Until all agents
+        have had the time to report, one may."""
+        allowed = self.allowed(model)
+        return now < self.begins_at or any(
+            _on_its_way(replica) or (allowed and rests(replica)) for replica in self._heard(replicas, now)
+        )
+
     def order(self, model: str, replicas: Iterable[Replica], now: float) -> WakeOrder | None:
         """The command that makes a replica of `model` serve soonest; None when one comes by itself or none can."""
         known = list(self._heard(replicas, now))
@@ -192,6 +200,13 @@ _COMING = frozenset({ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.REA
 def stage_of(status: ReplicaStatus, rung: int) -> StageTime:
     """What was measured of a replica's way from sleep level 1 or 2 to ready, or with 0 from a stop."""
     return (status.times.load, status.times.wake_1, status.times.wake_2)[min(max(rung, 0), 2)]
+
+
+def _on_its_way(replica: Replica) -> bool:
+    """Whether a replica loads or wakes, or its agent starts it again."""
+    if replica.state is ReplicaState.FAILED:
+        return replica.engine.phase != "unfit" and replica.engine.engine != "external"
+    return replica.state is ReplicaState.LOADING
 
 
 def rests(replica: Replica) -> bool:

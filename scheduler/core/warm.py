@@ -25,6 +25,8 @@ class WarmCapacity:
     """The largest KV cache of the model's replicas or ranks, warm or not, in tokens; 0 = not known."""
     ready_in_s: float | None = None
     """Without a ready replica: seconds until one serves, waking included; None = not known, or none is going to."""
+    awaited: bool = False
+    """Whether no replica is ready and one may come, whether or not its time is known."""
 
     @property
     def is_cold(self) -> bool:
@@ -58,6 +60,7 @@ class WarmPool:
                 ),
                 max((replica.kv_capacity for replica in known), default=0),
                 None if ready else self._fleet.ready_in_s(self._model, now),
+                not ready and self._fleet.awaits(self._model, now),
             )
             self._fresh_until = now + WARM_FRESH_S
         return self._capacity

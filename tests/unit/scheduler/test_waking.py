@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scheduler.core.decisions import Placed, Rejection
 from scheduler.core.state import SchedulerState
 from scheduler.core.waking import WakeOrder, Waker
+from scheduler.messages import Announce, AnnouncedRequest
 from tests.support.scheduling import MODEL, beat, replica, request
 from workers.wire import LifeTimes, ReplicaState, ReplicaStatus, StageTime
 
@@ -253,3 +254,41 @@ def test_a_cold_model_places_refuses_or_waits_for_what_is_coming(
         assert WakeOrder(name, MODEL, action).action == (
             "wake" if known[name].state is ReplicaState.ASLEEP else "resume"
         )
+
+
+def test_a_first_load_of_which_nothing_is_known_may_take_as_long_as_a_wake() -> None:
+    play = Play(replica(state=ReplicaState.LOADING, phase="loading"))
+    assert play.ask(deadline_s=30.0) == []
+    assert play.beat(replica(state=ReplicaState.LOADING, phase="loading"), after_s=119.0) == []
+    assert len(play.beat(replica(), after_s=0.5)) == 1
+    unfit = Play(replica(state=ReplicaState.FAILED, phase="unfit"))
+    assert unfit.ask(deadline_s=30.0) == []
+    assert len(unfit.beat(replica(state=ReplicaState.FAILED, phase="unfit"), after_s=30.0)) == 1
+
+
+def announced(
+    play: Play, deadline_s: float, wake_deadline_s: float, age_s: float
+) -> list[Placed | Rejection]:
+    left = request("held", deadline_s=deadline_s, wake_deadline_s=wake_deadline_s)
+    play.state.announce("api", Announce([], [AnnouncedRequest(left, age_s)]), play.now)
+    return play.dispatch()
+
+
+def test_a_request_that_was_held_for_a_wake_is_held_by_the_next_scheduler() -> None:
+    play = Play(grace_s=3.0)  # its agent has not reported yet
+    assert announced(play, 0.0, 80.0, age_s=40.0) == []
+    assert play.beat(waking(asleep(level=2), for_s=40.0), after_s=4.0) == []
+    [placed] = play.beat(replica(), after_s=5.0)
+    assert isinstance(placed, Placed)
+
+
+def test_a_held_request_whose_replica_has_come_meanwhile_is_placed() -> None:
+    play = Play(replica(), grace_s=3.0)
+    [placed] = announced(play, 0.0, 80.0, age_s=40.0)
+    assert isinstance(placed, Placed)
+    full = Play(replica(slots=1), grace_s=3.0)
+    full.state.submit("other", request("first"), full.now)
+    assert len(full.dispatch()) == 1
+    assert announced(full, 5.0, 80.0, age_s=25.0) == []
+    [late] = full.beat(replica(slots=1, running=1), after_s=5.0)  # it waits for a slot, not for a wake
+    assert isinstance(late, Rejection)
