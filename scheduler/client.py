@@ -41,8 +41,8 @@ SWEEP_S = 0.1
 DEADLINE_SLACK_S = 1.0
 """Seconds after a deadline until the client refuses the request itself, when the scheduler has not answered."""
 TAKE_OVER_S = 15.0
-"""Seconds after the loss of the scheduler for which requests still wait for a replica to wake: the next scheduler, which
-takes over within these, goes on with the wakes."""
+"""Seconds after the loss of the scheduler for which requests still wait for a replica to wake: the next scheduler takes
+over within these and goes on with the wakes."""
 FRESH_TIMEOUT_S = 4.0
 """Seconds for which `fresh_snapshot` waits for a scheduler."""
 

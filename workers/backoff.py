@@ -16,6 +16,11 @@ class Backoff:
         self._failures = 0
         self._since = clock.monotonic()
 
+    @property
+    def failures(self) -> int:
+        """Failures in a row."""
+        return self._failures
+
     def on_started(self) -> None:
         """Record that the engine has started."""
         self._since = self._clock.monotonic()

@@ -210,6 +210,8 @@ class ReplicaStatus(msgspec.Struct):
     """Seconds in this phase, or of the stage (load, drain, wake) that it belongs to."""
     times: LifeTimes = LifeTimes()
     """How long its stages took."""
+    failures: int = 0
+    """Failures in a row; 0 again after a minute of health, or a start by a command."""
     gpu_ids: list[str] = []
     """The GPUs of its host that it uses while it is awake."""
     stream_interval: bool = False

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from scheduler.core.replica import Replica
 from scheduler.wire import PlaceRequest
+from workers.backoff import INITIAL_DELAY_S
 from workers.wire import ReplicaState, ReplicaStatus, StageTime
 
 SETTLE_S = 5.0
@@ -18,6 +19,13 @@ SETTLE_S = 5.0
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 """Seconds for which a replica that could not be woken is left alone, doubled with each further failure."""
+LONG_WAKE = 3.0
+LEAST_WAKE_S = 60.0
+UNKNOWN_WAKE_S = 600.0
+"""A command without a result counts as hanging after LONG_WAKE times the expected seconds and at least LEAST_WAKE_S, or
+after UNKNOWN_WAKE_S where none are expected."""
+LONG_LOAD = 2.0
+"""A load or wake counts as stuck after this many times its expected seconds."""
 MAX_WANTED = 256
 """Different wants that are kept between two calls; clients can invent any number."""
 MIN_LEFT_S = 1.0
@@ -60,6 +68,8 @@ class _Tries:
     """The commands to one replica."""
 
     under_way: bool = False
+    hangs_at: float = float("inf")
+    """When the command under way no longer keeps requests from waking another replica."""
     not_before: float = float("-inf")
     failures: int = 0
     why: str = ""
@@ -115,17 +125,17 @@ class Waker:
     def order(self, model: str, replicas: Iterable[Replica], now: float) -> WakeOrder | None:
         """The command that makes a replica of `model` serve soonest; None when one comes by itself or none can."""
         known = list(self._heard(replicas, now))
-        names = {replica.engine.replica_id for replica in known}
+        tried = [self._tries.get(replica.engine.replica_id, _UNTRIED) for replica in known]
         if (
             now < self.begins_at
             or not self.allowed(model)
-            or any(self._tries[name].under_way for name in names & self._tries.keys())
+            or any(tries.under_way and now < tries.hangs_at for tries in tried)
         ):
             return None
         best: tuple[float, str, str] | None = None
-        for replica in known:
-            name, tries = replica.engine.replica_id, self._tries.get(replica.engine.replica_id)
-            if tries is not None and now < tries.not_before:
+        for replica, tries in zip(known, tried, strict=True):
+            name = replica.engine.replica_id
+            if tries.under_way or now < tries.not_before:
                 continue
             if action := action_of(replica):
                 wait_s = self._wait_s(replica, now)
@@ -138,8 +148,11 @@ class Waker:
         ]
         if best is None or (coming and min(coming) <= best[0]):
             return None
-        self._tries.setdefault(best[1], _Tries()).under_way = True
-        return WakeOrder(best[1], model, best[2])
+        wait_s, name, action = best
+        tries = self._tries.setdefault(name, _Tries())
+        expected_s = LONG_WAKE * wait_s if wait_s < float("inf") else UNKNOWN_WAKE_S
+        tries.under_way, tries.hangs_at = True, now + max(expected_s, LEAST_WAKE_S)
+        return WakeOrder(name, model, action)
 
     def on_result(self, replica_id: str, ok: bool, why: str, now: float) -> None:
         """Take the result of a command; `why` is the agent's message."""
@@ -167,6 +180,7 @@ class Waker:
     def _wait_s(self, replica: Replica, now: float) -> float | None:
         """Seconds until a replica serves; of a resting one, as if it were woken now."""
         status, state = replica.engine, replica.state
+        spent_s = status.phase_s + now - replica.last_seen_at
         match state:
             case ReplicaState.READY:
                 return 0.0
@@ -174,10 +188,11 @@ class Waker:
                 return self._expected_s(status, status.sleep_level if state is ReplicaState.ASLEEP else 0)
             case ReplicaState.LOADING:
                 whole_s = self._whole_s(status)
-                spent_s = status.phase_s + now - replica.last_seen_at
-                return None if whole_s is None else max(MIN_LEFT_S, whole_s - spent_s)
-            case ReplicaState.FAILED if status.times.load.count and status.phase != "unfit":
-                return status.times.load.mean_s
+                if whole_s is None or spent_s > LONG_LOAD * whole_s or status.failures > 1:
+                    return None
+                return max(MIN_LEFT_S, whole_s - spent_s)
+            case ReplicaState.FAILED if _restarts_once(status) and status.times.load.count:
+                return max(0.0, INITIAL_DELAY_S - spent_s) + status.times.load.mean_s
             case ReplicaState.DRAINING if rests(replica):
                 return 0.0
         return None
@@ -194,12 +209,18 @@ class Waker:
         return measured.mean_s if measured.count else self._figures(status.model, rung)
 
 
+_UNTRIED = _Tries()
 _COMING = frozenset({ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.READY})
 
 
 def stage_of(status: ReplicaStatus, rung: int) -> StageTime:
     """What was measured of a replica's way from sleep level 1 or 2 to ready, or with 0 from a stop."""
     return (status.times.load, status.times.wake_1, status.times.wake_2)[min(max(rung, 0), 2)]
+
+
+def _restarts_once(status: ReplicaStatus) -> bool:
+    """Whether a failed replica starts again and has failed once; one that fails again and again is not counted on."""
+    return status.phase != "unfit" and status.failures <= 1
 
 
 def _on_its_way(replica: Replica) -> bool:

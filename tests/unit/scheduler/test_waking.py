@@ -292,3 +292,48 @@ def test_a_held_request_whose_replica_has_come_meanwhile_is_placed() -> None:
     assert announced(full, 5.0, 80.0, age_s=25.0) == []
     [late] = full.beat(replica(slots=1, running=1), after_s=5.0)  # it waits for a slot, not for a wake
     assert isinstance(late, Rejection)
+
+
+def loading(name: str, for_s: float, failures: int = 0) -> ReplicaStatus:
+    times = took("load", 60.0)
+    return replica(
+        name, state=ReplicaState.LOADING, phase="loading", phase_s=for_s, times=times, failures=failures
+    )
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        loading("host/r1", 121.0),
+        waking(asleep("host/r1", times=took("wake_1", 5.0)), for_s=11.0),
+        loading("host/r1", 59.0, failures=2),
+        replica("host/r1", state=ReplicaState.FAILED, phase="failed", times=took("load", 60.0), failures=2),
+    ],
+)
+def test_a_replica_that_is_stuck_or_fails_again_and_again_keeps_no_other_asleep(
+    broken: ReplicaStatus,
+) -> None:
+    play = Play(broken, stopped())
+    assert play.ask() == []
+    assert play.orders() == [("host/r0", "resume")]
+
+
+def test_a_replica_that_failed_once_comes_again_after_its_pause() -> None:
+    failed = replica(
+        "host/r1", state=ReplicaState.FAILED, phase="failed", times=took("load", 60.0), failures=1
+    )
+    play = Play(failed, stopped())
+    assert play.ask() == []
+    assert play.orders() == []
+    assert play.state.fleet.ready_in_s(MODEL, play.now) == 61.0
+
+
+def test_a_wake_that_hangs_does_not_keep_another_replica_asleep() -> None:
+    play = Play(asleep(), asleep("host/r1", 2))
+    play.ask(wake_deadline_s=600.0)
+    assert play.orders() == [("host/r0", "wake")]
+    seen = []
+    while play.now < 200.0:
+        play.beat(asleep(), asleep("host/r1", 2), after_s=1.0)
+        seen += [(play.now, *order) for order in play.orders()]
+    assert seen == [(60.0, "host/r1", "wake")]  # and neither is sent a second command
