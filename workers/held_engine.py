@@ -217,10 +217,16 @@ class HeldEngine(ReplicaView):
                 raise EngineFailed(f"its weights are wrong: {why}" + (f" (rank {rank})" if rank else ""))
 
     async def _add_own_proofs(self) -> list[Proof]:
-        """Ask for the proofs and leave their tokens out of the counters; the engine must serve nothing meanwhile."""
+        """Ask for the proofs and leave their tokens out of the counters; the engine must serve nothing meanwhile.
+
+        Raises Conflict when its phase changes: the counters may then hold tokens of customers, and stay as they are.
+        """
+        phase = self._life.phase
         before, _ = await engine_sleep.quiet(self._api, self._clock)
         proofs = await self._ask_for_proofs()
         after, scraped_at = await engine_sleep.quiet(self._api, self._clock)
+        if self._life.phase is not phase:
+            raise Conflict(f"{self.plan.replica_id} is {self.state} before its answer was proved")
         self.record_scrape(after)
         self._scraped_at = scraped_at
         self._own = self._own.plus(after.counters.minus(before.counters))

@@ -8,8 +8,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
+
 from core.clock import Clock
-from core.errors import EngineFailed, InvalidRequest, PenstockError
+from core.errors import Conflict, EngineFailed, InvalidRequest, PenstockError
 from core.ids import incarnation
 from workers import engine_sleep
 from workers.backoff import Backoff
@@ -20,7 +22,7 @@ from workers.plan import ReplicaPlan
 from workers.replica_states import ADOPTED_ASLEEP, CHANGING, Event, Phase
 from workers.replica_view import EngineRefused
 from workers.saved_engine import SavedEngine
-from workers.wire import Capacity, EngineCounters, LifeTimes, ReplicaState
+from workers.wire import Capacity, EngineCounters, LifeTimes, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,10 @@ class ReplicaRunner(HeldEngine):
             proofs=tuple(self._proofs),
             own=self._own,
         )
+
+    def status(self) -> ReplicaStatus:
+        """The status for the heartbeat."""
+        return msgspec.structs.replace(super().status(), failures=self._backoff.failures)
 
     async def run(self) -> None:
         """Start, warm up, monitor and restart the engine until cancelled."""
@@ -267,9 +273,9 @@ class ReplicaRunner(HeldEngine):
             case "wake":
                 await self._wake()
             case "stop":
-                await self.shut_down(deadline_s)
+                await self._stop(deadline_s)
             case "restart":
-                await self.shut_down(deadline_s)
+                await self._stop(deadline_s)
                 self._start_again()
             case "kill":
                 if self._process is not None:
@@ -293,6 +299,10 @@ class ReplicaRunner(HeldEngine):
 
     async def shut_down(self, drain_s: float) -> None:
         """Drain for at most `drain_s` seconds, send SIGTERM, and SIGKILL after the engine's shutdown timeout."""
+        await self._stop(drain_s, even_if_resumed=True)
+
+    async def _stop(self, drain_s: float, *, even_if_resumed: bool = False) -> None:
+        """As `shut_down`. Raises Conflict when a command has called off the drain: requests are routed to it again."""
         saved, self._saved = self._saved, None
         if saved is not None:
             self._adopt(saved)
@@ -301,6 +311,10 @@ class ReplicaRunner(HeldEngine):
                 try:
                     await self._drain("stop", drain_s)
                 except EngineFailed as error:
+                    if self._life.phase is Phase.READY and not even_if_resumed:
+                        raise Conflict(
+                            f"{self.plan.replica_id} serves again: its stop was called off"
+                        ) from error
                     log.warning("replica %s: %s", self.plan.replica_id, error.message)
             self._should_run = False
             self._changed.set()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workers.replica
-from core.errors import EngineFailed, PenstockError
+from core.errors import Conflict, EngineFailed, PenstockError
 from core.process_identity import ProcessIdentity
 from tests.support.instant_loop import LoopClock, run_instantly
 from workers.catalog import load_catalog
@@ -249,7 +249,50 @@ def test_a_wake_leaves_its_tokens_out_and_a_wrong_one_starts_anew() -> None:
         assert host.runner.state is ReplicaState.FAILED
         await asyncio.sleep(10.0)
         assert (host.runner.state, host.runner.restarts, len(host.engines)) == (ReplicaState.READY, 1, 3)
+        assert host.runner.status().failures == 1
         assert host.wrong == []
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+def test_a_resume_calls_off_a_stop_that_still_drains() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        host.ask()
+        stop = asyncio.create_task(host.runner.command("stop", 600.0))
+        await asyncio.sleep(5.0)
+        await host.runner.command("resume", 5.0)
+        with pytest.raises(Conflict, match="its stop was called off"):
+            await stop
+        assert (host.runner.state, host.engines[-1].alive) == (ReplicaState.READY, True)
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+def test_a_sleep_that_is_called_off_while_its_proof_is_asked_takes_no_tokens_of_customers() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        host.runner._proofs = []  # as after the adoption from an agent that kept none
+        began = host.runner.status().counters.generation_tokens
+        sleep = asyncio.create_task(host.runner.command("sleep", 60.0))
+        before = host.engines[-1].tokens
+        await asyncio.sleep(9 * CALL_S)
+        assert (host.runner.status().phase, host.engines[-1].tokens) == ("settling", before + 8)
+        await host.runner.command("resume", 5.0)
+        host.ask()
+        host.answer()
+        with pytest.raises(PenstockError):
+            await sleep
+        await asyncio.sleep(5.0)
+        assert host.runner.status().counters.generation_tokens >= began + 10
         running.cancel()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
