@@ -1,7 +1,7 @@
 """Forwards commands for replicas to their agents and returns exactly one answer for each."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -20,6 +20,8 @@ ACTIONS = {
 """Actions on a replica, and the state to assume until its next heartbeat; None = no assumption."""
 STARTING = frozenset({"wake", "resume", "restart"})
 """Actions after which an engine may serve; they are refused on a host that may be destroyed at any moment."""
+JOINED = frozenset({"wake", "resume"})
+"""Actions that the plan, requests and clients may ask for at the same time."""
 ANSWER_SLACK_S = 5.0
 """Seconds beyond a command's deadline until it is answered as failed."""
 MAX_DEADLINE_S = 3600.0
@@ -42,6 +44,9 @@ class _Pending:
     requester: Peer
     agent: Peer
     timer: asyncio.TimerHandle
+    command: ReplicaCommand
+    joined: list[tuple[str, Peer]] = field(default_factory=list)
+    """Ids and requesters of the same wake, asked for again meanwhile."""
 
 
 class CommandRouter:
@@ -51,7 +56,10 @@ class CommandRouter:
         self._pending: dict[str, _Pending] = {}
 
     def forward(self, command: ReplicaCommand, requester: Peer, agent: Peer) -> bool:
-        """Send `command` to `agent`. Returns False when it is refused; the requester then has its answer."""
+        """Send `command` to `agent`. Returns False when it is refused; the requester then has its answer.
+
+        A wake or resume that is under way already is not sent again: it is answered with the result of the first.
+        """
         if command.action not in ACTIONS:
             known = ", ".join(ACTIONS)
             self._refuse(command, requester, f"unknown action {command.action!r}; it must be one of {known}")
@@ -59,10 +67,16 @@ class CommandRouter:
         if command.command_id in self._pending or len(self._pending) >= MAX_OPEN:
             self._refuse(command, requester, "this command is under way already, or too many are")
             return False
+        if command.action in JOINED:
+            for pending in self._pending.values():
+                first = pending.command
+                if (first.replica_id, first.action) == (command.replica_id, command.action):
+                    pending.joined.append((command.command_id, requester))
+                    return True
         deadline_s = command.deadline_s if 0 < command.deadline_s <= MAX_DEADLINE_S else MAX_DEADLINE_S
         late = CommandResult(command.command_id, False, f"no answer from the agent within {deadline_s:.0f} s")
         timer = asyncio.get_running_loop().call_later(deadline_s + ANSWER_SLACK_S, self.answer, late)
-        self._pending[command.command_id] = _Pending(requester, agent, timer)
+        self._pending[command.command_id] = _Pending(requester, agent, timer, command)
         agent.send(command)
         return True
 
@@ -72,6 +86,8 @@ class CommandRouter:
         if pending is not None:
             pending.timer.cancel()
             pending.requester.send(result)
+            for command_id, requester in pending.joined:
+                requester.send(CommandResult(command_id, result.ok, result.message))
 
     def agent_lost(self, agent: Peer) -> None:
         """Answer all commands of an agent whose connection is lost."""
