@@ -358,6 +358,7 @@ class SchedulerService:
             session.send(KvResync(replica_id))
 
     def _command(self, peer: Peer, command: ReplicaCommand) -> None:
+        command.hold = isinstance(peer, Session)
         replica = next(iter(self.state.fleet.targets_of(command.replica_id)), None)
         agent = self._agents.get(replica.agent_id) if replica else None
         if replica is None:

@@ -447,6 +447,8 @@ class Agent:
             await replica.command(command.action, command.deadline_s, command.level)
         except PenstockError as error:
             return CommandResult(command.command_id, False, error.message)
+        if command.action == "stop" and isinstance(replica, ReplicaRunner):
+            replica.held = command.hold
         return CommandResult(command.command_id, True, f"{command.action}: done")
 
 

@@ -63,6 +63,8 @@ class ReplicaRunner(HeldEngine):
         """
         super().__init__(plan, access, log_file=log_file, clock=clock, saved=saved, save=save, times=times)
         self._measure = measure
+        self.held = False
+        """Whether requests must not wake it from its last stop."""
         self._stopping = asyncio.Lock()
         self._ready_once = False
         self._ending = False
@@ -90,7 +92,8 @@ class ReplicaRunner(HeldEngine):
 
     def status(self) -> ReplicaStatus:
         """The status for the heartbeat."""
-        return msgspec.structs.replace(super().status(), failures=self._backoff.failures)
+        held = self.held and self._life.phase is Phase.STOPPED
+        return msgspec.structs.replace(super().status(), failures=self._backoff.failures, held=held)
 
     async def run(self) -> None:
         """Start, warm up, monitor and restart the engine until cancelled."""

@@ -210,6 +210,8 @@ class ReplicaStatus(msgspec.Struct):
     """Seconds in this phase, or of the stage (load, drain, wake) that it belongs to."""
     times: LifeTimes = LifeTimes()
     """How long its stages took."""
+    held: bool = False
+    """Whether it was stopped by a command that no program of the scheduler gave: requests do not wake it."""
     failures: int = 0
     """Failures in a row; 0 again after a minute of health, or a start by a command."""
     gpu_ids: list[str] = []
@@ -396,6 +398,8 @@ class ReplicaCommand(msgspec.Struct, tag="replica_command"):
     deadline_s: float = 120.0
     level: int = 1
     """Of sleep: 1 = weights in host memory, 2 = weights dropped. An older agent knows level 1 alone."""
+    hold: bool = False
+    """Of stop: whether requests must not wake it. The scheduler sets it for commands of its clients."""
 
 
 class CommandResult(msgspec.Struct, tag="command_result"):

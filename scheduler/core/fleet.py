@@ -71,6 +71,8 @@ class Fleet:
                     changed = True
                 changed |= self._update(known, status, now) or _place(known) != _place_of(engine)
                 known.engine, known.agent_id = engine, heartbeat.agent_id
+                if self.waker is not None and engine.state is ReplicaState.READY:
+                    self.waker.on_ready(engine.replica_id)
                 models.add(status.model)
         for replica_id, replica in list(self.replicas.items()):
             if replica.agent_id == heartbeat.agent_id and replica_id not in listed:

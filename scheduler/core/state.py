@@ -276,7 +276,10 @@ class SchedulerState:
 
     def take_wakes(self, now: float) -> list[WakeOrder]:
         """The commands that make replicas serve for requests that were blocked for want of one since the last call."""
-        return [] if self.fleet.waker is None else self.fleet.waker.take_orders(self.fleet.replicas_of, now)
+        fleet = self.fleet
+        if fleet.waker is None:
+            return []
+        return fleet.waker.take_orders(fleet.replicas_of, fleet.replicas.values(), now)
 
     def wakes(self, model: str) -> bool:
         """Whether a request for `model` would wake a replica."""

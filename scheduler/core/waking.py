@@ -87,15 +87,24 @@ class Waker:
         """Until then not all agents have had the time to report, and nothing is predicted or woken."""
         self._tries: dict[str, _Tries] = {}
         self._wanted: dict[_Wanted, None] = {}
+        self._gpus: dict[tuple[str, str], set[str]] = {}
+        """The replicas that use a GPU, by agent and GPU."""
 
     def want(self, request: PlaceRequest) -> None:
         """Note that a request found no ready replica."""
         if len(self._wanted) < MAX_WANTED:
             self._wanted[_Wanted(request.model, request.regions, request.gpus, tuple(request.exclude))] = None
 
-    def take_orders(self, replicas_of: Callable[[str], Iterable[Replica]], now: float) -> list[WakeOrder]:
-        """The commands for what was wanted since the last call. Requests that still wait want it again."""
+    def take_orders(
+        self, replicas_of: Callable[[str], Iterable[Replica]], fleet: Iterable[Replica], now: float
+    ) -> list[WakeOrder]:
+        """The commands for what was wanted since the last call. Requests that still wait want it again.
+
+        `fleet`: all replicas. None is woken onto GPUs that another one uses.
+        """
         wanted, self._wanted = self._wanted, {}
+        if wanted:
+            self._gpus = _gpus_in_use(fleet)
         orders = (
             self.order(each.model, [one for one in replicas_of(each.model) if each.allows(one)], now)
             for each in wanted
@@ -135,7 +144,8 @@ class Waker:
         best: tuple[float, str, str] | None = None
         for replica, tries in zip(known, tried, strict=True):
             name = replica.engine.replica_id
-            if tries.under_way or now < tries.not_before:
+            users = (self._gpus.get((replica.agent_id, gpu), set()) for gpu in replica.engine.gpu_ids)
+            if tries.under_way or now < tries.not_before or any(each - {name} for each in users):
                 continue
             if action := action_of(replica):
                 wait_s = self._wait_s(replica, now)
@@ -168,6 +178,12 @@ class Waker:
         """What the last failed wake of one of these replicas said; empty when none has failed since it last served."""
         found = (self._tries.get(replica.engine.replica_id) for replica in replicas)
         return next((tries.why for tries in found if tries is not None and tries.why), "")
+
+    def on_ready(self, replica_id: str) -> None:
+        """A replica serves, whoever woke it: its failures are over."""
+        tries = self._tries.get(replica_id)
+        if tries is not None and tries.why:
+            tries.failures, tries.why = 0, ""
 
     def forget(self, known: Iterable[str]) -> None:
         """Drop what is kept of replicas that are not in `known`, unless a command is under way."""
@@ -213,6 +229,15 @@ _UNTRIED = _Tries()
 _COMING = frozenset({ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.READY})
 
 
+def _gpus_in_use(fleet: Iterable[Replica]) -> dict[tuple[str, str], set[str]]:
+    used: dict[tuple[str, str], set[str]] = {}
+    for replica in fleet:
+        if replica.state in (ReplicaState.READY, ReplicaState.LOADING, ReplicaState.DRAINING):
+            for gpu in replica.engine.gpu_ids:
+                used.setdefault((replica.agent_id, gpu), set()).add(replica.engine.replica_id)
+    return used
+
+
 def stage_of(status: ReplicaStatus, rung: int) -> StageTime:
     """What was measured of a replica's way from sleep level 1 or 2 to ready, or with 0 from a stop."""
     return (status.times.load, status.times.wake_1, status.times.wake_2)[min(max(rung, 0), 2)]
@@ -231,8 +256,9 @@ def _on_its_way(replica: Replica) -> bool:
 
 
 def rests(replica: Replica) -> bool:
-    """Whether a replica is at rest, or about to be, so that a request may wake it. An external engine never is."""
-    if replica.engine.engine == "external":
+    """Whether a replica is at rest, or about to be, so that a request may wake it. An external engine never is,
+    nor one that a client of the scheduler has stopped."""
+    if replica.engine.engine == "external" or replica.engine.held:
         return False
     if replica.state is ReplicaState.DRAINING:
         return replica.engine.phase in ("settling", "falling_asleep")

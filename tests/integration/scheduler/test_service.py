@@ -253,7 +253,7 @@ async def test_commands_reach_the_agent_and_its_answer_returns() -> None:
         await until(lambda: api.snapshot().replicas)
         result = await api.command(ReplicaCommand(str(uuid7()), "host/r0", "drain"))
         assert (result.ok, result.message) == (True, "drain done")
-        assert host.commands[0].action == "drain"
+        assert (host.commands[0].action, host.commands[0].hold) == ("drain", True)
         unknown = await api.command(ReplicaCommand(str(uuid7()), "host/none", "drain"))
         assert not unknown.ok
         assert "host/r0" in unknown.message

@@ -176,6 +176,7 @@ def test_a_model_that_must_not_wake_is_refused_as_before() -> None:
     [
         replica(state=ReplicaState.DRAINING, phase="draining"),
         replica(state=ReplicaState.STOPPED, engine="external"),
+        stopped(held=True),
     ],
 )
 def test_what_a_person_or_another_runs_is_not_woken(status: ReplicaStatus) -> None:
@@ -337,3 +338,19 @@ def test_a_wake_that_hangs_does_not_keep_another_replica_asleep() -> None:
         play.beat(asleep(), asleep("host/r1", 2), after_s=1.0)
         seen += [(play.now, *order) for order in play.orders()]
     assert seen == [(60.0, "host/r1", "wake")]  # and neither is sent a second command
+
+
+def test_a_failed_wake_is_not_told_any_more_once_the_replica_has_served() -> None:
+    play = Play(asleep())
+    play.ask()
+    play.orders()
+    play.state.on_wake_result("host/r0", False, "it is loading; it cannot wake now", play.now)
+    play.beat(replica(), after_s=1.0)  # another command has woken it
+    assert play.state.fleet.waker.trouble(play.state.fleet.replicas_of(MODEL)) == ""
+
+
+def test_no_replica_is_woken_onto_gpus_that_another_one_uses() -> None:
+    other = replica("host/other", model="another", gpu_ids=["0", "1"])
+    play = Play(other, asleep(gpu_ids=["1"]), asleep("host/r1", 2, gpu_ids=["2"]))
+    assert play.ask() == []
+    assert play.orders() == [("host/r1", "wake")]

@@ -219,7 +219,10 @@ def test_whatever_is_commanded_and_whatever_dies(play: list[tuple[str, float]]) 
         assert host.runner.state is ReplicaState.STOPPED
         assert not host.engines[-1].alive
         assert host.wrong == []
+        host.runner.held = True
+        assert host.runner.status().held
         await host.runner.command("resume", 5.0)
+        assert not host.runner.status().held
         await asyncio.sleep(10.0)
         assert host.runner.state is ReplicaState.READY  # whatever was before, it serves again
         running.cancel()
