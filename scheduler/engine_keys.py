@@ -1,6 +1,6 @@
 """Keys of the engines of hosts that have keys of their own, as API processes get them and nothing else does."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from scheduler.messages import EngineKeys
 
@@ -13,7 +13,8 @@ class EngineKeyBook:
 
     def heard(self, agent: str, key: str, replicas: Iterable[str]) -> bool:
         """An agent has these replicas with this key, which may be empty; whether anything changed."""
-        new = (key, frozenset(replicas)) if key else None
+        names = frozenset(replicas)
+        new = (key, names) if key and names else None
         if self._of.get(agent) == new:
             return False
         if new is None:
@@ -22,9 +23,12 @@ class EngineKeyBook:
             self._of[agent] = new
         return True
 
-    def forget(self, agent: str) -> None:
-        """An agent is gone; clients keep what they have heard."""
-        self._of.pop(agent, None)
+    def keep(self, replicas: Collection[str]) -> None:
+        """Forget the keys of agents that have none of these replicas any more.
+
+        Replicas outlive the connection of their agent for a while, and a client may connect meanwhile.
+        """
+        self._of = {agent: one for agent, one in self._of.items() if not one[1].isdisjoint(replicas)}
 
     def frame(self) -> EngineKeys:
         """All keys by replica."""

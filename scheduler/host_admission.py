@@ -6,18 +6,22 @@ Secrets are compared in memory, so hosts that have joined are admitted while Pos
 import asyncio
 import hmac
 import logging
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from re import compile as pattern
 from typing import Literal
+from urllib.parse import urlsplit
 
 from core.addresses import is_loopback
 from core.db import Database
 from workers.host_credentials import HostSecrets, join
-from workers.join_token import secret_hash
-from workers.wire import AgentHello, AgentJoin, Heartbeat
+from workers.join_token import HASH_BYTES, is_engine_key, is_host_name, is_secret, secret_hash
+from workers.wire import AgentHello, AgentJoin, Heartbeat, ReplicaStatus
 
 JOIN_TIMEOUT_S = 4.0
 """Seconds for one join, less than a peer may be without a hello."""
 MAX_JOINS = 4
 """Joins at a time; others are told to try again, because a stranger can ask for them."""
+_URL = pattern(r"https?://[A-Za-z0-9.:/\[\]_~%-]+")
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +52,12 @@ class HostAdmission:
     def fault(self, hello: AgentHello) -> str:
         """Why a host with a secret of its own is turned away; empty when it is not."""
         if self.holds(hello.agent_id, secret_hash(hello.token)):
-            return ""
+            if is_engine_key(hello.engine_key):
+                return ""
+            return (
+                f"the engine key of host {hello.agent_id} must have 16 to 256 letters, digits and . _ ~ + / = -: set "
+                "PENSTOCK_ENGINE_KEY of the host so, or remove it"
+            )
         if not self._secrets.known:
             return "this scheduler has not read the secrets of hosts yet; try again"
         return (
@@ -66,7 +75,11 @@ class HostAdmission:
         )
 
     async def join(self, message: AgentJoin) -> str:
-        """Let a host join; returns why not, or an empty text."""
+        """Let a host join; returns why not, or an empty text. What no host and no token can be is not looked up."""
+        if not is_host_name(message.host_id):
+            return f"no host can be called {message.host_id[:100]!r}"
+        if not is_secret(message.token) or len(message.secret_hash) != HASH_BYTES:
+            return "the join token, or the hash of the secret, has a wrong form"
         if self._joining >= MAX_JOINS:
             return "too many hosts join at this moment; try again"
         self._joining += 1
@@ -85,15 +98,36 @@ class HostAdmission:
         return problem
 
 
-def confined(beat: Heartbeat, host: str) -> list[str]:
+def confined(beat: Heartbeat, host: str, peer: str) -> list[str]:
     """Leave in a heartbeat only what a host that has joined as `host` may report, and return the other replicas.
 
-    An agent with simulated engines calls its host `sim-NAME`.
+    Its replicas are named after it, and their engines are at `peer`, the address from which it connects. An agent with
+    simulated engines calls its host `sim-NAME`.
     """
     if beat.host_id not in (host, f"sim-{host}"):
         beat.host_id = host
     names = (f"{host}/", f"sim-{host}/")
-    others = [one.replica_id for one in beat.replicas if not one.replica_id.startswith(names)]
-    beat.replicas = [one for one in beat.replicas if one.replica_id.startswith(names)]
+
+    def own(one: ReplicaStatus) -> bool:
+        return one.replica_id.startswith(names) and _is_at(one.url, peer)
+
+    others = [one.replica_id for one in beat.replicas if not own(one)]
+    beat.replicas = [one for one in beat.replicas if own(one)]
     beat.ended = [one for one in beat.ended if one.status.replica_id.startswith(names)]
     return others
+
+
+def _is_at(url: str, peer: str) -> bool:
+    """Whether a URL is one for HTTP at an address, with nothing that a request could be split by."""
+    if not _URL.fullmatch(url):
+        return False
+    try:
+        host = urlsplit(url).hostname or ""
+        return (is_loopback(host) and is_loopback(peer)) or _unmapped(host) == _unmapped(peer)
+    except ValueError:
+        return False
+
+
+def _unmapped(host: str) -> IPv4Address | IPv6Address:
+    address = ip_address(host)
+    return getattr(address, "ipv4_mapped", None) or address

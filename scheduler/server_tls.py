@@ -38,7 +38,7 @@ class ServerTls:
         self._password = settings.internal_token.get_secret_value().encode()
         self._directory = settings.data_dir
         files = (settings.scheduler_ca, settings.scheduler_cert, settings.scheduler_key)
-        self._files = files if settings.scheduler_cert.name or settings.scheduler_key.name else None
+        self._files = files if any(path.name for path in files) else None
         if self._files is not None and not all(path.name for path in files):
             raise InvalidRequest(
                 "PENSTOCK_SCHEDULER_CA, PENSTOCK_SCHEDULER_CERT and PENSTOCK_SCHEDULER_KEY go together: set all or none"
@@ -86,7 +86,8 @@ class ServerTls:
             self._made_at = now
 
     def _use(self, issued: Issued, authority: bytes) -> None:
-        context = self.context or server_context()
+        # A pair that does not match would spoil a context that is in use.
+        context = server_context()
         load(context, issued, self._directory)
         self.context, self.authority = context, authority
 

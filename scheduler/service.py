@@ -266,7 +266,6 @@ class SchedulerService:
         """Remove a connection. A client's queued requests end at once, its placements after CLIENT_GRACE_S."""
         if self._agents.get(session.name) is session:
             del self._agents[session.name]
-            self._keys.forget(session.name)
             self._commands.agent_lost(session)
             log.warning("agent %s disconnected", session.name)
         if self._clients.get(session.name) is session:
@@ -321,12 +320,16 @@ class SchedulerService:
     def _heartbeat(self, session: Session, beat: Heartbeat) -> None:
         now = self._clock.monotonic()
         beat.agent_id = session.name
-        others = confined(beat, session.name) if session.secret_hash is not None else []
+        others = confined(beat, session.name, session.peer) if session.secret_hash is not None else []
         beat.replicas, unsound = valid_replicas(beat.replicas)
         beat.ended = sound_ends(beat.ended)
         if unsound or others:
             metrics.REPLICAS_REFUSED.inc(len(unsound) + len(others))
-            what = f"{unsound[0]} without sound figures" if unsound else f"{others[0]}, which is not its own"
+            what = (
+                f"{unsound[0]} without sound figures"
+                if unsound
+                else f"{others[0]}, which is not named after it or not at {session.peer}, from where it connects"
+            )
             log.warning("agent %s reports %s", session.name, what)
         if self._keys.heard(session.name, session.engine_key, (each.replica_id for each in beat.replicas)):
             self._push_keys(self._clients.values())
@@ -416,6 +419,7 @@ class SchedulerService:
             now = self._clock.monotonic()
             self._changed |= self.state.forget_silent(now, HOST_TTL_S)
             self._hosts.forget_silent(now, HOST_TTL_S)
+            self._keys.keep({each.engine.replica_id for each in self.state.fleet.replicas.values()})
             self.state.tick()
             self.dispatch()
             if now - counters_at >= COUNTERS_S - TICK_S / 2:

@@ -11,8 +11,14 @@ from typing import NamedTuple
 
 from core.errors import InvalidRequest
 
+HASH_BYTES = 32
+_SECRET = pattern(r"[A-Za-z0-9_-]{43}")
 _TOKEN = pattern(r"pj_([A-Za-z0-9_-]{43})(?:\.([0-9a-f]{64}))?")
 _HOST = pattern(r"[a-zA-Z0-9]([a-zA-Z0-9.-]{0,98}[a-zA-Z0-9])?")
+
+
+_ENGINE_KEY = pattern(r"[A-Za-z0-9._~+/=-]{16,256}")
+"""What an HTTP header takes, and no one guesses."""
 
 
 class JoinToken(NamedTuple):
@@ -49,9 +55,24 @@ def parse_token(text: str, source: str) -> JoinToken:
     return JoinToken(found[1], found[2] or "")
 
 
+def is_secret(text: str) -> bool:
+    """Whether a text has the form of `new_secret`."""
+    return _SECRET.fullmatch(text) is not None
+
+
+def is_host_name(name: str) -> bool:
+    """Whether a host can have this name."""
+    return _HOST.fullmatch(name) is not None
+
+
+def is_engine_key(key: str) -> bool:
+    """Whether engines of a host that has joined can have this key."""
+    return _ENGINE_KEY.fullmatch(key) is not None
+
+
 def check_host_name(name: str) -> None:
     """Raise InvalidRequest for a name that no host can have."""
-    if not _HOST.fullmatch(name):
+    if not is_host_name(name):
         raise InvalidRequest(
             f"the host is called {name[:120]!r}; a name has 1 to 100 letters, digits, dots and dashes, "
             "and begins and ends with a letter or digit",
