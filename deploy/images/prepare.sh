@@ -99,7 +99,7 @@ fetch() {
 }
 
 seal() {
-  rm -rf "$data_dir/host-id" "$data_dir/agent-state.json" "$data_dir/acceptance.json" "$data_dir/logs" /etc/penstock/agent.env
+  rm -rf "$data_dir/host-id" "$data_dir/join-token" "$data_dir"/host-credentials*.json "$data_dir/agent-state.json" "$data_dir/acceptance.json" "$data_dir/logs" /etc/penstock/agent.env
   if command -v cloud-init >/dev/null; then cloud-init clean --logs; fi
   rm -f /etc/ssh/ssh_host_*  # cloud-init makes new ones
   truncate -s 0 /etc/machine-id

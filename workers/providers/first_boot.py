@@ -14,6 +14,19 @@ _NAMED = re.compile(r"@([a-z_]+)@")
 _SAFE = re.compile(r"[A-Za-z0-9._:,/\[\]@+-]*")
 """What may stand in a value, which a shell and systemd read alike."""
 
+_KINDS = {
+    "#!": "x-shellscript",
+    "#cloud-config-archive": "cloud-config-archive",
+    "#cloud-config": "cloud-config",
+    "#cloud-boothook": "cloud-boothook",
+    "#include-once": "x-include-once-url",
+    "#include": "x-include-url",
+    "#part-handler": "part-handler",
+    "## template: jinja": "jinja2",
+}
+"""Subtypes of text/ by the beginning of the content, as cloud-init tells them apart; a longer one stands first.
+https://docs.cloud-init.io/en/latest/explanation/format/index.html"""
+
 
 class FirstBoot(msgspec.Struct, frozen=True):
     """What a host is told at its first start."""
@@ -40,16 +53,29 @@ def script(boot: FirstBoot) -> str:
 
 
 def user_data(own: str, boot: FirstBoot | None) -> str:
-    """User data from the operator's own script or cloud-config, which may be empty, and ours, which runs after it."""
+    """User data from the operator's own script or cloud-config, which may be empty, and ours, which runs after it.
+
+    Raises InvalidRequest for what cloud-init would take for a kind that cannot be a part.
+    """
     if boot is None:
         return own
     ours = script(boot)
     if not own:
         return ours
     parts = MIMEMultipart(boundary="penstock-user-data")
-    kind = "cloud-config" if own.startswith("#cloud-config") else "x-shellscript"
-    for number, (subtype, content) in enumerate(((kind, own), ("x-shellscript", ours))):
+    for number, (subtype, content) in enumerate(((_kind(own), own), ("x-shellscript", ours))):
         part = MIMEText(content, subtype, "us-ascii" if content.isascii() else "utf-8")
         part.add_header("Content-Disposition", "attachment", filename=f"part-{number}")
         parts.attach(part)
     return parts.as_string()
+
+
+def _kind(own: str) -> str:
+    """What cloud-init takes an operator's user data for."""
+    for begin, kind in _KINDS.items():
+        if own.startswith(begin):
+            return kind
+    raise InvalidRequest(
+        f"user data begins with {own[:20]!r}; it must begin with one of {', '.join(_KINDS)}, because Penstock "
+        "adds a part"
+    )

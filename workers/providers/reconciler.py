@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 
+from core.errors import InvalidRequest
 from workers.providers.ceilings import Ceilings, hold_to
 from workers.providers.decide import ORPHAN_AFTER, Observed, decide, missing
 from workers.providers.intents import (
@@ -316,15 +317,25 @@ class Reconciler:
         return calls, pace
 
     async def _create(self, intent: Intent, now: datetime) -> CallResult | None:
-        """Call create, unless the intent was changed since it was read."""
+        """Call create, unless the intent was changed since it was read.
+
+        What makes a request impossible is the refusal of this intent alone; nothing was sent then.
+        """
+        try:
+            token = await self._token_for(intent.name)
+        except InvalidRequest as error:
+            result = _not_sent(error)
+            await self._keep(intent, lambda one: after_create(one, result, now), result)
+            return result
         try:
             called = await self._store.save(intent, before_create(intent, now))
         except Overtaken:
             return None
-        request = HostRequest(
-            intent.name, intent.region, intent.kind, intent.model, await self._token_for(intent.name)
-        )
-        result = await self._provider.create(request)
+        request = HostRequest(intent.name, intent.region, intent.kind, intent.model, token)
+        try:
+            result = await self._provider.create(request)
+        except InvalidRequest as error:
+            result = _not_sent(error)
         then = await self._store.now()
         await self._keep(called, lambda one: after_create(one, result, then), result)
         return result
@@ -356,6 +367,10 @@ class Reconciler:
             name=host_name(self._fleet, intent_id),
             requested_at=now,
         )
+
+
+def _not_sent(error: InvalidRequest) -> CallResult:
+    return CallResult("create", Outcome.REFUSED, detail=error.message)
 
 
 def _latest(results: Sequence[CallResult]) -> datetime | None:

@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
+from workers.host_credentials import revoke
 from workers.providers.intents import Act, Add, Adopt, Create, Destroy, Intent, IntentState, Overtaken
 from workers.providers.interface import CallResult, DesiredHosts, HostGroup, ObservedHost, Outcome
 from workers.providers.ownership import Claim, Owner
@@ -134,9 +135,14 @@ class DatabaseIntents:
             await connection.execute(upsert(host_intents).values(_values(intent)).on_conflict_do_nothing())
 
     async def save(self, before: Intent, after: Intent, result: CallResult | None = None) -> Intent:
-        """Write what has changed of an intent, and the call's event; raises Overtaken if it is not as it was read."""
+        """Write what has changed of an intent, and the call's event; raises Overtaken if it is not as it was read.
+
+        The secret and the token of a host end with it.
+        """
         async with self._database.system() as connection:
             stored = await write_intent(connection, before, after)
+            if after.state is IntentState.ENDED and before.state is not IntentState.ENDED:
+                await revoke(connection, after.name)
             if result is not None:
                 await connection.execute(insert(host_events).values(_event(after, result)))
         return stored

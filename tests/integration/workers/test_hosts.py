@@ -35,10 +35,10 @@ from tests.support.host_cloud import cloud_settings as settings
 from tests.support.processes import gone
 from tests.support.waiting import until
 from workers.host_acceptances import store_acceptance
-from workers.host_credentials import join
+from workers.host_credentials import join, read_credentials
 from workers.join_token import parse_token
 from workers.providers.ceilings import Ceilings
-from workers.providers.intents import Overtaken
+from workers.providers.intents import IntentState, Overtaken
 from workers.providers.interface import CallResult, HostRequest, Outcome, Prices
 from workers.providers.local import LocalProcesses
 from workers.providers.reconciler import Reconciler
@@ -81,6 +81,12 @@ async def test_a_droplet_is_told_how_to_join_with_a_token_that_works_once(
         assert "is not one for host other" in await join(connection, "other", token.hash, b"other")
     [host] = await hosts.list_hosts(database, ADMIN)
     assert host.joining == "own secret"
+    store = DatabaseIntents(database)
+    [intent] = await store.load("digitalocean", ())
+    ended = msgspec.structs.replace(intent, state=IntentState.ENDED, ended_at=await store.now())
+    await store.save(intent, ended)
+    async with database.system() as connection:
+        assert not (await read_credentials(connection))[droplet.name].holds, "its secret ends with the host"
 
 
 async def test_a_create_that_timed_out_after_succeeding_is_found_billed_and_destroyed(

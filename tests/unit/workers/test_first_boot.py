@@ -2,6 +2,7 @@
 
 import email
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from core.errors import InvalidRequest
 from tests.support.waiting import until
 from workers.join_token import new_secret
-from workers.providers.first_boot import FirstBoot, script, user_data
+from workers.providers.first_boot import TEMPLATE, FirstBoot, script, user_data
 
 BOOT = FirstBoot(f"pj_{new_secret()}.{'0' * 64}", "10.0.0.2:8010,[fd00::1]:8010", "nyc2", "", "penstock/tiny")
 
@@ -31,7 +32,14 @@ def test_what_a_shell_would_run_is_refused(model: str) -> None:
 
 @pytest.mark.parametrize(
     ("own", "kind"),
-    [("#!/bin/sh\necho é\n", "x-shellscript"), ("#cloud-config\npackages: [jq]\n", "cloud-config")],
+    [
+        ("#!/bin/sh\necho é\n", "x-shellscript"),
+        ("#cloud-config\npackages: [jq]\n", "cloud-config"),
+        ("#include\nhttps://example.com/a\n", "x-include-url"),
+        ("#include-once\nhttps://example.com/a\n", "x-include-once-url"),
+        ("## template: jinja\n#cloud-config\n", "jinja2"),
+        ("#cloud-boothook\n#!/bin/sh\n", "cloud-boothook"),
+    ],
 )
 def test_an_operators_own_part_stands_first(own: str, kind: str) -> None:
     parts = email.message_from_string(user_data(own, BOOT)).get_payload()
@@ -39,6 +47,28 @@ def test_an_operators_own_part_stands_first(own: str, kind: str) -> None:
     contents = [part.get_payload(decode=True).decode() for part in parts]  # type: ignore[union-attr]
     assert contents == [own, script(BOOT)]
     assert user_data(own, None) == own
+
+
+@pytest.mark.parametrize("own", ["MIME-Version: 1.0\n", "Content-Type: multipart/mixed\n", "echo hello\n"])
+def test_user_data_that_cannot_be_a_part_is_refused(own: str) -> None:
+    with pytest.raises(InvalidRequest, match="must begin with one of"):
+        user_data(own, BOOT)
+    assert user_data(own, None) == own
+
+
+def test_an_image_and_the_first_start_agree() -> None:
+    """On the agent's path and files; an image keeps no credentials of the machine that it was made on."""
+    images = TEMPLATE.parents[1] / "images"
+    unit, text = (images / "penstock-agent.service").read_text(), TEMPLATE.read_text()
+    [command] = re.findall(r"^ExecStart=(\S+) agent$", unit, re.MULTILINE)
+    assert f"${{PENSTOCK_COMMAND:-{command}}}" in text
+    assert "EnvironmentFile=/etc/penstock/agent.env" in unit
+    assert "PENSTOCK_DATA_DIR=/var/lib/penstock " in unit
+    assert 'if [ ! -f "$unit" ]' in text, "the image's unit is kept"
+    assert re.search(r'chown penstock: "\$data" "\$data/host-id" "\$data/join-token"', text)
+    seal = (images / "prepare.sh").read_text().partition("\nseal() {")[2].partition("\n}")[0]
+    for name in ("host-id", "join-token", "host-credentials*.json"):
+        assert name in seal
 
 
 def test_the_script_passes_shellcheck(tmp_path: Path) -> None:
