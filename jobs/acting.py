@@ -37,7 +37,7 @@ async def act_on_plan(database: Database, settings: Settings, providers: frozens
 
     `providers` are those that are set up. Nothing changes for a plan that is older than PLAN_MAX_AGE or of a scheduler
     that has lost its lease, nor while a pass over a provider runs. Raises Overtaken, with nothing written, when a
-    person has changed a host meanwhile.
+    person has changed a host or a group meanwhile.
     """
     places = parse_places(settings.host_places)
     async with database.system() as connection:
@@ -83,7 +83,7 @@ async def _write(connection: AsyncConnection, decision: Decision, read: PlanRead
             connection, intent, noted(intent, Retire(intent.intent_id, why, failed=False), read.now)
         )
     for group, count in decision.desired.items():
-        await set_desired(connection, DesiredHosts(group, count, "plan"))
+        await set_desired(connection, DesiredHosts(group, count, "plan"), unless_persons=True)
     await add_acts(connection, decision.acts)
 
 

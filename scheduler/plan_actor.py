@@ -92,6 +92,8 @@ class PlanActor:
             host_id: at for host_id, at in self._started_at.items() if now - at < START_SEEN_S
         }
         busy |= self._started_at.keys()
+        # Without replicas its agent may be starting, while engines of its earlier run still serve.
+        busy |= {host.host_id for host in hosts if not host.complete} - set(homes.values())
         removals = []
         for host_id, reason in destroyed.items():
             intent = known.intent_of(host_id)

@@ -45,6 +45,7 @@ class HostRegistry(Listener):
                 round(now - last_seen_at, 3),
                 beat.state_seconds,
                 beat.acceptance,
+                beat.complete,
             )
             for beat, last_seen_at in self._beats.values()
         ]

@@ -156,6 +156,8 @@ class HostView(msgspec.Struct):
     state_seconds: dict[str, int] = {}
     acceptance: AcceptanceReport | None = None
     """What the checks of a GPU host found."""
+    complete: bool = False
+    """Whether its agent has reported all replicas of the host."""
 
 
 class QueueView(msgspec.Struct):

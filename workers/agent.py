@@ -125,6 +125,8 @@ class Agent:
         self._seq = 0
         self._closing = False
         self.replicas: list[Replica] = []
+        self._built = False
+        """Whether `replicas` has all that were planned."""
         self._state_path = settings.data_dir / "agent-state.json"
         self._entry_path = settings.data_dir / "model-entry.json"
         self._tasks: list[asyncio.Task[None]] = []
@@ -235,6 +237,7 @@ class Agent:
         state = self._last_state()
         runners = [self._make_runner(each, plan, state) for each in plan.replicas]
         self.replicas += runners
+        self._built = True
         self._tasks += [supervise(f"replica {runner.plan.replica_id}", runner.run) for runner in runners]
         self._tasks += [
             supervise(f"engine {url}", engine.run)
@@ -426,6 +429,7 @@ class Agent:
             acceptance=self._gate.report(),
             address=self._address.reach,
             version=release(),
+            complete=self._built,
         )
 
     def _located(self, status: ReplicaStatus) -> ReplicaStatus:

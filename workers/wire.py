@@ -358,6 +358,9 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """Address or name at which API processes reach its engines."""
     version: str = ""
     """Version of Penstock that the agent is of."""
+    complete: bool = False
+    """Whether `replicas` are all that the host has: not while the agent prepares, when engines of an earlier run may
+    serve. An older agent does not say."""
 
 
 class KvDelta(msgspec.Struct, tag="kv_delta"):

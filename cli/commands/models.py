@@ -124,7 +124,8 @@ def set_scaling(
         str | None,
         typer.Option(
             "--month-budget",
-            help="Most dollars in a UTC month for those hosts: none is created beyond it; none = no limit.",
+            help="Most dollars in a UTC month for those hosts: none is created beyond it, and those that run go on; "
+            "none = no limit.",
         ),
     ] = None,
     acting: Annotated[

@@ -135,7 +135,8 @@ def set_acting(
         str | None,
         typer.Option(
             "--month-budget",
-            help="Most dollars in a UTC month for all hosts that are not contracted; none = no limit.",
+            help="Most dollars in a UTC month for all hosts that are not contracted: none is created beyond it, and "
+            "those that run go on; none = no limit.",
         ),
     ] = None,
     data_dir: DataDir = None,

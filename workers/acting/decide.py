@@ -183,9 +183,9 @@ class _Decider:
         notes = []
         for place in places:
             group = HostGroup(place.provider, place.region, creation.kind, creation.model)
-            note = self._unusable(group)
+            note = self._unusable(group) or self._unaffordable(group, limits)
             if not note:
-                return place, self._unaffordable(group, limits)
+                return place, ""
             notes.append(f"{place.provider}/{place.region}: {note}")
         return nowhere, "; ".join(notes)
 

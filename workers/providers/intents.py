@@ -106,7 +106,7 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overtaken(Exception):
-    """The intent was changed since it was read: by another pass, or by a person."""
+    """An intent or a group was changed since it was read: by another pass, or by a person."""
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):

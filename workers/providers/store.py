@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, insert, select, text, update
+from sqlalchemy import RowMapping, func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -251,14 +251,27 @@ async def read_desired(connection: AsyncConnection, provider: str | None = None)
     ]
 
 
-async def set_desired(connection: AsyncConnection, desired: DesiredHosts) -> None:
-    """Set how many hosts of a group there should be, and who says so."""
+async def set_desired(
+    connection: AsyncConnection, desired: DesiredHosts, *, unless_persons: bool = False
+) -> None:
+    """Set how many hosts of a group there should be, and who says so.
+
+    Raises Overtaken, if `unless_persons` is set, when a person decides on the group now.
+    """
     group = msgspec.structs.asdict(desired.group)
     said = {"count": desired.count, "owner": desired.owner, "expires_at": desired.expires_at}
-    statement = upsert(desired_hosts).values(**group, **said)
-    await connection.execute(
-        statement.on_conflict_do_update(index_elements=list(desired_hosts.primary_key.columns), set_=said)
+    yields = (desired_hosts.c.owner == "plan") | (desired_hosts.c.expires_at <= func.clock_timestamp())
+    statement = (
+        upsert(desired_hosts)
+        .values(**group, **said)
+        .on_conflict_do_update(
+            index_elements=list(desired_hosts.primary_key.columns),
+            set_=said,
+            where=yields if unless_persons else None,
+        )
     )
+    if (await connection.execute(statement)).rowcount != 1:
+        raise Overtaken("/".join(group.values()))
 
 
 async def read_intents(

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 
+import msgspec
 import pytest
 from sqlalchemy import text
 from typer.testing import CliRunner
@@ -24,10 +25,10 @@ from sim.digitalocean.cloud import FakeCloud
 from sim.digitalocean.faults import Fault
 from tests.support.host_cloud import cloud_settings
 from workers.acting.plan import Mode, PlannedCreation, PlannedModel, PlannedRemoval, PoolAct, StoredPlan
-from workers.acting.store import add_acts, write_plan
-from workers.providers.intents import Intent, host_name
-from workers.providers.interface import HostGroup
-from workers.providers.store import DatabaseIntents, read_recent
+from workers.acting.store import add_acts, read_now, write_plan
+from workers.providers.intents import Intent, Overtaken, host_name
+from workers.providers.interface import DesiredHosts, HostGroup
+from workers.providers.store import DatabaseIntents, read_desired, read_recent, set_desired
 from workers.scaling import ScalingDirectory, read_effective_limits
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
@@ -99,6 +100,24 @@ async def test_the_plan_creates_hosts_once_and_destroys_the_one_that_it_names(
     assert await timeline(acted) == [("create", "done")] * 2 + [("destroy", "done")]
     [gone] = [one for one in await hosts.list_intents(acted, FINANCE, ended=True) if one.name == names[0]]
     assert gone.why == "the autoscaler's plan: nothing was awake on it"
+
+
+async def test_the_plan_never_replaces_what_a_person_has_desired_meanwhile(acted: Database) -> None:
+    group = HostGroup("digitalocean", "nyc2", KIND, MODEL)
+    async with acted.system() as connection:
+        await set_desired(connection, DesiredHosts(group, 1, "plan"))
+        await set_desired(connection, DesiredHosts(group, 2, "plan"), unless_persons=True)
+        [read] = await read_desired(connection)
+    assert read.owner == "plan"
+    await hosts.set_desired(acted, ADMIN, **msgspec.structs.asdict(group), count=3, reason="test")
+    async with acted.system() as connection:
+        with pytest.raises(Overtaken, match=f"digitalocean/nyc2/{KIND}/{MODEL}"):
+            await set_desired(connection, DesiredHosts(group, 1, "plan"), unless_persons=True)
+        [kept] = await read_desired(connection)
+        assert (kept.count, kept.owner) == (3, "person")
+        await set_desired(connection, msgspec.structs.replace(kept, expires_at=await read_now(connection)))
+        await set_desired(connection, DesiredHosts(group, 3, "plan"), unless_persons=True)
+        assert await read_desired(connection) == [DesiredHosts(group, 3, "plan")]
 
 
 async def test_a_refused_creation_goes_to_the_next_region(

@@ -47,10 +47,10 @@ class World:
         self.executors.append(executor)
         self.commands.append(command)
 
-    def act(self, plan: PlanView, state: ReplicaState = ReplicaState.READY) -> list[str]:
-        """The actions that are sent for a plan."""
-        row = msgspec.structs.replace(replica("r", model="m"), state=state)
-        self.state.heartbeat(msgspec.structs.replace(beat(row), agent_id="agent-1"), self.clock.monotonic())
+    def act(self, plan: PlanView, state: ReplicaState | None = ReplicaState.READY) -> list[str]:
+        """The actions that are sent for a plan; `state` is that of the replica, None = its agent reports none."""
+        rows = [] if state is None else [msgspec.structs.replace(replica("r", model="m"), state=state)]
+        self.state.heartbeat(beat(*rows), self.clock.monotonic())
         before = len(self.commands)
         self.actor.act(plan, HOSTS, self.state, self.clock.monotonic())
         return [command.action for command in self.commands[before:]]
@@ -70,6 +70,16 @@ def test_a_host_to_destroy_is_drained_and_then_named_as_such() -> None:
     world.executors[0].send(CommandResult(world.commands[0].command_id, True))
     assert world.act(IDLE, ReplicaState.STOPPED) == []
     assert world.stored.destroy == (PlannedRemoval("host-1", "it is idle", drained=True),)
+
+
+def test_a_host_whose_agent_reports_no_replicas_is_drained_only_when_the_agent_knows_them_all() -> None:
+    """An agent that starts again reports none at first, while its engines go on serving."""
+    world = World()
+    world.act(IDLE, None)
+    assert [row.drained for row in world.stored.destroy] == [False]
+    complete = [msgspec.structs.replace(HOSTS[0], complete=True)]
+    world.actor.act(IDLE, complete, world.state, world.clock.monotonic())
+    assert [row.drained for row in world.stored.destroy] == [True]
 
 
 def test_nothing_is_started_on_a_condemned_host() -> None:

@@ -98,6 +98,7 @@ def decided(
     money: Money = RICH,
     mode: Mode = Mode.ON,
     places: Places = PLACES,
+    providers: frozenset[str] = frozenset({"digitalocean"}),
 ) -> Decision:
     return decide_hosts(
         Situation(
@@ -106,7 +107,7 @@ def decided(
             desired=desired or [],
             intents=intents or [],
             places=places,
-            providers=frozenset({"digitalocean"}),
+            providers=providers,
             contracted=frozenset({CONTRACTED}),
             limits={} if limits is None else {"m": limits},
             money=money,
@@ -242,6 +243,23 @@ def test_a_creation_is_refused_with_the_reason(
     decision = decided(create(known=("host-1",)), [host(1)], rows, limits=limits, money=money, places=places)
     assert (decision.desired, results(decision)) == ({}, [("create", "refused")])
     assert words in details(decision)
+
+
+def test_the_next_provider_is_tried_where_one_is_at_its_ceiling() -> None:
+    prices = {(provider, KIND): PRICE for provider in ("digitalocean", "local")}
+    full = Money(Ceilings(1, 10**18), prices, {})
+    both = frozenset({"digitalocean", "local"})
+    places = parse_places("*=digitalocean/nyc2,local/here")
+    rows = [DesiredHosts(NYC, 1, "plan")]
+    plan = create(known=("host-1",))
+    decision = decided(plan, [host(1)], rows, money=full, places=places, providers=both)
+    assert decision.desired == {HostGroup("local", "here", KIND, "m"): 1}
+    nowhere = decided(
+        create(2, known=("host-1",)), [host(1)], rows, money=full, places=places, providers=both
+    )
+    assert results(nowhere) == [("create", "done"), ("create", "refused")]
+    assert "digitalocean/nyc2: there are 1 hosts" in details(nowhere)
+    assert "local/here: there are 1 hosts" in details(nowhere)
 
 
 def test_modes() -> None:
