@@ -4,6 +4,7 @@ import logging
 
 from scheduler import metrics
 from scheduler.autoscaling import LivePlanner
+from scheduler.core.autoscale.plan import shown
 from scheduler.core.autoscale.state import PlanningError
 from scheduler.core.state import SchedulerState
 from scheduler.plan_actor import PlanActor
@@ -49,6 +50,7 @@ class AutoscalerRunner:
                 now,
                 creating=actor.creating(hosts) if actor is not None else (),
                 failures=actor.failures() if actor is not None else (),
+                drained_by_plan=actor.drained_by_plan if actor is not None else lambda name: False,
             )
         except (ArithmeticError, ValueError) as error:
             self._record_failure(error)
@@ -56,7 +58,7 @@ class AutoscalerRunner:
         metrics.show_plan(plan)
         if plan is not None and actor is not None:
             actor.act(plan, hosts, self._state, now)
-        return plan
+        return shown(plan) if plan is not None else None
 
     def _record_failure(self, error: Exception) -> None:
         model, why = (error.model, error.cause) if isinstance(error, PlanningError) else ("", error)

@@ -27,6 +27,7 @@ from scheduler.core.autoscale.state import (
 )
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.replica import Replica
+from scheduler.held_replicas import HeldReplicas
 from scheduler.listeners import Listener
 from scheduler.wire import HostView, PlaceRequest, PlanView, QueueView, Released
 from workers.added_models import with_added
@@ -176,6 +177,7 @@ class LivePlanner(Listener):
         self._hits: dict[str, float] = {}
         self._hit_tokens: dict[str, int] = {}
         self._states: dict[str, tuple[Rung, float]] = {}
+        self._held = HeldReplicas()
         self._last = 0.0
 
     def on_submit(self, client: str, request: PlaceRequest, at: float, *, announced: bool) -> None:
@@ -218,8 +220,11 @@ class LivePlanner(Listener):
         *,
         creating: Sequence[CreatingHost] = (),
         failures: Sequence[CreationFailures] = (),
+        drained_by_plan: Callable[[str], bool] = lambda name: False,
     ) -> PlanView | None:
         """Observe and plan. None when there is no model to plan for.
+
+        `drained_by_plan` tells whether a replica that drains does so because of the plan.
 
         `now` is in monotonic seconds. `creating`, whose prices are those of their kinds, and `failures` are what the
         providers of hosts report. Raises PlanningError when a model's figures are out of range.
@@ -235,7 +240,7 @@ class LivePlanner(Listener):
             self._learn(replica)
         host_of = {host.agent_id: host.host_id for host in hosts}
         observed = [
-            self._replica(ranks, host_of.get(ranks[0].agent_id, ""), elapsed, now)
+            self._replica(ranks, host_of.get(ranks[0].agent_id, ""), elapsed, now, drained_by_plan)
             for _, ranks in sorted(by_engine.items())
             if ranks[0].engine.model in self._specs
         ]
@@ -323,7 +328,14 @@ class LivePlanner(Listener):
         known = self._catalog.hosts.get(kind)
         return known is None or known.contracted
 
-    def _replica(self, ranks: list[Replica], host_id: str, elapsed: float, now: float) -> ReplicaObservation:
+    def _replica(
+        self,
+        ranks: list[Replica],
+        host_id: str,
+        elapsed: float,
+        now: float,
+        drained_by_plan: Callable[[str], bool],
+    ) -> ReplicaObservation:
         """A replica as the autoscaler takes it: all its ranks together."""
         status = ranks[0].engine
         name = status.replica_id
@@ -348,6 +360,7 @@ class LivePlanner(Listener):
             sum(rank.load.unprefilled for rank in ranks),
             status.kv_usage,
             CacheValue(self._hits[name]),
+            self._held.is_held(status, now, drained_by_plan),
         )
 
     def _host(self, host: HostView) -> HostObservation:
@@ -362,6 +375,7 @@ class LivePlanner(Listener):
         self._hits = {name: value for name, value in self._hits.items() if name in keep}
         self._hit_tokens = {name: value for name, value in self._hit_tokens.items() if name in keep}
         self._states = {name: value for name, value in self._states.items() if name in keep}
+        self._held.keep(keep)
 
 
 def _representatives(replicas: Mapping[str, Replica]) -> Iterable[Replica]:

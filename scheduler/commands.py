@@ -24,10 +24,18 @@ JOINED = frozenset({"wake", "resume"})
 """Actions that the plan, requests and clients may ask for at the same time."""
 ANSWER_SLACK_S = 5.0
 """Seconds beyond a command's deadline until it is answered as failed."""
+STOP_S = 60.0
+"""Further seconds for an engine that is stopped after its requests; agents kill it after 40 s at most."""
+STOPPING = frozenset({"stop", "restart"})
 MAX_DEADLINE_S = 3600.0
 """Longest deadline of a command, in seconds."""
 MAX_OPEN = 1000
 """Commands that may be pending."""
+
+
+def answer_limit_s(action: str, deadline_s: float) -> float:
+    """Seconds until a command is answered as failed; `deadline_s` is the time for running requests."""
+    return deadline_s + ANSWER_SLACK_S + (STOP_S if action in STOPPING else 0.0)
 
 
 class Peer(Protocol):
@@ -74,8 +82,9 @@ class CommandRouter:
                     pending.joined.append((command.command_id, requester))
                     return True
         deadline_s = command.deadline_s if 0 < command.deadline_s <= MAX_DEADLINE_S else MAX_DEADLINE_S
-        late = CommandResult(command.command_id, False, f"no answer from the agent within {deadline_s:.0f} s")
-        timer = asyncio.get_running_loop().call_later(deadline_s + ANSWER_SLACK_S, self.answer, late)
+        limit_s = answer_limit_s(command.action, deadline_s)
+        late = CommandResult(command.command_id, False, f"no answer from the agent within {limit_s:.0f} s")
+        timer = asyncio.get_running_loop().call_later(limit_s, self.answer, late)
         self._pending[command.command_id] = _Pending(requester, agent, timer, command)
         agent.send(command)
         return True

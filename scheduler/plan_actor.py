@@ -8,7 +8,7 @@ from core.clock import Clock
 from scheduler.core.autoscale.state import CreatingHost, CreationFailures
 from scheduler.core.replica import Replica
 from scheduler.core.state import SchedulerState
-from scheduler.plan_executor import PlanExecutor, steps
+from scheduler.plan_executor import PlanExecutor, gpus_taken, steps
 from scheduler.plan_store import PlanStore
 from scheduler.wire import HostView, PlanView
 from workers.acting.places import Places
@@ -57,6 +57,10 @@ class PlanActor:
             return False
         self._started_at[host_id] = self._clock.monotonic()
         return True
+
+    def drained_by_plan(self, replica_id: str) -> bool:
+        """Whether a replica that drains does so because of the plan, and not because of a person."""
+        return self._executor is not None and self._executor.has_drained(replica_id)
 
     def staying(self, hosts: Sequence[HostView]) -> list[HostView]:
         """The hosts that are not being destroyed."""
@@ -123,7 +127,13 @@ class PlanActor:
             lambda name: self._store.is_condemned(homes.get(name, "")),
             self._executor.has_drained,
         )
-        self._executor.run(wanted, self.mode_of)
+        of_agents = {name: rows[0].agent_id for name, rows in ranks.items()}
+        reported = {name: rows[0].engine for name, rows in ranks.items()}
+        self._executor.run(
+            wanted,
+            self.mode_of,
+            lambda name, starting: gpus_taken(name, of_agents, reported, starting),
+        )
 
     def mode_of(self, model: str) -> Mode:
         """Whether the plan is acted on for a model."""

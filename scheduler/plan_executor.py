@@ -3,7 +3,7 @@
 A replica's own state says what was done already, so a scheduler that takes over goes on where the last one was.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 
 import msgspec
 
@@ -22,6 +22,10 @@ SAID_S = 3600.0
 """Seconds until a dry run says the same of a replica again."""
 _SLEEPS_FROM = (ReplicaState.READY, ReplicaState.DRAINING)
 _STOPS_FROM = frozenset(ReplicaState) - {ReplicaState.STOPPED}
+_STARTS = ("wake", "resume")
+_RESTS = ("sleep", "stop")
+_ON_GPUS = frozenset({ReplicaState.READY, ReplicaState.LOADING, ReplicaState.DRAINING})
+"""States of a replica that holds its GPUs."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -33,6 +37,12 @@ class Step(msgspec.Struct, frozen=True):
     reason: str
     level: int = 1
     """Of a sleep."""
+
+    def opposes(self, other: "Step") -> bool:
+        """Whether one of the two starts a replica and the other puts it to rest."""
+        return (self.action in _STARTS and other.action in _RESTS) or (
+            self.action in _RESTS and other.action in _STARTS
+        )
 
 
 class _Tries(msgspec.Struct):
@@ -76,9 +86,31 @@ def steps(
         if status is None or status.engine == "external":
             continue
         action = next_action(status.state, rung, drained_by_plan=drained_by_plan(name))
+        if rung is Rung.SLEEP_2 and status.state is ReplicaState.ASLEEP and status.sleep_level == 1:
+            action = "sleep" if status.phase else ""  # an agent that sends no phase knows one level only
         if action:
             found.append(Step(name, status.model, action, reason, 2 if rung is Rung.SLEEP_2 else 1))
     return found
+
+
+def gpus_taken(
+    replica_id: str, agents: Mapping[str, str], reported: Mapping[str, ReplicaStatus], starting: Set[str]
+) -> bool:
+    """Whether another replica of the same agent holds GPUs of a replica, or is `starting` on them.
+
+    `agents` gives the agent of each replica, and `reported` what it reports of it. False where an agent does not say
+    which GPUs its replicas use.
+    """
+    own = reported.get(replica_id)
+    if own is None:
+        return False
+    return any(
+        not set(own.gpu_ids).isdisjoint(other.gpu_ids)
+        and (other.state in _ON_GPUS or name in starting)
+        and agents.get(name) == agents.get(replica_id)
+        for name, other in reported.items()
+        if name != replica_id
+    )
 
 
 class PlanExecutor:
@@ -96,6 +128,8 @@ class PlanExecutor:
         self._forward, self._record, self._now = forward, record, now
         self._open: dict[str, Step] = {}
         """By id of the command."""
+        self._latest: dict[str, str] = {}
+        """By replica: the id of its last command, whose result counts."""
         self._tries: dict[str, _Tries] = {}
         self._said: dict[tuple[str, str], float] = {}
         """When a dry run last said what it would do, by replica and action."""
@@ -106,22 +140,41 @@ class PlanExecutor:
         """Whether a replica drains because of the plan, and not because of a person."""
         return replica_id in self._drained
 
-    def run(self, wanted: Iterable[Step], mode_of: Callable[[str], Mode]) -> None:
-        """Send the commands of `wanted` whose replica has none under way and is not left alone after a failure."""
-        now, busy = self._now(), {step.replica_id for step in self._open.values()}
+    def run(
+        self,
+        wanted: Iterable[Step],
+        mode_of: Callable[[str], Mode],
+        gpus_taken: Callable[[str, Set[str]], bool] = lambda name, starting: False,
+    ) -> None:
+        """Send the commands of `wanted` whose replica is not left alone after a failure.
+
+        Where one is under way, only its opposite is sent, which calls it off. `gpus_taken` tells whether a replica
+        cannot be started yet because others hold its GPUs or, of those given, are starting there.
+        """
+        now = self._now()
         for step in wanted:
+            under_way = self._open.get(self._latest.get(step.replica_id, ""))
             mode = mode_of(step.model)
             tries = self._tries.get(step.replica_id)
             if mode is Mode.DRY_RUN:
                 self._say(step, now)
-            if mode is not Mode.ON or step.replica_id in busy or (tries is not None and now < tries.next_at):
+            if mode is not Mode.ON or (tries is not None and now < tries.next_at):
                 continue
-            busy.add(step.replica_id)
-            if step.action in ("sleep", "stop"):
+            if under_way is not None and not step.opposes(under_way):
+                continue
+            if step.action in _STARTS and gpus_taken(step.replica_id, self._starting):
+                continue
+            if step.action in _RESTS:
                 self._drained.add(step.replica_id)
             command = ReplicaCommand(str(uuid7()), step.replica_id, step.action, DRAIN_S, step.level)
             self._open[command.command_id] = step
+            self._latest[step.replica_id] = command.command_id
             self._forward(command)
+
+    @property
+    def _starting(self) -> Set[str]:
+        """The replicas that were told to start and have not answered."""
+        return {step.replica_id for step in self._open.values() if step.action in _STARTS}
 
     def _say(self, step: Step, now: float) -> None:
         """Record what a dry run would do, once in SAID_S."""
@@ -139,10 +192,12 @@ class PlanExecutor:
         step = self._open.pop(message.command_id, None)
         if step is None:
             return
-        name = step.replica_id
-        if message.ok:
+        name, why = step.replica_id, "" if message.ok else message.message
+        if self._latest.get(name) != message.command_id:
+            why = why and f"called off: {why}"
+        elif message.ok:
             self._tries.pop(name, None)
-            if step.action in ("wake", "resume"):
+            if step.action in _STARTS:
                 self._drained.discard(name)
         else:
             count = self._tries[name].count + 1 if name in self._tries else 1
@@ -156,7 +211,7 @@ class PlanExecutor:
                 step.reason,
                 Mode.ON,
                 "done" if message.ok else "failed",
-                "" if message.ok else message.message,
+                why,
             )
         )
 
@@ -166,3 +221,4 @@ class PlanExecutor:
         self._tries = {name: tries for name, tries in self._tries.items() if name in keep}
         self._said = {key: at for key, at in self._said.items() if key[0] in keep}
         self._drained &= keep
+        self._latest = {name: last for name, last in self._latest.items() if name in keep}

@@ -109,11 +109,15 @@ class _Arranger:
         return len(self._awake[model]) < self._specs[model].min_awake or self._spending.affords(replica)
 
     def _resting(self, model: str) -> list[ReplicaObservation]:
-        """The model's replicas that are not awake: the quickest to wake first, then those that cost least."""
+        """The model's replicas that may be woken: the quickest to wake first, then those that cost least."""
         spec = self._specs[model]
         awake = {replica.replica_id for replica in self._awake[model]}
         return sorted(
-            (row for row in self._replicas if row.model == model and row.replica_id not in awake),
+            (
+                row
+                for row in self._replicas
+                if row.model == model and row.replica_id not in awake and not row.held
+            ),
             key=lambda row: (wake_s(spec, row), self._spending.idle_usd(row), row.replica_id),
         )
 
@@ -225,7 +229,7 @@ class _Arranger:
                 figures = spec.ladder.get(rung)
                 asleep_gb[replica.host_id] += figures.host_gb if figures else 0.0
                 reason = self._reason_down(replica, reasons)
-            elif (rung := self._settled(replica)) is not replica.rung:
+            elif not replica.held and (rung := self._settled(replica)) is not replica.rung:
                 reason = f"{replica.rung} for {replica.since_s:.0f} s has cost as much as coming back from {rung} would"
             outcome.replicas.append(
                 ReplicaPlan(replica.replica_id, replica.model, replica.host_id, rung, reason)

@@ -95,7 +95,7 @@ def wake_s(spec: ModelSpec, replica: ReplicaObservation) -> float:
 
 def next_rung(spec: ModelSpec, replicas: Iterable[ReplicaObservation]) -> Rung:
     """The rung of the next replica to wake: the quickest that rests, else a new droplet."""
-    resting = [replica for replica in replicas if replica.rung is not Rung.AWAKE]
+    resting = [replica for replica in replicas if replica.rung is not Rung.AWAKE and not replica.held]
     if resting:
         return min(resting, key=lambda replica: (wake_s(spec, replica), replica.replica_id)).rung
     return Rung.DESTROYED if Rung.DESTROYED in spec.ladder else Rung.STOPPED

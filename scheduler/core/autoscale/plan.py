@@ -15,7 +15,7 @@ from scheduler.wire import (
 )
 
 MAX_CHANGES_SHOWN = 64
-"""Changes shown in a snapshot."""
+"""Changes shown in a snapshot, of all that the scheduler carries out."""
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True):
@@ -62,16 +62,20 @@ def changes(plan: Plan, replicas: Sequence[ReplicaObservation]) -> list[Change]:
 
 
 def view(plan: Plan, replicas: Sequence[ReplicaObservation]) -> PlanView:
-    """The plan for snapshots, with at most MAX_CHANGES_SHOWN changes."""
+    """The plan with all changes."""
     found = changes(plan, replicas)
     return PlanView(
         models=plan.models,
         changes=[
-            PlanChangeView(row.replica_id, row.before.value, row.after.value, row.reason)
-            for row in found[:MAX_CHANGES_SHOWN]
+            PlanChangeView(row.replica_id, row.before.value, row.after.value, row.reason) for row in found
         ],
         changes_total=len(found),
         kinds=plan.kinds,
         create=plan.create,
         destroy=plan.destroy,
     )
+
+
+def shown(plan: PlanView) -> PlanView:
+    """The plan for snapshots, with at most MAX_CHANGES_SHOWN changes."""
+    return msgspec.structs.replace(plan, changes=plan.changes[:MAX_CHANGES_SHOWN])

@@ -73,6 +73,8 @@ class ReplicaObservation(msgspec.Struct, frozen=True):
     """Uncached prompt tokens that are routed there and not prefilled."""
     kv_usage: float = 0.0
     cache: CacheValue = CacheValue()
+    held: bool = False
+    """It rests and no command of the plan wakes it: a person drains it, or its engine fails."""
 
 
 class HostObservation(msgspec.Struct, frozen=True):

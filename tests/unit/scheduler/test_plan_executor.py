@@ -1,6 +1,7 @@
 """What the plan says about replicas becomes commands: one at a time, again after a failure, never on a lost host."""
 
 import itertools
+from collections.abc import Set
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from scheduler.plan_executor import (
     LONGEST_PAUSE_S,
     PlanExecutor,
     Step,
+    gpus_taken,
     next_action,
     steps,
 )
@@ -46,8 +48,8 @@ class Agent:
         self.executor.run(wanted, lambda model: mode)
         return [command.action for command in self.commands[before:]]
 
-    def answer(self, ok: bool = True) -> None:
-        self.executor.send(CommandResult(self.commands[-1].command_id, ok, "" if ok else "broken"))
+    def answer(self, ok: bool = True, which: int = -1) -> None:
+        self.executor.send(CommandResult(self.commands[which].command_id, ok, "" if ok else "broken"))
 
 
 STEP = Step("r", "m", "sleep", "less load")
@@ -100,6 +102,14 @@ def test_engines_on_a_host_to_destroy_are_stopped_and_not_started_again() -> Non
     assert found(PlanView(), status(state=S.STOPPED), "it is idle") == []
 
 
+def test_a_sleeping_replica_sleeps_deeper_where_its_agent_can() -> None:
+    deeper = plan("r", Rung.SLEEP_1, Rung.SLEEP_2)
+    asleep = msgspec.structs.replace(status(state=S.ASLEEP), sleep_level=1)
+    assert found(deeper, msgspec.structs.replace(asleep, phase="asleep_1")) == ["sleep"]
+    assert found(deeper, asleep) == []  # its agent sends no phase, and knows one level
+    assert found(deeper, msgspec.structs.replace(asleep, sleep_level=2, phase="asleep_2")) == []
+
+
 def test_external_engines_and_unknown_replicas_get_no_commands() -> None:
     down = plan("r", Rung.AWAKE, Rung.STOPPED)
     assert found(down, status(engine="external")) == []
@@ -136,6 +146,53 @@ def test_a_failure_is_tried_again_after_a_pause_that_doubles() -> None:
     assert agent.run(STEP) == ["sleep"]
     agent.answer()
     assert agent.run(STEP) == ["sleep"]  # a success ends the pauses
+
+
+def test_the_opposite_of_a_command_calls_it_off() -> None:
+    agent = Agent()
+    stop, resume = (msgspec.structs.replace(STEP, action=action) for action in ("stop", "resume"))
+    assert agent.run(stop) == ["stop"]
+    assert agent.run(resume) == ["resume"]
+    assert agent.run(resume) == []
+    agent.answer(ok=False, which=0)  # the drain was called off: no reason for a pause
+    assert agent.acts[0].detail == "called off: broken"
+    agent.answer()
+    assert agent.run(stop) == ["stop"]
+
+
+def test_a_replica_is_not_started_on_gpus_that_another_one_holds() -> None:
+    def row(name: str, state: ReplicaState, *gpus: str) -> ReplicaStatus:
+        return msgspec.structs.replace(status(name, state), gpu_ids=list(gpus))
+
+    def taken(
+        other: ReplicaStatus, *starting: str, agent: str = "a", gpus: tuple[str, ...] = ("0", "1")
+    ) -> bool:
+        rows = {"r": row("r", S.ASLEEP, *gpus), "other": other}
+        return gpus_taken("r", {"r": "a", "other": agent}, rows, set(starting))
+
+    for state in S:
+        assert taken(row("other", state, "1", "2")) is (state in (S.READY, S.LOADING, S.DRAINING))
+    assert taken(row("other", S.ASLEEP, "1"), "other")
+    assert not taken(row("other", S.READY, "2", "3"))
+    assert not taken(row("other", S.READY, "1"), agent="b")
+    assert not taken(row("other", S.READY))  # not known
+    assert not taken(row("other", S.READY, "1"), gpus=())
+    assert not taken(row("other", S.ASLEEP, "1"), "r")
+
+
+def test_of_two_replicas_on_the_same_gpus_one_starts_when_the_last_one_rests() -> None:
+    agent = Agent()
+    wakes = [Step(name, "m", "wake", "more load") for name in ("a", "b")]
+    free = False
+
+    def taken(name: str, starting: Set[str]) -> bool:
+        return not free or bool(starting - {name})
+
+    agent.executor.run(wakes, lambda model: Mode.ON, taken)
+    assert agent.commands == []
+    free = True
+    agent.executor.run(wakes, lambda model: Mode.ON, taken)
+    assert [command.replica_id for command in agent.commands] == ["a"]
 
 
 def test_modes_of_commands() -> None:

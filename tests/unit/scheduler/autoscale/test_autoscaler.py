@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.autoscale.autoscaler import Autoscaler
 from scheduler.core.autoscale.model_planner import AutoscalerSettings
-from scheduler.core.autoscale.plan import Plan, changes, view
+from scheduler.core.autoscale.plan import Plan, changes, shown, view
 from scheduler.core.autoscale.state import (
     CacheValue,
     DemandObservation,
@@ -254,6 +254,19 @@ def test_idle_droplets_are_destroyed_by_the_ladder_and_contracted_hosts_are_not(
     assert destroyed[150] == ([] if contracted else ["h0", "h1"])
 
 
+def test_a_held_replica_stays_as_it_is_and_another_one_is_woken() -> None:
+    first, *others = pool("m", [Rung.STOPPED] * 3)
+    scaler = Autoscaler({"m": spec(low=1)})
+    scaler.observe(Observation(0.0, hosts(3), [first, *others], [demand("m", 0)]))
+    assert [row.replica_id for row in changes(scaler.plan(), [first, *others])] == ["h0/m"]
+    held = [msgspec.structs.replace(first, held=True), *others]
+    scaler.observe(Observation(2.0, hosts(3), held, [demand("m", 0)]))
+    assert [row.replica_id for row in changes(scaler.plan(), held)] == ["h1/m"]
+    asleep = [msgspec.structs.replace(row, rung=Rung.SLEEP_1, since_s=1e9, held=True) for row in held]
+    scaler.observe(Observation(4.0, hosts(3), asleep, [demand("m", 0)]))
+    assert changes(scaler.plan(), asleep) == []
+
+
 def test_sleepers_go_down_rung_by_rung_and_one_that_is_wanted_comes_up() -> None:
     scaler = Autoscaler({"m": spec(low=0)})
     rows = pool("m", [Rung.SLEEP_1] * 2)
@@ -299,8 +312,9 @@ def test_reasons_are_sentences_about_the_load_and_views_are_bounded() -> None:
     replicas = pool("m", [Rung.AWAKE] + [Rung.STOPPED] * 199)
     for number in range(40):
         scaler.observe(Observation(2.0 * number, hosts(200), replicas, [demand("m", 400)]))
-    shown = view(scaler.plan(), replicas)
-    assert shown.models[0].reason.startswith("m: 1 -> ")
-    assert "req/s" in shown.models[0].reason
-    assert len(shown.changes) == 64
-    assert shown.changes_total > 64
+    whole = view(scaler.plan(), replicas)
+    assert whole.models[0].reason.startswith("m: 1 -> ")
+    assert "req/s" in whole.models[0].reason
+    assert len(whole.changes) == whole.changes_total > 64  # all are carried out
+    assert shown(whole).changes == whole.changes[:64]
+    assert shown(whole).changes_total == whole.changes_total
