@@ -13,11 +13,10 @@ from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN
 from workers import host_credentials
 from workers.join_token import JoinToken, check_host_name, new_secret
+from workers.wire import SIMULATED_HOST
 
 LONGEST = timedelta(days=30)
 """Longest time for which a token can be used."""
-_SIMULATED = "sim-"
-"""Begins the names of hosts with simulated engines."""
 
 
 class InvitedHost(msgspec.Struct, frozen=True):
@@ -44,9 +43,10 @@ async def invite(
     require(actor, PLATFORM_ADMIN)
     why = clean_reason(reason)
     check_host_name(host)
-    if host.startswith(_SIMULATED):
+    if host.startswith(SIMULATED_HOST):
         raise InvalidRequest(
-            f"{host} begins with {_SIMULATED!r}, as names of simulated hosts do; choose another", param="host"
+            f"{host} begins with {SIMULATED_HOST!r}, as names of simulated hosts do; choose another",
+            param="host",
         )
     if not timedelta() < valid <= LONGEST:
         raise InvalidRequest(

@@ -21,6 +21,7 @@ from workers.providers import static, store
 from workers.providers.costs import before_agent_pico, host_cost_pico
 from workers.providers.intents import Intent, IntentState, Overtaken
 from workers.providers.interface import DesiredHosts, HostGroup
+from workers.wire import SIMULATED_HOST
 
 PROVIDERS = ("digitalocean", "local")
 """Providers that create hosts."""
@@ -359,8 +360,8 @@ def _with_facts(
     view: HostView, facts: Mapping[str, Any], credentials: Mapping[str, HostCredential], now: datetime
 ) -> HostView:
     """The view with what the host's agent has registered. One with simulated engines calls its host `sim-NAME`."""
-    fact = facts.get(view.name) or facts.get(f"sim-{view.name}")
-    credential = credentials.get(view.name) or credentials.get(view.name.removeprefix("sim-"))
+    fact = facts.get(view.name) or facts.get(f"{SIMULATED_HOST}{view.name}")
+    credential = credentials.get(view.name) or credentials.get(view.name.removeprefix(SIMULATED_HOST))
     return msgspec.structs.replace(
         view,
         address=fact.address if fact is not None else "",

@@ -15,7 +15,7 @@ from core.addresses import is_loopback
 from core.db import Database
 from workers.host_credentials import HostSecrets, join
 from workers.join_token import HASH_BYTES, is_engine_key, is_host_name, is_secret, secret_hash
-from workers.wire import AgentHello, AgentJoin, Heartbeat, ReplicaStatus
+from workers.wire import SIMULATED_HOST, AgentHello, AgentJoin, Heartbeat, ReplicaStatus
 
 JOIN_TIMEOUT_S = 4.0
 """Seconds for one join, less than a peer may be without a hello."""
@@ -104,9 +104,9 @@ def confined(beat: Heartbeat, host: str, peer: str) -> list[str]:
     Its replicas are named after it, and their engines are at `peer`, the address from which it connects. An agent with
     simulated engines calls its host `sim-NAME`.
     """
-    if beat.host_id not in (host, f"sim-{host}"):
+    if beat.host_id not in (host, f"{SIMULATED_HOST}{host}"):
         beat.host_id = host
-    names = (f"{host}/", f"sim-{host}/")
+    names = (f"{host}/", f"{SIMULATED_HOST}{host}/")
 
     def own(one: ReplicaStatus) -> bool:
         return one.replica_id.startswith(names) and _is_at(one.url, peer)

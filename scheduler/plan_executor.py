@@ -11,6 +11,7 @@ from core.ids import uuid7
 from scheduler.core.autoscale.state import Rung
 from scheduler.wire import PlanView
 from workers.acting.plan import Mode, PoolAct
+from workers.backoff import pause_after
 from workers.wire import CommandResult, ReplicaCommand, ReplicaState, ReplicaStatus
 
 DRAIN_S = 600.0
@@ -201,7 +202,7 @@ class PlanExecutor:
                 self._drained.discard(name)
         else:
             count = self._tries[name].count + 1 if name in self._tries else 1
-            pause_s = min(FIRST_PAUSE_S * 2.0 ** min(count - 1, 30), LONGEST_PAUSE_S)
+            pause_s = pause_after(count, FIRST_PAUSE_S, LONGEST_PAUSE_S)
             self._tries[name] = _Tries(count, self._now() + pause_s)
         self._record(
             PoolAct(

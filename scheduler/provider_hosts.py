@@ -11,11 +11,10 @@ from workers.acting.places import Places
 from workers.providers.decide import Failures, failures_of
 from workers.providers.intents import Intent, IntentState
 from workers.providers.interface import HostGroup
+from workers.wire import SIMULATED_HOST
 
 LOAD_WITHIN = timedelta(minutes=30)
 """A host counts as in creation for so long after its agent joined, until a replica on it is observed."""
-SIMULATED = "sim-"
-"""Begins the id of a host whose engines are simulated; the rest is its name."""
 
 
 class ProviderHosts(msgspec.Struct, frozen=True):
@@ -34,7 +33,7 @@ class ProviderHosts(msgspec.Struct, frozen=True):
 
     def intent_of(self, host_id: str) -> Intent | None:
         """The intent of a host by the id in its heartbeats; None = no provider has created it."""
-        names = (host_id, host_id.removeprefix(SIMULATED))
+        names = (host_id, host_id.removeprefix(SIMULATED_HOST))
         return next((one for one in self.intents if one.name in names), None)
 
     def is_leaving(self, host_id: str) -> bool:
@@ -54,7 +53,7 @@ class ProviderHosts(msgspec.Struct, frozen=True):
             joined = one.joined_at is not None and self.at - one.joined_at >= LOAD_WITHIN
             if joined or one.reclaim_at is not None or self._is_stuck(one):
                 continue
-            simulated = f"{SIMULATED}{one.name}"
+            simulated = f"{SIMULATED_HOST}{one.name}"
             found.append(
                 CreatingHost(
                     simulated if simulated in host_ids else one.name,

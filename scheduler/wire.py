@@ -3,11 +3,16 @@
 A frame on the socket is a 4-byte big-endian length and one msgpack-encoded, tagged struct.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from workers.wire import AcceptanceReport, ReplicaStatus
+
+
+def allows_place(regions: Collection[str], gpus: Collection[str], region: str, gpu: str) -> bool:
+    """Whether what names `regions` and `gpus`, in lower case, may run in `region` on `gpu`; empty = any."""
+    return (not regions or region.lower() in regions) and (not gpus or gpu.lower() in gpus)
 
 
 class PlaceRequest(msgspec.Struct, array_like=True):
@@ -45,9 +50,7 @@ class PlaceRequest(msgspec.Struct, array_like=True):
 
     def allows(self, region: str, gpu: str) -> bool:
         """Whether it may run in `region` on GPUs of the class `gpu`."""
-        return (not self.regions or region.lower() in self.regions) and (
-            not self.gpus or gpu.lower() in self.gpus
-        )
+        return allows_place(self.regions, self.gpus, region, gpu)
 
 
 class Placement(msgspec.Struct, array_like=True):

@@ -50,7 +50,7 @@ from workers.scheduler_dialer import SchedulerDialer
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
 from workers.stray_engines import end_strays
-from workers.wire import CommandResult, Heartbeat, ReplicaCommand, ReplicaState, ReplicaStatus
+from workers.wire import SIMULATED_HOST, CommandResult, Heartbeat, ReplicaCommand, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
@@ -410,7 +410,7 @@ class Agent:
         plan = self._plan
         return Heartbeat(
             agent_id=self._host_id,
-            host_id=f"sim-{self._host_id}" if self._settings.engine == "sim" else self._host_id,
+            host_id=f"{SIMULATED_HOST}{self._host_id}" if self._settings.engine == "sim" else self._host_id,
             boot_id=self._boot_id,
             seq=self._seq,
             region=self._settings.region,

@@ -8,6 +8,11 @@ RESET_AFTER_S = 60.0
 """Seconds of health after which the next delay is the initial one again."""
 
 
+def pause_after(failures: int, first_s: float, longest_s: float) -> float:
+    """Seconds to wait after so many failures in a row: `first_s`, doubled with each further one up to `longest_s`."""
+    return float(min(first_s * 2.0 ** min(failures - 1, 30), longest_s))
+
+
 class Backoff:
     """Exponential delays of 1, 2, 4, ... 60 seconds; back to 1 after a minute of health."""
 
@@ -36,6 +41,5 @@ class Backoff:
 
     def next_delay(self) -> float:
         """Record a failure and return the seconds to wait before the restart."""
-        delay = min(INITIAL_DELAY_S * 2.0**self._failures, MAX_DELAY_S)
         self._failures += 1
-        return delay
+        return pause_after(self._failures, INITIAL_DELAY_S, MAX_DELAY_S)

@@ -17,6 +17,7 @@ from workers.engine_models import engine_urls
 from workers.machine import find_gpus, hub_has
 from workers.plan import SMALL, HostPlan, plan_sim, plan_vllm
 from workers.tiny_model import is_complete
+from workers.wire import SIMULATED_HOST
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,11 @@ async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPla
     match settings.engine:
         case "sim":
             return plan_sim(
-                catalog, f"sim-{host_id}", settings.model, settings.replicas, profile_name=settings.profile
+                catalog,
+                f"{SIMULATED_HOST}{host_id}",
+                settings.model,
+                settings.replicas,
+                profile_name=settings.profile,
             )
         case "external":
             return HostPlan("external", 0, (), tuple(engine_urls(settings.engine_url)))

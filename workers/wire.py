@@ -330,6 +330,10 @@ class Claim(msgspec.Struct, tag="claim"):
     """The entry of the model that the agent wants (workers.added_models.encode_model); empty = not known here."""
 
 
+SIMULATED_HOST = "sim-"
+"""Begins the id of a host whose engines are simulated; the rest is its name."""
+
+
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """The whole state of an agent, sent every 500 ms."""
 

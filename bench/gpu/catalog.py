@@ -1,4 +1,4 @@
-"""Engine profiles of penstock/tiny for a GPU, which the packaged catalog has not: the model serves nobody there."""
+"""Engine profiles of penstock/tiny for a GPU, which the packaged catalog has not: no customer uses the model there."""
 
 import msgspec
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler.core.replica import Replica
-from scheduler.wire import PlaceRequest
-from workers.backoff import INITIAL_DELAY_S
+from scheduler.wire import PlaceRequest, allows_place
+from workers.backoff import INITIAL_DELAY_S, pause_after
 from workers.wire import ReplicaState, ReplicaStatus, StageTime
 
 SETTLE_S = 5.0
@@ -56,11 +56,8 @@ class _Wanted(NamedTuple):
     def allows(self, replica: Replica) -> bool:
         """Whether the request may run there."""
         engine = replica.engine
-        return (
-            engine.replica_id not in self.exclude
-            and (not self.regions or engine.region.lower() in self.regions)
-            and (not self.gpus or engine.gpu.lower() in self.gpus)
-        )
+        allowed = allows_place(self.regions, self.gpus, engine.region, engine.gpu)
+        return allowed and engine.replica_id not in self.exclude
 
 
 @dataclass(slots=True)
@@ -171,8 +168,8 @@ class Waker:
         if ok:
             tries.failures, tries.why, tries.not_before = 0, "", now + SETTLE_S
         else:
-            pause_s = min(FIRST_PAUSE_S * 2.0 ** min(tries.failures, 30), LONGEST_PAUSE_S)
-            tries.failures, tries.why, tries.not_before = tries.failures + 1, why, now + pause_s
+            tries.failures, tries.why = tries.failures + 1, why
+            tries.not_before = now + pause_after(tries.failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def trouble(self, replicas: Iterable[Replica]) -> str:
         """What the last failed wake of one of these replicas said; empty when none has failed since it last served."""

@@ -13,6 +13,7 @@ from scheduler.core.autoscale.state import (
     Rung,
 )
 from scheduler.wire import HostCreationView
+from workers.backoff import pause_after
 
 FIRST_PAUSE_S = 30.0
 """Seconds without a creation of a kind after one has failed; they double with each further failure."""
@@ -24,7 +25,7 @@ UNKNOWN_CREATE_S = 600.0
 
 def pause_s(failures: CreationFailures) -> float:
     """Seconds until a kind may be created again; 0 = now. Exponential back-off."""
-    pause = min(FIRST_PAUSE_S * 2.0 ** min(failures.count - 1, 30), LONGEST_PAUSE_S)
+    pause = pause_after(failures.count, FIRST_PAUSE_S, LONGEST_PAUSE_S)
     return max(0.0, pause - failures.since_s)
 
 
