@@ -6,9 +6,12 @@ played with these policies; tuned and held-out ones are kept apart.
 
 from dataclasses import dataclass
 
+from sim.pool.pool import unvalidated
 from sim.pool.registry import GROUPS
+from workers.catalog import load_catalog
 
 DENSE, EXPERTS = "llama-3.3-70b", "deepseek-v3.2"
+_UNVALIDATED = unvalidated((DENSE, EXPERTS), load_catalog())
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,9 @@ class Study:
 
     @property
     def title(self) -> str:
-        """The study as tables show it."""
-        return f"{self.workload}, {self.replicas}x {self.model}"
+        """The study as tables show it; figures that no sweep validates are marked."""
+        mark = " (unvalidated)" if self.model in _UNVALIDATED else ""
+        return f"{self.workload}, {self.replicas}x {self.model}{mark}"
 
     @property
     def policies(self) -> tuple[str, ...]:

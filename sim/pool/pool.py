@@ -73,7 +73,22 @@ def pool_of(catalog: Catalog, models: Iterable[str], hosts: int, *, first_host: 
     return pool
 
 
+def unvalidated(names: Iterable[str], catalog: Catalog) -> list[str]:
+    """Those of some profiles whose figures no sweep validates, sorted; a name is MODEL (its default) or MODEL:PROFILE.
+
+    Raises NotFound or InvalidRequest for an unknown name.
+    """
+    parts = {name: name.partition(":") for name in names}
+    return sorted(
+        name for name, (model, _, profile) in parts.items() if not catalog.model(model).profile(profile).sweep
+    )
+
+
+def unvalidated_line(names: Sequence[str]) -> list[str]:
+    """Return the mark of figures that no sweep validates, as one line; none without names."""
+    return [f"Unvalidated figures, for want of a sweep: {', '.join(names)}."] if names else []
+
+
 def unvalidated_note(pool: Sequence[ReplicaSpec]) -> list[str]:
-    """Which models of a pool have figures that no sweep validates, as one line or none."""
-    bare = sorted({spec.model for spec in pool if not spec.capacity.sweep})
-    return [f"Unvalidated figures, for want of a sweep: {', '.join(bare)}."] if bare else []
+    """Return the mark for the models of a pool."""
+    return unvalidated_line(sorted({spec.model for spec in pool if not spec.capacity.sweep}))

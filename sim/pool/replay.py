@@ -77,6 +77,8 @@ class ReplayResult:
     hosts: int
     host_kinds: dict[str, str]
     """Kind of host by model."""
+    unvalidated: list[str]
+    """Models whose figures no sweep validates."""
     replicas: int
     figures: Figures
 
@@ -190,7 +192,8 @@ def replay(
     )
     result = simulate(entry.make, requests, pool, config, workload=trace.name)
     kinds = {model: profile.host_kind for model, profile in profiles.items()}
-    return ReplayResult(plan.hosts, kinds, len(pool), served(result, catalog, pool, kinds))
+    bare = [model for model, profile in profiles.items() if not profile.sweep]
+    return ReplayResult(plan.hosts, kinds, bare, len(pool), served(result, catalog, pool, kinds))
 
 
 def profile_on(catalog: Catalog, model: str, kind: str | None) -> EngineProfile:

@@ -19,6 +19,7 @@ from sim.pool.autoscaling import POLICIES, Outcome, Policy, compare, policies_fo
 from sim.pool.autoscaling_load import Lengths
 from sim.pool.autoscaling_report import plot, rows
 from sim.pool.autoscaling_scenario import ANTIPHASE, CURVES, Scenario, single_model, two_models
+from sim.pool.pool import unvalidated, unvalidated_line
 from workers.catalog import Catalog, load_catalog
 
 _BRING_UP = ("sleep", "cold", "droplet")
@@ -96,13 +97,17 @@ def command(
     groups = run_blocking(act)
     if plot_out is not None:
         plot(groups, plot_out)
-    found = [row for outcomes in groups for row in rows(outcomes)]
+    bare = unvalidated([model], load_catalog())
+    basis = {"model": model, "figures": "unvalidated" if bare else "validated"}
+    found = [{**basis, **row} for outcomes in groups for row in rows(outcomes)]
     if json_out is not None and str(json_out) != "-":
         json_out.write_text(json.dumps(found, indent=2) + "\n")
     if json_out is not None and str(json_out) == "-":
         typer.echo(json.dumps(found, indent=2))
     else:
         _show(found)
+        for line in unvalidated_line(bare):
+            typer.echo(line)
 
 
 def _scenario(

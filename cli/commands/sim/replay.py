@@ -19,6 +19,7 @@ from cli.blocking import run_blocking
 from cli.context import AsJson, DataDir, open_db, run
 from core.errors import InvalidRequest, NotFound
 from scheduler.request_trace_store import read_trace, traced_models
+from sim.pool.pool import unvalidated_line
 from sim.pool.replay import MAX_REQUESTS, Figures, Plan, ReplayResult, export, measured, replay, rows_of
 from sim.pool.settings import Progress as Standing
 from sim.pool.workloads.mooncake import Row, read_rows
@@ -226,6 +227,8 @@ def _show(rows: Sequence[Row], real: Figures | None, answers: Sequence[ReplayRes
     for answer in answers[:1]:
         kinds = ", ".join(f"{model} on {kind}" for model, kind in answer.host_kinds.items())
         console.print(f"Simulated with caches empty at the start: {kinds}.", highlight=False)
+        for line in unvalidated_line(answer.unvalidated):
+            console.print(line, highlight=False)
     if real:
         console.print(
             "Measured leaves out requests that were placed while the scheduler was away.", highlight=False

@@ -1,7 +1,7 @@
 """`penstock sim tune`: studies that choose how the engines of a profile are started."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from cli.blocking import check_output, run_blocking
 from cli.context import AsJson
+from sim.pool.pool import unvalidated, unvalidated_line
 from sim.pool.tuning import chunk_page, ranks, ranks_page, split, split_page, tier_page, tiers
 from sim.pool.tuning.chunks import CHUNK_S, SizeFigures, chosen, study
 from sim.pool.tuning.plots import plot_shares
@@ -63,12 +64,15 @@ def chunks(
 
     rows = run_blocking(act)
     if page is not None:
-        page.write_text(chunk_page.markdown(rows, played=played()), encoding="utf-8")
+        page.write_text(
+            chunk_page.markdown(rows, played=played(row.profile for row in rows)), encoding="utf-8"
+        )
         typer.echo(str(page))
     elif as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(_as_json(rows))).decode())
     else:
         Console().print(_table(rows))
+        typer.echo(played(row.profile for row in rows))
 
 
 @app.command("tiers", epilog="Example: penstock sim tune tiers --model llama-3.3-70b:tp2")
@@ -88,7 +92,8 @@ def tier_command(
         return rows
 
     rows = run_blocking(act)
-    _write(rows, lambda drawn: tier_page.markdown(rows, played=played(), plot=drawn), page, plot, as_json)
+    conditions = played(row.profile for row in rows)
+    _write(rows, lambda drawn: tier_page.markdown(rows, played=conditions, plot=drawn), page, plot, as_json)
 
 
 @app.command("split", epilog="Example: penstock sim tune split --model llama-3.3-70b:tp2")
@@ -114,7 +119,8 @@ def split_command(
         return rows
 
     rows = run_blocking(act)
-    _write(rows, lambda drawn: split_page.markdown(rows, played=played(), plot=drawn), page, plot, as_json)
+    conditions = played(row.profile for row in rows)
+    _write(rows, lambda drawn: split_page.markdown(rows, played=conditions, plot=drawn), page, plot, as_json)
 
 
 @app.command("ranks", epilog="Example: penstock sim tune ranks --hosts 1 --workload mixed")
@@ -205,9 +211,10 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda what: bar.update(task, description=what)
 
 
-def played() -> str:
-    """Return when a page was made, and with which version."""
-    return f"Played {datetime.now(UTC):%Y-%m-%d} with version {version('penstock')}."
+def played(names: Iterable[str] = ()) -> str:
+    """Return when a page was made, with which version, and which of its profiles have unvalidated figures."""
+    when = f"Played {datetime.now(UTC):%Y-%m-%d} with version {version('penstock')}."
+    return "\n".join([when, *unvalidated_line(unvalidated(names, load_catalog()))])
 
 
 def _as_json(rows: Sequence[SizeFigures]) -> dict[str, Any]:

@@ -36,6 +36,8 @@ def test_the_antiphase_day_is_played_with_the_policies_that_know_hosts(tmp_path:
     for row in found:
         assert row["gpu_hours"] == pytest.approx(row["knob"] * 8 * 0.5, rel=0.01), "hosts are paid for whole"
     assert "per token" in result.output
+    assert {row["figures"] for row in found} == {"unvalidated"}, "no sweep of DeepSeek V3.2 on this profile"
+    assert "Unvalidated figures, for want of a sweep: deepseek-v3.2." in result.output
 
 
 @pytest.mark.parametrize(
