@@ -9,10 +9,12 @@ import yaml
 
 from api.reference import document
 from core.settings import Settings
+from jobs.hosts import configured
 
 ROOT = Path(__file__).resolve().parents[2]
 EDGE = (ROOT / "deploy/Caddyfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+REQUIRED = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker-compose.yml").read_text()))
 ROLES = {name: each for name, each in COMPOSE["services"].items() if "penstock" in each["image"]}
 
 
@@ -55,3 +57,70 @@ def test_payments_and_exports_can_be_set_where_they_are_used() -> None:
         ("jobs", "PENSTOCK_EXPORT_S3_SECRET"),
     ):
         assert name in ROLES[role]["environment"], (role, name)
+
+
+def test_hosts_can_be_created_with_the_settings_of_providers() -> None:
+    prefixes = ("fleet", "hosts_", "host_places", "host_schedulers", "digitalocean_")
+    settings = {name: field for name, field in Settings.model_fields.items() if name.startswith(prefixes)}
+    named = {str(each.validation_alias or f"PENSTOCK_{name}".upper()) for name, each in settings.items()}
+    assert {"DIGITALOCEAN_TOKEN", "PENSTOCK_HOSTS_MAX"} <= named
+    for_tests = {"PENSTOCK_DIGITALOCEAN_URL"}
+    assert not named - for_tests - set(ROLES["jobs"]["environment"])
+    for role in ("scheduler", "scheduler-standby"):
+        assert ROLES[role]["environment"]["PENSTOCK_HOST_PLACES"] == "${PENSTOCK_HOST_PLACES:-}"
+    holders = {name for name, each in ROLES.items() if "DIGITALOCEAN_TOKEN" in each["environment"]}
+    assert holders == {"jobs"}, "no other role may have the token"
+
+
+def test_the_defaults_of_jobs_set_no_provider_up() -> None:
+    assert configured(_jobs({})) == {}
+
+
+def test_files_for_digitalocean_are_mounted_where_jobs_reads_them() -> None:
+    given = {
+        "PENSTOCK_FLEET": "production",
+        "PENSTOCK_DIGITALOCEAN_TOKEN_FILE": "./token",
+        "PENSTOCK_DIGITALOCEAN_USER_DATA": "./user-data",
+        "PENSTOCK_HOSTS_MAX": "3",
+    }
+    settings = _jobs(given)
+    assert list(configured(settings)) == ["digitalocean"]
+    assert settings.hosts_max == 3
+    read = {
+        "PENSTOCK_DIGITALOCEAN_TOKEN_FILE": settings.digitalocean_token_file,
+        "PENSTOCK_DIGITALOCEAN_USER_DATA": settings.digitalocean_user_data,
+    }
+    for name, path in read.items():
+        [secret] = [each for each in ROLES["jobs"]["secrets"] if Path("/run/secrets", each) == path]
+        assert COMPOSE["secrets"][secret]["file"] == f"${{{name}:-/dev/null}}"
+
+
+def _jobs(given: dict[str, str]) -> Settings:
+    """The settings of `jobs` with the variables `given` in .env, beside those that every installation has."""
+    environment = {**dict.fromkeys(REQUIRED, "secret"), **given}
+    values = {
+        name: environment.get(name) if value is None else _interpolated(value, environment)
+        for name, value in ROLES["jobs"]["environment"].items()
+    }
+    return Settings.model_validate(
+        {
+            name: values[variable]
+            for name, each in Settings.model_fields.items()
+            if values.get(variable := str(each.validation_alias or f"PENSTOCK_{name}".upper())) is not None
+        }
+    )
+
+
+def _interpolated(value: str, environment: dict[str, str]) -> str:
+    """`value` with its variables in place, as Compose's specification has it for the three forms that the file uses."""
+
+    def one(found: re.Match[str]) -> str:
+        name, form, rest = found.groups()
+        is_set = bool(environment.get(name))
+        if form == ":?":
+            assert is_set, name
+        elif form == ":+":
+            return rest if is_set else ""
+        return environment[name] if is_set else rest
+
+    return re.sub(r"\$\{(\w+)(:[-+?])([^}]*)\}", one, value)
