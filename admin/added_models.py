@@ -7,7 +7,8 @@ import msgspec
 from sqlalchemy.dialects.postgresql import insert
 
 from admin.actor import Actor, require
-from admin.models import ModelView, find_model, record_model, require_model, retire_model, store_model
+from admin.model_life import retire_model
+from admin.models import ModelView, find_model, record_model, require_model, store_model
 from admin.transactions import write
 from core.db import Database
 from core.errors import Conflict, InvalidRequest

@@ -1,11 +1,11 @@
-"""The life cycle of models: offered, aliased, deprecated, retired."""
+"""Models and aliases: offered, described, listed. admin/model_life.py has their end."""
 
 from collections.abc import Collection
 from datetime import datetime
 from typing import Literal
 
 import msgspec
-from sqlalchemy import insert, update
+from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -21,6 +21,7 @@ from workers.models import ModelRow, ModelSpec, read_models
 from workers.tables import models
 
 Origin = Literal["catalog", "added", "external", "alias"]
+_NO_END = {"deprecated_at": None, "retires_at": None, "replacement": None, "redirected": False}
 
 
 class ModelView(msgspec.Struct, frozen=True):
@@ -28,12 +29,18 @@ class ModelView(msgspec.Struct, frozen=True):
 
     name: str
     status: str
-    """active | deprecated | retired"""
+    """active | deprecated | retired, as it is now"""
     alias_of: str | None
     note: str | None
     created_at: datetime
     spec: ModelSpec | None = None
     """Of a model that the catalog does not have."""
+    deprecated_at: datetime | None = None
+    retires_at: datetime | None = None
+    replacement: str | None = None
+    """The model to use instead."""
+    redirected: bool = False
+    """Whether the replacement answers requests for it once it is retired."""
     origin: Origin = "catalog"
     """Where its description is from: the packaged catalog, an entry that an admin has added, or external engines."""
 
@@ -111,16 +118,20 @@ def _check_spec(name: str, spec: ModelSpec) -> None:
 async def set_alias(database: Database, actor: Actor, *, name: str, target: str) -> ModelView:
     """Make `name` an alias of `target`; `name` is new, an alias, or a retired model.
 
-    Raises NotFound for an unknown target, Conflict when `name` is a live model or `target` an alias or retired.
+    The same target changes nothing. Raises NotFound for an unknown target, Conflict when `name` is a live model or
+    `target` an alias or retired.
     """
     require(actor, PLATFORM_ADMIN)
     name = clean_name(name, "name")
     async with write(database, actor) as connection:
+        await lock_models(connection)
         aim = await require_model(connection, target)
         if aim.alias_of is not None or aim.status == "retired":
             state = f"an alias of {aim.alias_of!r}" if aim.alias_of else "retired"
             raise Conflict(f"{target!r} is {state}; an alias must stand for a live model", param="target")
         before = await find_model(connection, name)
+        if before is not None and (before.alias_of, before.status) == (aim.name, "active"):
+            return before
         if before is not None and before.alias_of is None and before.status != "retired":
             raise Conflict(
                 f"{name!r} is a live model; retire it before its name can stand for another", param="name"
@@ -132,33 +143,15 @@ async def set_alias(database: Database, actor: Actor, *, name: str, target: str)
     return after
 
 
-async def deprecate_model(
-    database: Database, actor: Actor, *, name: str, note: str | None = None
-) -> ModelView:
-    """Deprecate a model: it still serves requests. `note` names its replacement. Raises NotFound, Conflict."""
-    return await _set_status(database, actor, name, "deprecated", note)
+async def lock_models(connection: AsyncConnection) -> None:
+    """Let no other act change models until the transaction ends: what one has checked must hold when it commits."""
+    await connection.execute(text("LOCK TABLE models IN SHARE ROW EXCLUSIVE MODE"))
 
 
-async def retire_model(database: Database, actor: Actor, *, name: str, note: str | None = None) -> ModelView:
-    """Retire a model or an alias: requests for it get 404. Raises NotFound."""
-    return await _set_status(database, actor, name, "retired", note)
-
-
-async def _set_status(
-    database: Database, actor: Actor, name: str, status: str, note: str | None
-) -> ModelView:
-    require(actor, PLATFORM_ADMIN)
-    async with write(database, actor) as connection:
-        before = await require_model(connection, name)
-        if before.status == "retired" and status != "retired":
-            raise Conflict(f"{name!r} is retired; add it again before it can be {status}", param="name")
-        after = msgspec.structs.replace(before, status=status, note=before.note if note is None else note)
-        values = {"status": after.status, "note": after.note}
-        await connection.execute(update(models).where(models.c.name == name).values(values))
-        await record_model(
-            connection, actor, f"model.{'retire' if status == 'retired' else 'deprecate'}", before, after
-        )
-    return after
+async def now_of(connection: AsyncConnection) -> datetime:
+    """The database's time, to which dates of retirement are compared."""
+    now: datetime = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
+    return now
 
 
 async def store_model(
@@ -171,7 +164,7 @@ async def store_model(
 ) -> ModelView:
     """Write an active model or alias, in place of `before`. Raises Conflict when another has taken the name."""
     described = dict.fromkeys(ModelSpec.__struct_fields__) if spec is None else msgspec.structs.asdict(spec)
-    values = {"status": "active", "alias_of": alias_of, "note": note, **described}
+    values = {"status": "active", "alias_of": alias_of, "note": note, **_NO_END, **described}
     if before is None:
         try:
             await connection.execute(insert(models).values(name=name, **values))

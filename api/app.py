@@ -91,6 +91,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         deps.responses,
         deps.background,
         deps.streams,
+        deps.models,
     )
     app.add_middleware(BodyDeadline)
     app.add_middleware(
@@ -99,7 +100,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
     app.add_middleware(ReadPace, rule=StreamTimeouts())
     app.include_router(health.router(deps.checks))
     view = ModelViews(deps.models, deps.prices, deps.availability, deps.scheduler)
-    app.include_router(models.router(deps.keys, view, restrictions))
+    app.include_router(models.router(deps.keys, view, deps.models, restrictions))
     app.include_router(
         responses.router(deps.keys, deps.responses, deps.running, deps.events, deps.streams, restrictions)
     )

@@ -78,7 +78,9 @@ class Deps:
         self.meter = Meter(
             settings.database_url, settings.data_dir / "spool", name, on_settled=self.holds.stop_renewing
         )
-        self.models = ModelDirectory(self.pools.models, load_catalog(), max_age_s=settings.catalog_max_age_s)
+        self.models = ModelDirectory(
+            self.pools.models, load_catalog(), max_age_s=settings.catalog_max_age_s, today=clock.now
+        )
         self.prices = PriceBook(
             self.pools.models, settings.catalog_max_age_s, now=clock.monotonic, today=clock.now
         )

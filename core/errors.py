@@ -9,6 +9,7 @@ PenstockError
 │   └── TenantSuspended     the organisation is suspended
 ├── NotFound                no such object, or not visible to the caller
 │   └── ModelNotFound       no such model; names the list's address and near matches
+│       └── ModelRetired    the model is no longer served; names its replacement
 ├── WaitsForApproval        nothing is wrong: the act is stored until another person approves it
 ├── Conflict                the object's state forbids it (duplicate name, overlapping price)
 ├── PaymentRequired         the balance or a budget does not cover the request
@@ -95,6 +96,12 @@ class ModelNotFound(NotFound):
     """The model does not exist or is not visible to the caller."""
 
     code = "model_not_found"
+
+
+class ModelRetired(ModelNotFound):
+    """The model was offered and is no longer served."""
+
+    code = "model_retired"
 
 
 class Conflict(PenstockError):

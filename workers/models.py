@@ -1,29 +1,36 @@
 """The models that customers may use: rows of `models` joined with the catalog, in the memory of API processes.
 
-A row of an external engine's model describes it itself, so that the catalog need not have it.
+A row of an external engine's model describes it itself, so that the catalog need not have it. What an alias, a
+deprecated and a retired model are is in workers/model_life.py.
 """
 
 import builtins
 import difflib
 import time
 from collections.abc import Callable, Collection
-from datetime import datetime
+from datetime import UTC, datetime
 
 import msgspec
 from prometheus_client import Gauge
-from sqlalchemy import select
+from sqlalchemy import case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
-from core.errors import ModelNotFound, Unavailable
+from core.errors import ModelNotFound, ModelRetired, Unavailable
 from core.polled_snapshot import PolledSnapshot
 from workers.added_models import AddedModels, with_added
 from workers.catalog import Catalog, load_catalog
+from workers.model_life import Deprecation, ModelLife, deprecation_of, next_retirement, served_by
 from workers.tables import models
 
 POLL_S = 2.0
 MAX_AGE_S = 600.0
 """Seconds for which the last models are used while they cannot be read, where no setting says otherwise."""
+
+RETIRED_NOW = or_(
+    models.c.status == "retired", func.coalesce(models.c.retires_at <= func.clock_timestamp(), False)
+)
+"""The condition of rows of `models` that are retired by the database's clock."""
 
 AGE = Gauge("penstock_models_age_seconds", "Time since the models were last read from PostgreSQL.")
 
@@ -80,13 +87,9 @@ class ModelSpec(msgspec.Struct, frozen=True):
         return cls(context_len, 1, EMBEDDINGS)
 
 
-class ModelRow(msgspec.Struct, frozen=True):
-    """A row of `models`."""
+class ModelRow(ModelLife, frozen=True, kw_only=True):
+    """A row of `models`; its status is what holds now by the database's clock."""
 
-    name: str
-    status: str
-    alias_of: str | None
-    note: str | None
     created_at: datetime
     spec: ModelSpec | None = None
     """None for an alias and for a model that the catalog describes."""
@@ -94,13 +97,18 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 async def read_models(connection: AsyncConnection) -> list[ModelRow]:
     """All rows, ordered by name."""
-    rows = await connection.execute(select(models).order_by(models.c.name))
+    status = case((RETIRED_NOW, "retired"), else_=models.c.status).label("status_now")
+    rows = await connection.execute(select(models, status).order_by(models.c.name))
     return [
         ModelRow(
             name=row.name,
-            status=row.status,
+            status=row.status_now,
             alias_of=row.alias_of,
             note=row.note,
+            deprecated_at=row.deprecated_at,
+            retires_at=row.retires_at,
+            replacement=row.replacement,
+            redirected=row.redirected,
             created_at=row.created_at,
             spec=None
             if row.context_len is None
@@ -108,6 +116,18 @@ async def read_models(connection: AsyncConnection) -> list[ModelRow]:
         )
         for row in rows
     ]
+
+
+class _Names(msgspec.Struct, frozen=True):
+    """What every name means until the next model retires."""
+
+    by_name: dict[str, ModelInfo]
+    """Models by their names, their aliases and the names of retired models that they replace."""
+    models: list[ModelInfo]
+    deprecations: dict[str, Deprecation]
+    """By name, of those whose customers are told something."""
+    until: datetime | None
+    """When the next model retires; None = none has a date."""
 
 
 class ModelDirectory(PolledSnapshot):
@@ -120,16 +140,18 @@ class ModelDirectory(PolledSnapshot):
         *,
         max_age_s: float = MAX_AGE_S,
         now: Callable[[], float] = time.monotonic,
+        today: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`now` returns monotonic seconds."""
+        """`now` returns monotonic seconds, `today` the time of day, with which dates of retirement are compared."""
         super().__init__(
             database, "models", task="model-directory", every_s=POLL_S, max_age_s=max_age_s, now=now
         )
         self.catalog = catalog or load_catalog()
         """The packaged catalog, since the first reading with the models that admins have added."""
         self._packaged, self._added = self.catalog, AddedModels()
-        self._by_name: dict[str, ModelInfo] = {}
-        self._models: list[ModelInfo] = []
+        self._today = today
+        self._rows: list[ModelRow] = []
+        self._built = _Names({}, [], {}, None)
 
     async def start(self) -> None:
         """Read the models, then poll. Raises what `refresh` raises."""
@@ -139,10 +161,20 @@ class ModelDirectory(PolledSnapshot):
     async def _read(self, connection: AsyncConnection) -> None:
         rows = await read_models(connection)
         self.catalog = with_added(self._packaged, await self._added.read(connection))
-        self._models, self._by_name = _build(rows, self.catalog)
+        self._rows, self._built = rows, _build(rows, self.catalog, self._today())
+
+    def _names(self) -> _Names:
+        """What names mean now; made again from the rows in memory when a model retires."""
+        until = self._built.until
+        if until is not None and (now := self._today()) >= until:
+            self._built = _build(self._rows, self.catalog, now)
+        return self._built
 
     def resolve(self, name: str) -> ModelInfo:
-        """A model by name or alias. Raises ModelNotFound with similar names, and Unavailable when none is `fresh`."""
+        """A model by name or alias, or the one that replaces a retired model.
+
+        Raises ModelNotFound with similar names, ModelRetired, and Unavailable when none is `fresh`.
+        """
         if not self.fresh:
             raise Unavailable(
                 f"The list of models and prices has not been read for more than {self.max_age_s:.0f} s, so nothing is "
@@ -150,61 +182,91 @@ class ModelDirectory(PolledSnapshot):
                 code="models_stale",
                 retry_after_s=POLL_S,
             )
-        found = self._by_name.get(name)
+        names = self._names()
+        found = names.by_name.get(name)
         if found is None:
-            raise _not_found(name, builtins.list(self._by_name))
+            gone = names.deprecations.get(name)
+            raise _not_found(name, builtins.list(names.by_name)) if gone is None else _retired(name, gone)
         return found
+
+    def deprecation(self, name: str) -> Deprecation | None:
+        """What customers of a model or alias are told about its end; None for one that stays or that is not known."""
+        return self._names().deprecations.get(name)
 
     def largest_context(self, names: Collection[str] | None) -> int:
         """Context length, in tokens, of the largest model among `names`; None = of all models. 0 without any."""
         return max(
-            (model.context_len for model in self._models if names is None or model.name in names), default=0
+            (model.context_len for model in self.list() if names is None or model.name in names), default=0
         )
 
     def list(self) -> builtins.list[ModelInfo]:
         """All models that customers may use, ordered by name, without aliases."""
-        return self._models
+        return self._names().models
 
 
-def _build(rows: list[ModelRow], catalog: Catalog) -> tuple[list[ModelInfo], dict[str, ModelInfo]]:
-    aliases: dict[str, list[str]] = {}
+def _build(rows: list[ModelRow], catalog: Catalog, now: datetime) -> _Names:
+    lives = {row.name: row for row in rows}
+    others: dict[str, list[str]] = {}
     for row in rows:
-        if row.alias_of is not None and row.status != "retired":
-            aliases.setdefault(row.alias_of, []).append(row.name)
+        target = served_by(row, lives, now)
+        if target is not None and target != row.name:
+            others.setdefault(target, []).append(row.name)
+    deprecations = {row.name: told for row in rows if (told := deprecation_of(row, lives, now)) is not None}
     found: list[ModelInfo] = []
     by_name: dict[str, ModelInfo] = {}
     for row in rows:
-        entry = catalog.models.get(row.name)
-        described = row.spec or entry
-        if row.alias_of is not None or row.status == "retired" or described is None:
+        if row.alias_of is not None or row.is_retired(now):
             continue
-        capabilities = tuple(described.capabilities)
-        if row.spec is not None and row.spec.capabilities != EMBEDDINGS:
-            capabilities = tuple(dict.fromkeys((*capabilities, *ENGINE_CAPABILITIES)))
-        switches = THINKING_SWITCHES if "reasoning" in capabilities else {}
-        if entry is not None and row.spec is None:
-            switches = {switch: tuple(values) for switch, values in entry.template_switches.items()}
-        info = ModelInfo(
-            name=row.name,
-            title=entry.title if entry is not None else row.name,
-            context_len=described.context_len,
-            max_output_tokens=described.max_output_tokens,
-            status=row.status,
-            capabilities=capabilities,
-            region=entry.region if entry is not None else "local",
-            created_at=row.created_at,
-            aliases=tuple(aliases.get(row.name, ())),
-            toy=entry is not None and entry.toy,
-            hub_id=entry.hub_id if entry is not None and not entry.toy else "",
-            embedding_dimensions=entry.embedding_dimensions if entry is not None else 0,
-            quantization=entry.quantization if entry is not None else None,
-            template_switches=switches,
-            tool_parser=entry.tool_parser if entry is not None and row.spec is None else "",
-        )
+        info = _described(row, catalog, tuple(others.get(row.name, ())))
+        if info is None:
+            continue
         found.append(info)
         for name in (row.name, *info.aliases):
             by_name[name] = info
-    return found, by_name
+    return _Names(by_name, found, deprecations, next_retirement(rows, now))
+
+
+def _described(row: ModelRow, catalog: Catalog, aliases: tuple[str, ...]) -> ModelInfo | None:
+    """The model of a row; None when neither the row nor the catalog describes it."""
+    entry = catalog.models.get(row.name)
+    described = row.spec or entry
+    if described is None:
+        return None
+    capabilities = tuple(described.capabilities)
+    if row.spec is not None and row.spec.capabilities != EMBEDDINGS:
+        capabilities = tuple(dict.fromkeys((*capabilities, *ENGINE_CAPABILITIES)))
+    switches = THINKING_SWITCHES if "reasoning" in capabilities else {}
+    if entry is not None and row.spec is None:
+        switches = {switch: tuple(values) for switch, values in entry.template_switches.items()}
+    return ModelInfo(
+        name=row.name,
+        title=entry.title if entry is not None else row.name,
+        context_len=described.context_len,
+        max_output_tokens=described.max_output_tokens,
+        status=row.status,
+        capabilities=capabilities,
+        region=entry.region if entry is not None else "local",
+        created_at=row.created_at,
+        aliases=aliases,
+        toy=entry is not None and entry.toy,
+        hub_id=entry.hub_id if entry is not None and not entry.toy else "",
+        embedding_dimensions=entry.embedding_dimensions if entry is not None else 0,
+        quantization=entry.quantization if entry is not None else None,
+        template_switches=switches,
+        tool_parser=entry.tool_parser if entry is not None and row.spec is None else "",
+    )
+
+
+def _retired(name: str, gone: Deprecation) -> ModelRetired:
+    since = "" if gone.retires_at is None else f" on {gone.retires_at:%Y-%m-%d}"
+    instead = f" Use {gone.replacement!r} instead." if gone.replacement else ""
+    note = f" {gone.note}" if gone.note else ""
+    of = "" if gone.model == name else f", which the name {name[:100]!r} stood for,"
+    return ModelRetired(
+        f"The model {gone.model!r}{of} was retired{since}.{instead}{note} GET /v1/models lists the models you may use.",
+        param="model",
+        details={"replacement": gone.replacement, "models_url": "/v1/models"},
+    )
 
 
 def _not_found(name: str, known: list[str]) -> ModelNotFound:

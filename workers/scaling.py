@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import select, text
+from sqlalchemy import not_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
@@ -16,6 +16,7 @@ from core.money import PICO_PER_USD
 from core.polled_snapshot import PolledSnapshot
 from core.supervise import supervise
 from workers.acting.plan import Mode
+from workers.models import RETIRED_NOW
 from workers.tables import model_scaling, models
 
 POLL_S = 2.0
@@ -43,6 +44,8 @@ class ScalingLimits(msgspec.Struct, frozen=True):
 
 
 NO_LIMITS = ScalingLimits()
+RETIRED = ScalingLimits(max_awake=0)
+"""The limits of a retired model: nothing is planned for it, and none of its replicas wakes."""
 
 
 class ReplicaHold(msgspec.Struct, frozen=True):
@@ -90,9 +93,7 @@ async def read_limits(connection: AsyncConnection) -> dict[str, ScalingLimits]:
             None if row.acting is None else Mode(row.acting),
             None if row.budget_usd_pico_per_month is None else int(row.budget_usd_pico_per_month),
         )
-        for row in await connection.execute(
-            select(model_scaling).join(models).where(models.c.status != "retired")
-        )
+        for row in await connection.execute(select(model_scaling).join(models).where(not_(RETIRED_NOW)))
     }
 
 
@@ -103,12 +104,16 @@ async def read_holds(connection: AsyncConnection) -> dict[str, ReplicaHold]:
 
 
 async def read_effective_limits(connection: AsyncConnection) -> dict[str, ScalingLimits]:
-    """The limits that hold now: those that are stored, with as many replicas awake as a person holds."""
+    """The limits that hold now: those that are stored, with as many replicas awake as a person holds.
+
+    A retired model has RETIRED, whoever holds its replicas.
+    """
     limits = await read_limits(connection)
     for model, hold in (await read_holds(connection)).items():
         stored = limits.get(model, NO_LIMITS)
         limits[model] = msgspec.structs.replace(stored, min_awake=hold.awake, max_awake=hold.awake)
-    return limits
+    retired = await connection.scalars(select(models.c.name).where(models.c.alias_of.is_(None), RETIRED_NOW))
+    return limits | dict.fromkeys(retired, RETIRED)
 
 
 async def read_host_prices(connection: AsyncConnection) -> dict[str, int]:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
+    false,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
@@ -30,8 +31,17 @@ models = Table(
     Column("context_len", Integer),
     Column("max_output_tokens", Integer),
     Column("capabilities", ARRAY(Text)),
+    instant("deprecated_at", nullable=True),
+    instant("retires_at", nullable=True),
+    Column("replacement", Text, ForeignKey("models.name")),
+    Column("redirected", Boolean, nullable=False, server_default=false()),
     CheckConstraint("status IN ('active', 'deprecated', 'retired')", name="status"),
     CheckConstraint("alias_of <> name", name="alias"),
+    CheckConstraint("replacement <> name", name="replacement"),
+    CheckConstraint("NOT redirected OR replacement IS NOT NULL", name="redirected"),
+    CheckConstraint(
+        "status <> 'active' OR num_nonnulls(deprecated_at, retires_at, replacement) = 0", name="life"
+    ),
     CheckConstraint(
         "num_nonnulls(context_len, max_output_tokens, capabilities) IN (0, 3) AND context_len > 1 "
         "AND max_output_tokens BETWEEN 1 AND context_len",
@@ -39,7 +49,8 @@ models = Table(
     ),
 )
 """Models that customers may use. An alias refers to a model, never to another alias. A model that the catalog does not
-have carries its own context length, longest answer and capabilities."""
+have carries its own context length, longest answer and capabilities. From `retires_at` on a model is retired, whatever
+its status says; then `replacement` answers requests for it, if `redirected` (workers/model_life.py)."""
 
 added_models = Table(
     "added_models",

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from admin import acting as admin_acting
-from admin import added_models, models, scaling, targets
+from admin import added_models, model_life, models, scaling, targets
 from admin.actor import Actor, require
 from api.admin.deps import AdminDeps, RequestBody, ResponseModel
 from core.errors import InvalidRequest
@@ -20,6 +20,7 @@ from workers.model_definition import NewModel, ProfileFile
 from workers.service_level import Tier
 
 _NAME = "A model's name; it may contain slashes."
+_DATE = "When it retires by itself: a date or instant in UTC, or none for no date."
 
 
 Acting = Literal["off", "dry-run", "on", "platform"]
@@ -34,6 +35,10 @@ class ModelOut(ResponseModel):
     note: str | None
     created_at: datetime
     origin: models.Origin = Field(description="Where its description is from.")
+    deprecated_at: datetime | None = Field(description="Since when its users are told that it goes.")
+    retires_at: datetime | None = Field(description="From when it is retired; null = no date is set.")
+    replacement: str | None = Field(description="The model to use instead.")
+    redirected: bool = Field(description="Whether the replacement answers for it once it is retired.")
 
 
 class ModelCreate(RequestBody):
@@ -71,11 +76,31 @@ class AliasUpdate(RequestBody):
     target: str = Field(examples=["llama-3.3-70b"])
 
 
-class ModelStatusUpdate(RequestBody):
-    """A model to deprecate or retire."""
+class ModelRetire(RequestBody):
+    """A model to retire."""
 
     name: str = Field(description=_NAME)
-    note: str | None = Field(default=None, description="What customers should use instead.")
+    note: str | None = Field(default=None, description="What customers should do, or why.")
+
+
+class ModelDeprecate(ModelRetire):
+    """A model to deprecate; what is absent stays as it is."""
+
+    retires_at: str | None = Field(default=None, description=_DATE, examples=["2027-03-01"])
+    replacement: str | None = Field(
+        default=None,
+        description="A model to use instead, or none. It is only told.",
+        examples=["qwen3.5-397b"],
+    )
+
+
+class ModelReplace(ModelRetire):
+    """A model whose requests another is to answer."""
+
+    replacement: str = Field(description="The model that answers, at its price.", examples=["qwen3.5-397b"])
+    retires_at: str | None = Field(
+        default=None, description="Date or instant in UTC; default: now.", examples=["2027-03-01"]
+    )
 
 
 class TargetsOut(ResponseModel):
@@ -194,32 +219,42 @@ def router(deps: AdminDeps) -> APIRouter:
 
     _add_added_routes(routes, deps)
 
+    _add_life_routes(routes, deps)
+    _add_target_routes(routes, deps)
+    _add_scaling_routes(routes, deps)
+    return routes
+
+
+def _add_life_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    """The routes of aliases and of the end of models. Each act is idempotent."""
+
     @routes.put("/models/alias")
     async def set_alias(body: AliasUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
-        """Create or change an alias."""
+        """Create or change an alias. Every API process follows within two seconds."""
         return ModelOut.model_validate(
             await models.set_alias(deps.database, actor, name=body.name, target=body.target)
         )
 
     @routes.post("/models/deprecate")
-    async def deprecate_model(
-        body: ModelStatusUpdate, actor: Annotated[Actor, Depends(deps.actor)]
-    ) -> ModelOut:
-        """Deprecate a model. It is still served."""
+    async def deprecate_model(body: ModelDeprecate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
+        """Deprecate a model, and tell its users. It is served until its date."""
         return ModelOut.model_validate(
-            await models.deprecate_model(deps.database, actor, name=body.name, note=body.note)
+            await model_life.deprecate_model(deps.database, actor, **body.model_dump())
         )
 
     @routes.post("/models/retire")
-    async def retire_model(body: ModelStatusUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
-        """Stop serving a model or an alias."""
+    async def retire_model(body: ModelRetire, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
+        """Stop serving a model or an alias now."""
         return ModelOut.model_validate(
-            await models.retire_model(deps.database, actor, name=body.name, note=body.note)
+            await model_life.retire_model(deps.database, actor, name=body.name, note=body.note)
         )
 
-    _add_target_routes(routes, deps)
-    _add_scaling_routes(routes, deps)
-    return routes
+    @routes.post("/models/replace")
+    async def replace_model(body: ModelReplace, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
+        """Retire a model now or at a date, and let another answer requests for it from then on."""
+        return ModelOut.model_validate(
+            await model_life.replace_model(deps.database, actor, **body.model_dump())
+        )
 
 
 def _add_added_routes(routes: APIRouter, deps: AdminDeps) -> None:
@@ -240,7 +275,7 @@ def _add_added_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return shown
 
     @routes.post("/models/removed")
-    async def remove_model(body: ModelStatusUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
+    async def remove_model(body: ModelRetire, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
         """Take a model out of service that was added."""
         return ModelOut.model_validate(
             await added_models.remove(deps.database, actor, name=body.name, note=body.note)

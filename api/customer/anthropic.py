@@ -33,7 +33,11 @@ def error_answer(
 
 def model_object(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return Anthropic's model object for ours, with the members of ours that it does not have."""
-    own = {name: entry[name] for name in ("status", "aliases", "pricing", "tiers") if name in entry}
+    own = {
+        name: entry[name]
+        for name in ("status", "deprecation", "aliases", "pricing", "tiers")
+        if name in entry
+    }
     created = datetime.fromtimestamp(entry["created"], UTC)
     return {
         "type": "model",

@@ -21,6 +21,7 @@ from api.customer.answer_headers import CLIENT_REQUEST_ID, check_client_request_
 from api.customer.background import BackgroundResponses
 from api.customer.body import Receive, inflate, is_compressed, read_body
 from api.customer.client_connection import EXTENSION, ClientConnection
+from api.customer.deprecation import Endings, deprecation_headers
 from api.customer.dialect_reply import DialectReply
 from api.customer.reply import HttpReply, Send
 from api.customer.response_reply import ResponseReply
@@ -180,11 +181,13 @@ class HotPath:
         responses: ResponseStore,
         background: BackgroundResponses,
         streams: ResponseStreams,
+        endings: Endings,
     ) -> None:
         self._keys = keys
         self._responses = responses
         self._background = background
         self._streams = streams
+        self._endings = endings
         self._rates = rates
         self._parser = parser
         self._invalid = invalid
@@ -213,6 +216,8 @@ class HotPath:
             await reply.fail(error)
             return
         reply.begin(prepared, principal)
+        if (told := self._endings.deprecation(prepared.model)) is not None:
+            reply.headers += deprecation_headers(told)
         if prepared.ignored_fields:
             named = ignored_header(prepared.ignored_fields)
             reply.headers.append((b"x-penstock-ignored-fields", named))

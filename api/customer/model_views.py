@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
 
+from api.customer.deprecation import Endings, deprecation_block
 from api.customer.prices import PriceBook, PricesByTier
 from billing.pricing.prices import TIERS, PriceView
 from core.errors import ModelNotFound
@@ -37,7 +38,7 @@ FEATURES = {
 """By capability: OpenRouter's names for it."""
 
 
-class Directory(Protocol):
+class Directory(Endings, Protocol):
     """The methods of workers.models.ModelDirectory that are used here."""
 
     def list(self) -> list[ModelInfo]:
@@ -107,6 +108,7 @@ class ModelViews:
             "title": model.title,
             "aliases": list(model.aliases),
             "status": model.status if state.serves else "offline",
+            "deprecation": deprecation_block(self._directory.deprecation(model.name)),
             "offline_since": seconds(state.offline_since_ms),
             "expected_at": seconds(state.expected_ms),
             "context_length": model.context_len,

@@ -2,10 +2,11 @@
 
 from typing import Any, Protocol
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from api import credentials
 from api.customer import anthropic
+from api.customer.deprecation import Endings, deprecation_headers
 from api.customer.model_views import ModelViews
 from api.key_restrictions import KeyRestrictions
 from tenants.principal import Principal
@@ -18,7 +19,7 @@ class Keys(Protocol):
         """Return the principal of a key. Raises AuthenticationFailed or TenantSuspended."""
 
 
-def router(keys: Keys, views: ModelViews, restrictions: KeyRestrictions) -> APIRouter:
+def router(keys: Keys, views: ModelViews, endings: Endings, restrictions: KeyRestrictions) -> APIRouter:
     """The models endpoints. All need an API key, since prices may be those of the caller's contract."""
     routes = APIRouter(prefix="/v1", tags=["models"])
 
@@ -40,9 +41,11 @@ def router(keys: Keys, views: ModelViews, restrictions: KeyRestrictions) -> APIR
         return {"data": views.openrouter(await caller(request))}
 
     @routes.get("/models/{model:path}", summary="One model")
-    async def get_model(model: str, request: Request) -> dict[str, Any]:
+    async def get_model(model: str, request: Request, response: Response) -> dict[str, Any]:
         """OpenAI's model object, or Anthropic's; 404 with similar names when there is none."""
         entry = views.one(model, await caller(request))
+        if (told := endings.deprecation(model)) is not None:
+            response.headers.raw.extend(deprecation_headers(told))
         return anthropic.model_object(entry) if anthropic.speaks(request.scope) else entry
 
     return routes

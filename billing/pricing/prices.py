@@ -320,11 +320,12 @@ async def list_unpriced(connection: AsyncConnection, start: datetime, end: datet
         text(
             "SELECT u.model, u.tier, u.tenant_id, u.requests, u.first_at, u.last_at FROM unpriced_refusals u "
             "JOIN models m ON m.name = u.model AND m.status <> 'retired' "
+            "AND coalesce(m.retires_at > clock_timestamp(), true) "
             "WHERE u.first_at < :end AND u.last_at >= :start "
             "AND (penstock_price(u.model, u.tier, u.tenant_id, clock_timestamp())).id IS NULL "
             "UNION ALL "
             "SELECT m.name, 'standard', NULL, 0, NULL, NULL FROM models m "
-            "WHERE m.status <> 'retired' AND m.alias_of IS NULL "
+            "WHERE m.status <> 'retired' AND coalesce(m.retires_at > clock_timestamp(), true) AND m.alias_of IS NULL "
             "AND (penstock_price(m.name, 'standard', NULL, clock_timestamp())).id IS NULL "
             "ORDER BY 1, 2, 3 NULLS FIRST"
         ),

@@ -11,6 +11,7 @@ from admin import acting as admin_acting
 from admin import added_models, models, scaling, targets
 from admin.actor import Actor
 from cli.added_model import engine_environment, given_model
+from cli.commands import model_life
 from cli.context import AsJson, DataDir, perform
 from cli.durations import parse_duration
 from core.db import Database
@@ -19,6 +20,7 @@ from workers.models import ModelSpec
 from workers.service_level import Tier
 
 app = typer.Typer(help="Which models are offered to customers.", no_args_is_help=True)
+app.add_typer(model_life.app)
 
 Name = Annotated[str, typer.Argument(help="A model's name.")]
 TierOption = Annotated[Tier, typer.Option("--tier", help="The tier.")]
@@ -326,35 +328,3 @@ def remove_model(name: Name, note: Note = None, data_dir: DataDir = None, as_jso
     Example: penstock models remove Qwen/Qwen3-32B
     """
     perform(partial(added_models.remove, name=name, note=note), data_dir, as_json)
-
-
-@app.command("alias")
-def set_alias(
-    name: Name,
-    target: Annotated[str, typer.Argument(help="The model it stands for.")],
-    data_dir: DataDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Let a name stand for a model.
-
-    Example: penstock models alias llama-latest llama-3.3-70b
-    """
-    perform(partial(models.set_alias, name=name, target=target), data_dir, as_json)
-
-
-@app.command("deprecate")
-def deprecate_model(name: Name, note: Note = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Mark a model as going away; it still answers.
-
-    Example: penstock models deprecate llama-3.3-70b --note "use qwen3.5-397b"
-    """
-    perform(partial(models.deprecate_model, name=name, note=note), data_dir, as_json)
-
-
-@app.command("retire")
-def retire_model(name: Name, note: Note = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Take a model or an alias out of service: requests for it get 404.
-
-    Example: penstock models retire llama-3.3-70b
-    """
-    perform(partial(models.retire_model, name=name, note=note), data_dir, as_json)
