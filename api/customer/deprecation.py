@@ -3,7 +3,7 @@
 The headers come with every answer to a request that names the model, refusals included.
 """
 
-from email.utils import format_datetime
+from email.utils import formatdate
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -24,7 +24,7 @@ def deprecation_headers(told: Deprecation) -> Headers:
     if told.deprecated_at is not None:
         headers.append((b"deprecation", b"@%d" % told.deprecated_at.timestamp()))
     if told.retires_at is not None:
-        headers.append((b"sunset", format_datetime(told.retires_at, usegmt=True).encode()))
+        headers.append((b"sunset", formatdate(told.retires_at.timestamp(), usegmt=True).encode()))
     if told.replacement is not None:
         successor = quote(told.replacement, safe="/")
         headers.append((b"link", f'</v1/models/{successor}>; rel="successor-version"'.encode()))

@@ -10,7 +10,8 @@ from admin.actor import system_actor
 from admin.keys import find_key, revoke_key
 from admin.limits import list_limits
 from admin.logins import authenticate_token, list_admin_tokens, revoke_admin_token, verify_login
-from admin.models import list_models, retire_model
+from admin.model_life import retire_model
+from admin.models import list_models
 from admin.prices import list_prices, set_price
 from admin.tenants import list_tenants
 from admin.users import list_users

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from admin.actor import system_actor
-from admin.models import list_models, retire_model, set_alias
+from admin.model_life import retire_model
+from admin.models import list_models, set_alias
 from admin.prices import list_prices, set_price
 from billing.pricing.prices import PriceView
 from cli.bootstrap import offer_models

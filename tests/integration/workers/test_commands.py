@@ -5,6 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -31,6 +37,37 @@ def test_models(pg_url: str) -> None:
     assert len(wrong.stderr.strip().splitlines()) == 1
     assert "the catalog has no model 'gpt-9'" in wrong.stderr
     assert penstock("models", "retire", "tiny", "--note", "gone", DATABASE_URL=pg_url).returncode == 0
+
+
+def test_the_end_of_a_model(pg_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", pg_url)
+
+    def models(*words: str) -> dict[str, Any]:
+        result = CliRunner().invoke(app, ["models", *words, "--json"])
+        assert result.exit_code == 0, result.stderr
+        told: dict[str, Any] = json.loads(result.stdout)
+        return told
+
+    old, new = "llama-3.3-70b", "qwen3.5-397b"
+    for name in (old, new):
+        models("add", name)
+    going = models(
+        "deprecate", old, "--retire-at", "2999-01-01", "--replacement", new, "--note", "The weights go"
+    )
+    assert (going["status"], going["retires_at"], going["replacement"], going["redirected"]) == (
+        "deprecated", "2999-01-01T00:00:00Z", new, False,
+    )  # fmt: skip
+    assert models("replace", old, new, "--at", "2999-02-01")["redirected"]
+    gone = models("replace", old, new)
+    assert (gone["status"], gone["redirected"], gone["note"]) == ("retired", True, "The weights go")
+    assert not models("retire", old)["redirected"]
+    past = CliRunner().invoke(app, ["models", "deprecate", new, "--retire-at", "2020-01-01"])
+    assert past.exit_code == 2
+    assert "which is past; `penstock models retire` retires a model now" in past.stderr
+    assert len(past.stderr.strip().splitlines()) == 1
+    for command in ("alias", "deprecate", "retire", "replace"):
+        helped = CliRunner().invoke(app, ["models", command, "--help"])
+        assert f"Example: penstock models {command} " in helped.stdout
 
 
 def test_engine_status_of_nothing(tmp_path: Path) -> None:

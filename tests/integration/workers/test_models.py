@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import text
 
-from admin import models
+from admin import model_life, models
 from admin.actor import Actor
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, PermissionDenied, Unavailable
@@ -45,17 +45,17 @@ async def test_life_of_a_model(database: Database) -> None:
     with pytest.raises(ModelNotFound, match=r"Did you mean 'llama-3\.3-70b'"):
         directory.resolve("llama-3.3-70")
 
-    await models.deprecate_model(database, ADMIN, name="llama-3.3-70b", note="use another")
+    await model_life.deprecate_model(database, ADMIN, name="llama-3.3-70b", note="use another")
     await directory.refresh()
     assert directory.resolve("llama-3.3-70b").status == "deprecated"
-    retired = await models.retire_model(database, ADMIN, name="llama-3.3-70b")
+    retired = await model_life.retire_model(database, ADMIN, name="llama-3.3-70b")
     assert (retired.status, retired.note) == ("retired", "use another")
     await directory.refresh()
     for name in ("llama-3.3-70b", "llama-latest"):
         with pytest.raises(ModelNotFound):
             directory.resolve(name)
     with pytest.raises(Conflict, match="retired"):
-        await models.deprecate_model(database, ADMIN, name="llama-3.3-70b")
+        await model_life.deprecate_model(database, ADMIN, name="llama-3.3-70b")
     assert (await models.add_model(database, ADMIN, name="llama-3.3-70b")).status == "active"
     assert await audit(database) == [
         ("model.add", "llama-3.3-70b"),
@@ -71,7 +71,7 @@ async def test_a_retired_name_may_be_an_alias_of_its_successor(database: Databas
     await models.add_model(database, ADMIN, name="qwen3.5-397b")
     with pytest.raises(Conflict, match="is a live model"):
         await models.set_alias(database, ADMIN, name="minimax-m2.5", target="qwen3.5-397b")
-    await models.retire_model(database, ADMIN, name="minimax-m2.5")
+    await model_life.retire_model(database, ADMIN, name="minimax-m2.5")
     await models.set_alias(database, ADMIN, name="minimax-m2.5", target="qwen3.5-397b")
     directory = ModelDirectory(database)
     await directory.refresh()
@@ -188,7 +188,7 @@ async def test_a_model_of_an_external_engine_describes_itself(database: Database
         await models.describe_model(database, ADMIN, name=added.name, spec=longer)
     await directory.refresh()
     assert directory.resolve(added.name).context_len == 16384
-    await models.retire_model(database, ADMIN, name=added.name)
+    await model_life.retire_model(database, ADMIN, name=added.name)
     assert (await models.add_model(database, ADMIN, name=added.name)).spec == longer
     assert [action for action, _ in await audit(database)] == [
         "model.add", "model.describe", "model.retire", "model.add",

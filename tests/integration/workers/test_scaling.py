@@ -1,12 +1,13 @@
 """Limits of the autoscaler that an admin sets: checked, stored, recorded, and read by the scheduler while it runs."""
 
 import json
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import text
 from typer.testing import CliRunner
 
-from admin import economics, models, scaling
+from admin import acting, economics, model_life, models, scaling
 from admin.actor import Actor
 from cli.main import app
 from core.db import Database
@@ -15,7 +16,7 @@ from scheduler.autoscaling import LivePlanner
 from tests.support.waiting import until
 from workers.catalog import load_catalog
 from workers.models import ModelSpec
-from workers.scaling import ScalingDirectory, ScalingLimits
+from workers.scaling import RETIRED, ScalingDirectory, ScalingLimits
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
 READER = Actor(kind="cli", id="f", label="f", role="finance")
@@ -102,8 +103,14 @@ async def test_the_running_planner_follows_limits_and_prices(
             database, ADMIN, host_kind=KIND, usd_per_hour="31.25", source="contract 7"
         )
         await until(lambda: directory.usd_per_hour(KIND) == 31.25)
-        await models.retire_model(database, ADMIN, name=MODEL)
-        await until(lambda: not directory.limits)
+        await acting.hold_replicas(
+            database, ADMIN, model=MODEL, awake=2, hold_for=timedelta(hours=1), reason="launch"
+        )
+        await model_life.deprecate_model(database, ADMIN, name=MODEL, retires_at="2999-01-01")
+        async with database.system() as connection:
+            await connection.execute(text("UPDATE models SET retires_at = clock_timestamp()"))
+        await until(lambda: directory.limits == {MODEL: RETIRED})
+        assert (RETIRED.min_awake, RETIRED.max_awake) == (0, 0), "whoever holds its replicas"
     finally:
         await directory.close()
 

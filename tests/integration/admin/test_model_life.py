@@ -1,0 +1,165 @@
+"""The end of models as administrators decide it, and as the API processes and the organisations learn of it."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from admin import model_life, models
+from admin.actor import Actor
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, ModelRetired, NotFound, PermissionDenied
+from tests.support.clock import ManualClock
+from tests.support.tenancy import ADMIN, audit_actions
+from workers.models import ModelDirectory
+
+OLD, NEW = "llama-3.3-70b", "qwen3.5-397b"
+DATE = "2999-01-01"
+
+
+@pytest.fixture
+async def offered(database: Database) -> Database:
+    """Two models, the old one with an alias."""
+    for name in (OLD, NEW):
+        await models.add_model(database, ADMIN, name=name)
+    await models.set_alias(database, ADMIN, name="fast", target=OLD)
+    return database
+
+
+async def answers(database: Database, clock: ManualClock, *names: str) -> list[str]:
+    """By which model each name is answered."""
+    directory = ModelDirectory(database, today=clock.now)
+    await directory.refresh()
+    return [directory.resolve(name).name for name in names]
+
+
+async def test_a_model_retires_at_its_date_without_another_read(offered: Database) -> None:
+    await model_life.deprecate_model(
+        offered, ADMIN, name=OLD, retires_at=DATE, replacement=NEW, note="The weights go"
+    )
+    clock = ManualClock(datetime.fromisoformat("2998-12-31T23:59:59+00:00"))
+    directory = ModelDirectory(offered, today=clock.now)
+    await directory.refresh()
+    assert directory.resolve("fast").status == "deprecated"
+    told = directory.deprecation("fast")
+    assert told is not None
+    assert (told.replacement, told.retired) == (NEW, False)
+    clock.advance(1)
+    for name in (OLD, "fast"):
+        with pytest.raises(ModelRetired, match=f"retired on 2999-01-01. Use '{NEW}' instead. The weights go"):
+            directory.resolve(name)
+    assert [model.name for model in directory.list()] == [NEW]
+    assert directory.largest_context([OLD]) == 0
+    told = directory.deprecation(OLD)
+    assert told is not None
+    assert told.retired
+
+
+async def test_a_replacement_answers_from_the_date_on(offered: Database) -> None:
+    await model_life.replace_model(offered, ADMIN, name=OLD, replacement=NEW, retires_at=DATE)
+    clock = ManualClock(datetime.fromisoformat("2998-12-31T23:59:59+00:00"))
+    assert await answers(offered, clock, OLD, "fast") == [OLD, OLD]
+    clock.advance(1)
+    assert await answers(offered, clock, OLD, "fast", NEW) == [NEW, NEW, NEW]
+    directory = ModelDirectory(offered, today=clock.now)
+    await directory.refresh()
+    [model] = directory.list()
+    assert model.aliases == ("fast", OLD)
+    view = await model_life.retire_model(offered, ADMIN, name=OLD)
+    assert (view.status, view.redirected) == ("retired", False), "retired means refused"
+    with pytest.raises(ModelRetired):
+        await answers(offered, clock, OLD)
+
+
+async def test_a_retired_model_may_be_replaced_and_offered_again(offered: Database) -> None:
+    retired = await model_life.retire_model(offered, ADMIN, name=OLD, note="gone")
+    replaced = await model_life.replace_model(offered, ADMIN, name=OLD, replacement=NEW)
+    assert (replaced.retires_at, replaced.redirected) == (retired.retires_at, True)
+    clock = ManualClock()
+    assert await answers(offered, clock, "fast") == [NEW]
+    again = await models.add_model(offered, ADMIN, name=OLD)
+    assert (again.status, again.deprecated_at, again.replacement, again.redirected) == (
+        "active", None, None, False,
+    )  # fmt: skip
+    assert await answers(offered, clock, "fast") == [OLD]
+
+
+async def test_an_act_that_changes_nothing_writes_nothing(offered: Database) -> None:
+    before = await audit_actions(offered)
+    for _ in range(2):
+        await models.set_alias(offered, ADMIN, name="fast", target=OLD)
+    assert await audit_actions(offered) == before
+    for _ in range(2):
+        await model_life.deprecate_model(offered, ADMIN, name=OLD, retires_at=DATE, replacement=NEW)
+        await model_life.deprecate_model(offered, ADMIN, name=OLD)
+    for _ in range(2):
+        await model_life.replace_model(offered, ADMIN, name=OLD, replacement=NEW)
+    for _ in range(2):
+        await model_life.retire_model(offered, ADMIN, name="fast")
+    assert (await audit_actions(offered))[len(before) :] == [
+        "model.deprecate",
+        "model.replace",
+        "model.retire",
+    ]
+
+
+async def test_a_date_and_a_replacement_can_be_taken_back(offered: Database) -> None:
+    first = await model_life.deprecate_model(offered, ADMIN, name=OLD, retires_at=DATE, replacement=NEW)
+    none = await model_life.deprecate_model(offered, ADMIN, name=OLD, retires_at="none", replacement="none")
+    assert (none.retires_at, none.replacement, none.deprecated_at) == (None, None, first.deprecated_at)
+    planned = await model_life.replace_model(offered, ADMIN, name=OLD, replacement=NEW, retires_at=DATE)
+    assert (planned.status, planned.redirected) == ("deprecated", True)
+    later = await model_life.deprecate_model(offered, ADMIN, name=OLD, retires_at="2999-02-01")
+    assert later.redirected, "another date changes nothing else"
+    told = await model_life.deprecate_model(offered, ADMIN, name=OLD, replacement=NEW)
+    assert not told.redirected
+
+
+async def test_what_cannot_be_meant_is_refused(offered: Database) -> None:
+    async def deprecate(**fields: Any) -> None:
+        await model_life.deprecate_model(offered, ADMIN, name=OLD, **fields)
+
+    with pytest.raises(InvalidRequest, match="which is past"):
+        await deprecate(retires_at="2020-01-01")
+    with pytest.raises(InvalidRequest, match="retires_at must be a date"):
+        await deprecate(retires_at="soon")
+    with pytest.raises(NotFound, match="no model 'nothing'"):
+        await deprecate(replacement="nothing")
+    with pytest.raises(Conflict, match="is an alias of"):
+        await deprecate(replacement="fast")
+    with pytest.raises(Conflict, match="is the model itself"):
+        await deprecate(replacement=OLD)
+    await model_life.deprecate_model(offered, ADMIN, name=NEW, retires_at=DATE)
+    with pytest.raises(Conflict, match="to retire itself at 2999-01-01"):
+        await deprecate(replacement=NEW, retires_at="2999-01-02")
+    with pytest.raises(Conflict, match="is an alias; let it stand for another"):
+        await model_life.replace_model(offered, ADMIN, name="fast", replacement=NEW)
+    await model_life.retire_model(offered, ADMIN, name=NEW)
+    with pytest.raises(Conflict, match=f"'{NEW}' is retired; name a model"):
+        await deprecate(replacement=NEW)
+    with pytest.raises(Conflict, match="leave the date out"):
+        await model_life.replace_model(offered, ADMIN, name=NEW, replacement=OLD, retires_at=DATE)
+    finance = Actor(kind="user", id="x", label="x", role="finance")
+    with pytest.raises(PermissionDenied):
+        await model_life.retire_model(offered, finance, name=OLD)
+    assert {view.name: view.status for view in await models.list_models(offered, ADMIN)}[OLD] == "active"
+
+
+async def test_a_date_that_has_passed_is_a_retired_model_for_administrators_too(offered: Database) -> None:
+    await model_life.deprecate_model(offered, ADMIN, name=OLD, retires_at=DATE)
+    async with offered.system() as connection:
+        await connection.execute(
+            text("UPDATE models SET retires_at = clock_timestamp() WHERE name = :name"), {"name": OLD}
+        )
+    states = {view.name: view.status for view in await models.list_models(offered, ADMIN)}
+    assert states == {OLD: "retired", NEW: "active", "fast": "active"}
+    with pytest.raises(Conflict, match="is retired; add it again"):
+        await model_life.deprecate_model(offered, ADMIN, name=OLD)
+    with pytest.raises(Conflict, match="is retired; an alias must stand for a live model"):
+        await models.set_alias(offered, ADMIN, name="other", target=OLD)
+    with pytest.raises(ModelRetired):
+        await answers(
+            offered, ManualClock(datetime.fromisoformat(DATE + "T00:00+00:00") - timedelta(days=9)), OLD
+        )
+    assert (await models.add_model(offered, ADMIN, name=OLD)).status == "active"
