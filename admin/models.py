@@ -55,7 +55,7 @@ async def list_models(database: Database, actor: Actor) -> list[ModelView]:
 async def add_model(
     database: Database, actor: Actor, *, name: str, note: str | None = None, spec: ModelSpec | None = None
 ) -> ModelView:
-    """Offer a model; a retired one is offered again. Other names for it are aliases.
+    """Offer a model; a retired or deprecated one is offered again, without an end. Other names for it are aliases.
 
     `spec` describes a model of external engines; without it the catalog does, or the retired model's own spec. Raises
     InvalidRequest when nothing describes the model or the spec is out of range, Conflict when the name is taken.
@@ -64,12 +64,17 @@ async def add_model(
     if spec is not None:
         _check_spec(name, spec)
     async with write(database, actor) as connection:
+        await lock_models(connection)
         before = await find_model(connection, name)
         if spec is None and before is not None:
             spec = before.spec
         if spec is None:
             name = (await read_catalog(connection)).model(clean_name(name, "name")).name
-        if before is not None and before.status != "retired":
+        if (
+            before is not None
+            and before.status != "retired"
+            and (before.status == "active" or before.alias_of)
+        ):
             raise Conflict(f"there is a model {name!r} already ({before.status})", param="name")
         after = await store_model(connection, before, name, None, note, spec)
         await record_model(connection, actor, "model.add", before, after)

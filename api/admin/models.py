@@ -212,7 +212,7 @@ def router(deps: AdminDeps) -> APIRouter:
 
     @routes.post("/models", status_code=201)
     async def add_model(body: ModelCreate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
-        """Offer a model of the catalog; a retired one is offered again."""
+        """Offer a model of the catalog; a retired or deprecated one is offered again, without an end."""
         return ModelOut.model_validate(
             await models.add_model(deps.database, actor, name=body.name, note=body.note)
         )

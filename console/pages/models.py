@@ -13,10 +13,17 @@ from admin import tenants as admin_tenants
 from admin.models import ModelView
 from billing.pricing.prices import PriceView
 from console.components.base import box, card, link_button, notice, page_head
-from console.components.dialogs import primary
-from console.components.table import Column, Row, cell, data_table, set_rows
+from console.components.dialogs import primary, secondary
+from console.components.table import Cell, Column, Row, cell, data_table, set_rows
 from console.deps import Console
 from console.format import count, moment
+from console.panels.model_life import (
+    acts_cell,
+    open_alias_form,
+    stands_for_cell,
+    start_act,
+    status_cell,
+)
 from console.panels.prices import COLUMNS, end_or_withdraw, open_price_form, price_rows, price_state
 from console.viewer import Viewer
 from scheduler.wire import PoolSnapshot
@@ -24,13 +31,12 @@ from workers.wire import ReplicaState
 
 REFUSED_LOOKBACK = timedelta(days=7)
 """Period of the notice on requests that were refused because their model had no price."""
-STATUS_TONES = {"active": "ok", "deprecated": "warn", "retired": "idle"}
 _COLUMNS = (
     Column("name", "Model"),
     Column("status", "Status"),
     Column("price", "List price"),
     Column("replicas", "Replicas ready", numeric=True),
-    Column("alias", "Alias of"),
+    Column("stands", "Stands for"),
     Column("note", "Note", sortable=False),
     Column("created", "Added", numeric=True),
 )
@@ -41,13 +47,20 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     page = _ModelsPage(console, viewer)
     await page.read()
     with page_head("Models and prices", "US dollars per million tokens. Times are UTC."):
+        if viewer.is_admin:
+            secondary("New alias", viewer.act(page.new_alias), icon="alternate_email")
         if viewer.may_bill:
             link_button("Re-rate a past month", "/periods?tab=changes", "history")
             primary("New price", viewer.act(page.new_price), icon="add")
     page.alerts = box("div", "stack")
     with card("Models", flush=True):
         page.model_table = data_table(
-            _COLUMNS, page.model_rows(), label="Models", nothing="No model is offered yet.", sort_by="name"
+            [*_COLUMNS, Column("acts", "")] if viewer.is_admin else _COLUMNS,
+            page.model_rows(),
+            label="Models",
+            nothing="No model is offered yet.",
+            sort_by="name",
+            on_action=viewer.act(page.model_act),
         )
     with card("Prices", "Contract prices go before list prices.", flush=True) as actions:
         with actions:
@@ -82,6 +95,12 @@ def unpriced(models: list[str], prices: list[PriceView], now: datetime) -> list[
 def offered(models: Sequence[ModelView]) -> list[str]:
     """Names of the models that customers can call, without aliases, which have no price of their own."""
     return [model.name for model in models if model.status != "retired" and not model.alias_of]
+
+
+def _price_cell(model: ModelView, missing: set[str]) -> Cell:
+    if model.alias_of is not None or model.status == "retired":
+        return cell("–")
+    return cell("Unpriced", tone="bad") if model.name in missing else cell("Priced", tone="ok")
 
 
 class _ModelsPage:
@@ -128,14 +147,13 @@ class _ModelsPage:
                 {
                     "id": model.name,
                     "name": cell(model.name),
-                    "status": cell(model.status.capitalize(), tone=STATUS_TONES.get(model.status, "idle")),
-                    "price": cell("Unpriced", tone="bad")
-                    if model.name in missing
-                    else cell("Priced", tone="ok"),
+                    "status": status_cell(model),
+                    "price": _price_cell(model, missing),
                     "replicas": cell(count(ready)),
-                    "alias": cell(model.alias_of or "–"),
+                    "stands": stands_for_cell(model),
                     "note": cell(model.note or "–", wrap=True),
                     "created": cell(moment(model.created_at, now)),
+                    "acts": acts_cell(model),
                 }
             )
         return rows
@@ -143,6 +161,16 @@ class _ModelsPage:
     def price_rows(self) -> list[Row]:
         """Rows of the price books."""
         return price_rows(self.prices, self.console.clock.now(), self.tenants, with_acts=self.viewer.may_bill)
+
+    async def model_act(self, act: str, row: str) -> None:
+        """Open the form of an act on a model or an alias."""
+        model = next((one for one in self.models if one.name == row), None)
+        if model is not None:
+            await start_act(self.console, self.viewer, act, model, offered(self.models), self.reload)
+
+    async def new_alias(self) -> None:
+        """Open the form of an alias."""
+        open_alias_form(self.console, self.viewer, offered(self.models), self.reload)
 
     async def price_act(self, act: str, row: str) -> None:
         """End or withdraw the price version of a row."""

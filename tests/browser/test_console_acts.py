@@ -1,5 +1,6 @@
 """What administrators do in the console, end to end, and what is on record afterwards."""
 
+import contextlib
 import csv
 import io
 import json
@@ -13,10 +14,13 @@ from admin import accounts as admin_accounts
 from admin import audit as admin_audit
 from admin import keys as admin_keys
 from admin import limits as admin_limits
+from admin import model_life as admin_life
+from admin import models as admin_models
 from admin import prices as admin_prices
 from admin.actor import system_actor
 from admin.prices import PRICE_SET
 from core.db import Database
+from core.errors import Conflict
 from tests.browser.conftest import Person
 from tests.browser.seed import ADMIN, MODEL, PEPPER
 from tests.browser.site import Site
@@ -230,6 +234,54 @@ async def test_a_price_is_scheduled_and_listed(person: Person, site: Site) -> No
     row = person.page.locator("[aria-label='Prices'] tbody tr", has_text="Scheduled")
     await expect(row).to_contain_text("$1.2345")
     await expect(row).to_contain_text("1 Jan 2099")
+
+
+async def test_an_alias_is_made_and_a_model_deprecated_and_replaced(person: Person, site: Site) -> None:
+    database, other = Database(site.database_url, name="test"), "llama-3.3-70b"
+    try:
+        await admin_models.add_model(database, ME, name=other)
+        await person.sign_in(ADMIN)
+        await person.open("/models")
+        table, dialog = person.page.locator("[aria-label='Models']"), person.page.get_by_role("dialog")
+        await person.page.get_by_role("button", name="New alias").click()
+        await dialog.get_by_label("Alias").fill("fast")
+        await dialog.get_by_label("Stands for").click()
+        await person.page.get_by_role("option", name=MODEL).click()
+        await dialog.get_by_role("button", name="Save alias").click()
+        await expect(table.locator("tbody tr", has_text="fast")).to_contain_text(MODEL)
+
+        await person.page.get_by_role("button", name=f"Deprecate {MODEL}").click()
+        await dialog.get_by_label("Retires (UTC)").fill("soon")
+        await dialog.get_by_role("button", name="Deprecate").click()
+        await expect(dialog).to_contain_text("A UTC date such as 2026-12-01")
+        await dialog.get_by_label("Retires (UTC)").fill("2999-01-01")
+        await dialog.get_by_role("button", name="Deprecate").click()
+        await expect(table).to_contain_text("until 2999-01-01 00:00")
+
+        await person.page.get_by_role("button", name=f"Replace {MODEL}").click()
+        await dialog.get_by_label("Answered by").click()
+        await person.page.get_by_role("option", name=other).click()
+        await dialog.get_by_label("From (UTC)").fill("2998-06-01")
+        await dialog.get_by_role("button", name="Replace").click()
+        await expect(table.locator("tbody tr", has_text="until 2998-06-01")).to_contain_text("answers for it")
+
+        await person.page.get_by_role("button", name="Retire fast").click()
+        await dialog.get_by_label("Reason").fill("not wanted")
+        await dialog.get_by_role("button", name="Retire").click()
+        await expect(table.locator("tbody tr", has_text="fast")).to_contain_text("Retired")
+        views = {view.name: view for view in await admin_models.list_models(database, ME)}
+        assert (views["fast"].status, views["fast"].note) == ("retired", "not wanted")
+        assert (views[MODEL].replacement, views[MODEL].redirected) == (other, True)
+
+        await person.context.clear_cookies()
+        await person.sign_in(site.northwind.viewer)
+        await expect(person.page.get_by_text(f"{MODEL} retires")).to_be_visible()
+        await expect(person.page.get_by_text(f"answered by {other}, at its price.")).to_be_visible()
+    finally:
+        with contextlib.suppress(Conflict):
+            await admin_models.add_model(database, ME, name=MODEL)
+        await admin_life.retire_model(database, ME, name=other)
+        await database.close()
 
 
 async def test_a_price_below_cost_is_saved_only_after_a_question(person: Person, site: Site) -> None:

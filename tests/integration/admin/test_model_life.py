@@ -85,6 +85,15 @@ async def test_a_retired_model_may_be_replaced_and_offered_again(offered: Databa
     assert await answers(offered, clock, "fast") == [OLD]
 
 
+async def test_a_deprecation_is_called_off_by_offering_the_model_again(offered: Database) -> None:
+    await model_life.replace_model(offered, ADMIN, name=OLD, replacement=NEW, retires_at=DATE)
+    again = await models.add_model(offered, ADMIN, name=OLD)
+    assert (again.status, again.retires_at, again.redirected) == ("active", None, False)
+    assert (await models.list_models(offered, ADMIN))[1] == again
+    with pytest.raises(Conflict, match="already"):
+        await models.add_model(offered, ADMIN, name=OLD)
+
+
 async def test_an_act_that_changes_nothing_writes_nothing(offered: Database) -> None:
     before = await audit_actions(offered)
     for _ in range(2):
