@@ -8,7 +8,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from admin.actor import Actor, require
 from admin.model_life import retire_model
-from admin.models import ModelView, find_model, record_model, require_model, store_model
+from admin.models import ModelView, find_model, lock_models, record_model, require_model, store_model
 from admin.transactions import write
 from core.db import Database
 from core.errors import Conflict, InvalidRequest
@@ -73,6 +73,7 @@ async def add(
     if not unchecked:
         await check_arguments(model, engine_env)
     async with write(database, actor) as connection:
+        await lock_models(connection)
         before = await find_model(connection, new.name)
         if before is not None and before.status != "retired":
             raise Conflict(

@@ -89,6 +89,7 @@ async def describe_model(database: Database, actor: Actor, *, name: str, spec: M
     require(actor, PLATFORM_ADMIN)
     _check_spec(name, spec)
     async with write(database, actor) as connection:
+        await lock_models(connection)
         before = await require_model(connection, name)
         if before.alias_of is not None:
             raise Conflict(f"{name!r} is an alias of {before.alias_of!r}; retire it first", param="name")

@@ -185,8 +185,8 @@ class ModelDirectory(PolledSnapshot):
         names = self._names()
         found = names.by_name.get(name)
         if found is None:
-            gone = names.deprecations.get(name)
-            raise _not_found(name, builtins.list(names.by_name)) if gone is None else _retired(name, gone)
+            gone, known = names.deprecations.get(name), builtins.list(names.by_name)
+            raise _not_found(name, known) if gone is None else _retired(name, gone, known)
         return found
 
     def deprecation(self, name: str) -> Deprecation | None:
@@ -257,15 +257,16 @@ def _described(row: ModelRow, catalog: Catalog, aliases: tuple[str, ...]) -> Mod
     )
 
 
-def _retired(name: str, gone: Deprecation) -> ModelRetired:
+def _retired(name: str, gone: Deprecation, known: list[str]) -> ModelRetired:
     since = "" if gone.retires_at is None else f" on {gone.retires_at:%Y-%m-%d}"
-    instead = f" Use {gone.replacement!r} instead." if gone.replacement else ""
+    replacement = gone.replacement if gone.replacement in known else None  # it may have been retired since
+    instead = f" Use {replacement!r} instead." if replacement else ""
     note = f" {gone.note}" if gone.note else ""
     of = "" if gone.model == name else f", which the name {name[:100]!r} stood for,"
     return ModelRetired(
         f"The model {gone.model!r}{of} was retired{since}.{instead}{note} GET /v1/models lists the models you may use.",
         param="model",
-        details={"replacement": gone.replacement, "models_url": "/v1/models"},
+        details={"replacement": replacement, "models_url": "/v1/models"},
     )
 
 

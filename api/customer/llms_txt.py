@@ -18,8 +18,8 @@ free and answered without a model; its model names begin with test/.
 Do not repeat 400, 401, 402, 403 and \
 404; wait for the header retry-after after 429 and 503.
 - Every answer carries x-request-id. What it cost is `usage.cost`, in dollars.
-- `status` of a model is active, deprecated (it still serves; `deprecation` says until when, and what to use instead) or \
-offline (requests get 503 model_offline at once).
+- `status` of a model is active, deprecated (it still serves; `deprecation` says until when, and what to use \
+instead) or offline (requests get 503 model_offline at once).
 
 ## Documentation
 

@@ -172,3 +172,13 @@ async def test_a_date_that_has_passed_is_a_retired_model_for_administrators_too(
             offered, ManualClock(datetime.fromisoformat(DATE + "T00:00+00:00") - timedelta(days=9)), OLD
         )
     assert (await models.add_model(offered, ADMIN, name=OLD)).status == "active"
+
+
+async def test_a_replacement_that_is_gone_is_not_recommended(offered: Database) -> None:
+    await model_life.replace_model(offered, ADMIN, name=OLD, replacement=NEW)
+    await model_life.retire_model(offered, ADMIN, name=NEW)
+    with pytest.raises(ModelRetired) as gone:
+        await answers(offered, ManualClock(), "fast")
+    assert "Use" not in gone.value.message
+    assert f"The model '{OLD}', which the name 'fast' stood for, was retired" in gone.value.message
+    assert gone.value.details["replacement"] is None
