@@ -3,20 +3,37 @@
 from datetime import datetime, timedelta
 
 import msgspec
+from sqlalchemy import text
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.transactions import write
+from admin.transactions import read, write
 from core.db import Database
 from core.errors import InvalidRequest, NotFound
 from tenants.names import clean_reason
-from tenants.roles import PLATFORM_ADMIN
+from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
 from workers import host_credentials
 from workers.join_token import JoinToken, check_host_name, new_secret
 from workers.wire import SIMULATED_HOST
 
 LONGEST = timedelta(days=30)
 """Longest time for which a token can be used."""
+MAX_ROWS = 1_000
+
+_NOW = text("SELECT clock_timestamp()")
+
+
+class InvitationView(msgspec.Struct, frozen=True):
+    """A host that was invited, without its secrets."""
+
+    host: str
+    state: str
+    """`invited`, `token expired`, `own secret` or `revoked`."""
+    invited_at: datetime
+    expires_at: datetime | None
+    """Until when its token can be used; None = it was used, or has ended."""
+    joined_at: datetime | None
+    revoked_at: datetime | None
 
 
 class InvitedHost(msgspec.Struct, frozen=True):
@@ -31,6 +48,21 @@ class RevokedHost(msgspec.Struct, frozen=True):
     """A host whose secret does not hold any more."""
 
     host: str
+
+
+async def list_invitations(
+    database: Database, actor: Actor, *, revoked: bool = False
+) -> list[InvitationView]:
+    """Hosts that were invited, the newest invitation first; with `revoked` those whose right has ended, too.
+
+    At most MAX_ROWS. Raises PermissionDenied.
+    """
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        found = await host_credentials.read_credentials(connection)
+    views = [_invitation(one, now) for one in found.values()]
+    shown = [one for one in views if revoked or one.state != "revoked"]
+    return sorted(shown, key=lambda one: one.invited_at, reverse=True)[:MAX_ROWS]
 
 
 async def invite(
@@ -94,3 +126,14 @@ async def revoke(database: Database, actor: Actor, *, host: str, reason: str) ->
             after=None,
         )
     return RevokedHost(host)
+
+
+def _invitation(one: host_credentials.HostCredential, now: datetime) -> InvitationView:
+    return InvitationView(
+        host=one.host_id,
+        state=host_credentials.joining_state(one, now),
+        invited_at=one.invited_at,
+        expires_at=None if one.token_used else one.join_expires_at,
+        joined_at=one.joined_at,
+        revoked_at=one.revoked_at,
+    )

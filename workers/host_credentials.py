@@ -61,6 +61,8 @@ class HostCredential(msgspec.Struct, frozen=True):
     invited_at: datetime
     join_expires_at: datetime | None
     """Until when its token can be used; None = it has none."""
+    token_used: bool
+    """Whether that token was used."""
     joined_at: datetime | None
     revoked_at: datetime | None
     holds: bool
@@ -96,8 +98,12 @@ async def revoke(connection: AsyncConnection, host: str) -> bool:
 async def read_credentials(connection: AsyncConnection) -> Mapping[str, HostCredential]:
     """All hosts that were ever invited, by name."""
     table = host_credentials.c
-    columns = [table[name] for name in HostCredential.__struct_fields__ if name != "holds"]
-    rows = await connection.execute(select(*columns, table.secret_hash.is_not(None).label("holds")))
+    found = {
+        "token_used": table.join_used_by.is_not(None).label("token_used"),
+        "holds": table.secret_hash.is_not(None).label("holds"),
+    }
+    columns = [found[name] if name in found else table[name] for name in HostCredential.__struct_fields__]
+    rows = await connection.execute(select(*columns))
     return {row["host_id"]: HostCredential(**row) for row in rows.mappings()}
 
 

@@ -76,5 +76,5 @@ def check_host_name(name: str) -> None:
         raise InvalidRequest(
             f"the host is called {name[:120]!r}; a name has 1 to 100 letters, digits, dots and dashes, "
             "and begins and ends with a letter or digit",
-            param="name",
+            param="host",
         )

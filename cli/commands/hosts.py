@@ -211,6 +211,16 @@ def invite(
     perform(act, data_dir, as_json)
 
 
+@app.command(epilog="Example: penstock hosts invitations --revoked")
+def invitations(
+    revoked: Annotated[bool, typer.Option("--revoked", help="Those whose right has ended, too.")] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show hosts that were invited to join, the newest first, and how far each is."""
+    perform(lambda db, actor: host_joining.list_invitations(db, actor, revoked=revoked), data_dir, as_json)
+
+
 @app.command(epilog='Example: penstock hosts revoke b300-1 --reason "sold"')
 def revoke(host: Name, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """End a host's secret and join token: its agent is turned away, and its replicas get no requests."""

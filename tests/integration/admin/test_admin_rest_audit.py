@@ -113,6 +113,8 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
         "model.release_replicas",
     ),
     ("PUT", "/pools/acting", {"acting": "dry-run", "reason": "x"}, 200, "pools.set_acting"),
+    ("POST", "/hosts/invitations", {"host": "b300-1", "reason": "x"}, 201, "hosts.invite"),
+    ("POST", "/hosts/{host}/revoke", {"reason": "x"}, 200, "hosts.revoke"),
     ("POST", "/models/scaling/reset", {"model": "deepseek-v3.2"}, 200, "model.reset_scaling"),
     ("POST", "/models", {"name": "llama-3.3-70b"}, 201, "model.add"),
     (
@@ -316,6 +318,7 @@ async def test_every_change_leaves_exactly_one_row(
         "scope_kind": "tenant",
         "scope_id": acme.tenant_id,
         "name": "usage-daily",
+        "host": "b300-1",
         **await _money_to_decide(database, acme.tenant_id),
         **await _bought(database, request.getfixturevalue("fake_stripe"), acme.tenant_id),
         **await _to_decide(admin, database),

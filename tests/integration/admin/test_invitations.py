@@ -1,0 +1,115 @@
+"""Invitations of hosts over the admin REST: the token once, who may, how far each host is."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from admin import host_joining
+from core.db import Database
+from core.settings import Settings
+from scheduler.authority import known_fingerprint, obtain
+from tests.integration.admin.rest import Caller, token_of
+from tests.support.tenancy import ADMIN
+from workers.host_credentials import join
+from workers.join_token import parse_token, secret_hash
+
+INVITE = {"host": "b300-1", "valid_s": 7200, "reason": "rack 7"}
+
+
+async def listed(caller: Caller, query: str = "") -> dict[str, tuple[str, bool]]:
+    """State of each host, and whether its token can be used."""
+    answer = await caller("GET", f"/hosts/invitations{query}")
+    assert answer.status_code == 200, answer.text
+    return {one["host"]: (one["state"], one["expires_at"] is not None) for one in answer.json()}
+
+
+async def test_the_token_is_in_the_answer_alone(admin: Caller, database: Database) -> None:
+    made = await admin("POST", "/hosts/invitations", INVITE)
+    assert made.status_code == 201, made.text
+    assert made.headers["cache-control"] == "no-store"
+    token = made.json()["token"]
+    [one] = (await admin("GET", "/hosts/invitations")).json()
+    assert one == {
+        "host": "b300-1",
+        "state": "invited",
+        "invited_at": one["invited_at"],
+        "expires_at": made.json()["expires_at"],
+        "joined_at": None,
+        "revoked_at": None,
+    }
+    valid = datetime.fromisoformat(one["expires_at"]) - datetime.fromisoformat(one["invited_at"])
+    assert abs(valid - timedelta(hours=2)) < timedelta(seconds=1), "two readings of one clock"
+    secret = parse_token(token, "the answer").secret
+    async with database.system() as connection:
+        audit = (await connection.execute(text("SELECT CAST(audit_log AS text) FROM audit_log"))).scalars()
+        assert not [row for row in audit if secret in row]
+
+
+async def test_a_token_names_the_authority_of_schedulers(
+    admin: Caller, database: Database, tmp_path: Path
+) -> None:
+    await obtain(database, b"internal", datetime.fromisoformat("2026-11-28T00:00:00+00:00"))
+    known = await known_fingerprint(database, Settings(data_dir=tmp_path))
+    made = await admin("POST", "/hosts/invitations", INVITE)
+    assert known
+    assert parse_token(made.json()["token"], "the answer").authority == known
+
+
+async def test_how_far_hosts_are(admin: Caller, database: Database) -> None:
+    tokens = {}
+    for host in ("b300-1", "b300-2", "b300-3", "b300-4"):
+        made = await admin("POST", "/hosts/invitations", {**INVITE, "host": host})
+        tokens[host] = parse_token(made.json()["token"], host)
+    async with database.system() as connection:
+        assert await join(connection, "b300-2", tokens["b300-2"].hash, secret_hash("own")) == ""
+        await connection.execute(
+            text(
+                "UPDATE host_credentials SET join_expires_at = now() - interval '1 s' WHERE host_id = 'b300-3'"
+            )
+        )
+    revoked = await admin("POST", "/hosts/b300-4/revoke", {"reason": "sold"})
+    assert (revoked.status_code, revoked.json()) == (200, {"host": "b300-4"})
+    held = {
+        "b300-3": ("token expired", True),
+        "b300-2": ("own secret", False),
+        "b300-1": ("invited", True),
+    }
+    assert list((await listed(admin)).items()) == list(held.items()), "the newest first"
+    assert await listed(admin, "?revoked=true") == {"b300-4": ("revoked", False), **held}
+    again = await admin("POST", "/hosts/invitations", {**INVITE, "host": "b300-2"})
+    assert again.status_code == 201
+    assert (await listed(admin))["b300-2"] == ("own secret", True), "the old secret holds until then"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"host": "not a name"}, "host"),
+        ({"host": "sim-1"}, "host"),
+        ({"valid_s": 0}, "valid_s"),
+        ({"valid_s": 30 * 86_400 + 1}, "valid_s"),
+        ({"reason": ""}, "reason"),
+    ],
+)
+async def test_what_is_no_invitation_is_refused(admin: Caller, change: dict[str, object], param: str) -> None:
+    answer = await admin("POST", "/hosts/invitations", {**INVITE, **change})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert await listed(admin, "?revoked=true") == {}
+
+
+async def test_a_host_without_an_invitation_cannot_be_revoked(admin: Caller) -> None:
+    answer = await admin("POST", "/hosts/b300-9/revoke", {"reason": "sold"})
+    assert answer.status_code == 404
+    assert "b300-9" in answer.json()["error"]["message"]
+
+
+async def test_finance_looks_and_changes_nothing(admin: Caller, database: Database) -> None:
+    await host_joining.invite(database, ADMIN, host="b300-1", valid=timedelta(hours=1), reason="test")
+    finance = Caller(admin.client, await token_of(database, "finance"))
+    assert await listed(finance) == {"b300-1": ("invited", True)}
+    for path, body in (("/hosts/invitations", INVITE), ("/hosts/b300-1/revoke", {"reason": "x"})):
+        assert (await finance("POST", path, body)).status_code == 403
+    assert await listed(finance) == {"b300-1": ("invited", True)}
