@@ -13,6 +13,7 @@ from console.components.table import Cell, Column, Row, actions_cell, cell, data
 from console.deps import Console
 from console.format import Formatted, count, percent, seconds
 from console.panels.acts import SHOWN, ActsPanel
+from console.panels.invitations import InvitationsPanel
 from console.panels.scheduling import SchedulingPanel
 from console.viewer import Viewer, toast_ok
 from core.errors import NotFound
@@ -95,6 +96,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     acts = ActsPanel()
     with card("Hosts", flush=True):
         hosts = data_table(_HOST_COLUMNS, [], label="Hosts", nothing="No host has reported yet.")
+    invitations = InvitationsPanel(console, viewer)
 
     shown_problems: list[tuple[str, str]] | None = None
 
@@ -128,8 +130,10 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
     await refresh()
     await refresh_acts()
+    await invitations.refresh()
     viewer.live(REFRESH_S, refresh)
     viewer.live(TIMELINE_S, refresh_acts)
+    viewer.live(TIMELINE_S, invitations.refresh)
 
 
 def problems(snapshot: PoolSnapshot, connected: bool) -> list[tuple[str, str]]:

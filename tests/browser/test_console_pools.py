@@ -1,6 +1,7 @@
 """The pools page while requests wait: queues, who is in them, and what the autoscaler would do."""
 
 import asyncio
+import re
 
 import pytest
 from playwright.async_api import Browser, expect
@@ -8,12 +9,14 @@ from sqlalchemy import text
 
 from core.db import Database
 from tests.browser.conftest import Person
-from tests.browser.seed import ADMIN, MODEL
+from tests.browser.seed import ADMIN, FINANCE, MODEL
 from tests.browser.site import Site
 from tests.support.scheduling import agent, client, replica, request
 from tests.support.waiting import until
 from workers.acting.plan import Mode, PoolAct
 from workers.acting.store import add_acts
+from workers.host_credentials import read_credentials
+from workers.join_token import parse_token
 from workers.wire import AcceptanceFinding, AcceptanceReport
 
 
@@ -92,3 +95,47 @@ async def test_a_host_shows_what_its_checks_found(site: Site, browser: Browser) 
         assert await person.overflow() <= 0
     await context.close()
     assert person.troubles == []
+
+
+async def test_invite_a_host_and_revoke_it(person: Person, site: Site) -> None:
+    await person.sign_in(ADMIN)
+    await person.open("/pools")
+    page, dialog = person.page, person.page.get_by_role("dialog")
+    await page.get_by_role("button", name="Invite host").click()
+    await dialog.get_by_label("Host").fill("b300-7")
+    await dialog.get_by_role("button", name="Create token").click()
+    await expect(dialog.get_by_text("Say why")).to_be_visible()
+    await dialog.get_by_label("Reason").fill("rack 7")
+    await dialog.get_by_role("button", name="Create token").click()
+    token = await page.locator(".secret code").inner_text()
+    secret = parse_token(token, "the dialog").secret
+    await person.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await dialog.get_by_role("button", name="Copy").click()
+    await expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert await page.evaluate("navigator.clipboard.readText()") == token
+    await page.get_by_role("button", name="I have stored it").click()
+    await expect(page.get_by_text(secret)).to_have_count(0)
+    await page.reload()
+    await person.ready()
+    assert secret not in await page.content()
+
+    row = page.locator("[aria-label='Invitations'] tbody tr", has_text="b300-7")
+    await expect(row).to_contain_text("Invited")
+    await expect(row).to_contain_text(re.compile(r"in \d+ min"))
+    assert await person.overflow() <= 0
+    await row.get_by_role("button", name="Revoke").click()
+    await dialog.get_by_label("Reason").fill("sold")
+    await dialog.get_by_role("button", name="Revoke").click()
+    await expect(row).to_have_count(0)
+    database = Database(site.database_url)
+    async with database.system() as connection:
+        credential = (await read_credentials(connection))["b300-7"]
+    await database.close()
+    assert credential.revoked_at is not None
+
+
+async def test_finance_sees_invitations_and_makes_none(person: Person) -> None:
+    await person.sign_in(FINANCE)
+    await person.open("/pools")
+    await expect(person.page.locator("[aria-label='Invitations']")).to_be_visible()
+    await expect(person.page.get_by_role("button", name="Invite host")).to_have_count(0)
