@@ -1,5 +1,6 @@
 """Hosts join with one-time tokens, and lose the right to report when it is revoked."""
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 import msgspec
@@ -21,6 +22,9 @@ LONGEST = timedelta(days=30)
 MAX_ROWS = 1_000
 
 _NOW = text("SELECT clock_timestamp()")
+_FACTS = text(
+    "SELECT host_id, address, agent_version, first_seen FROM hosts WHERE host_id = ANY(CAST(:hosts AS text[]))"
+)
 
 
 class InvitationView(msgspec.Struct, frozen=True):
@@ -34,6 +38,18 @@ class InvitationView(msgspec.Struct, frozen=True):
     """Until when its token can be used; None = it was used, or has ended."""
     joined_at: datetime | None
     revoked_at: datetime | None
+
+
+class RegistrationView(msgspec.Struct, frozen=True):
+    """What a host's agent has registered, beside what it says in every heartbeat."""
+
+    address: str
+    """Where its agent says that engines are reached."""
+    agent_version: str
+    joined_at: datetime
+    """When it joined with its token, or else sent its first heartbeat."""
+    joining: str
+    """`own secret`, `invited`, `token expired`, `revoked`, or empty: it reports by the internal token."""
 
 
 class InvitedHost(msgspec.Struct, frozen=True):
@@ -63,6 +79,31 @@ async def list_invitations(
     views = [_invitation(one, now) for one in found.values()]
     shown = [one for one in views if revoked or one.state != "revoked"]
     return sorted(shown, key=lambda one: one.invited_at, reverse=True)[:MAX_ROWS]
+
+
+async def registrations(
+    database: Database, actor: Actor, hosts: Collection[str]
+) -> dict[str, RegistrationView]:
+    """What the agents of `hosts` have registered, by host; those that are not known are left out.
+
+    Raises PermissionDenied.
+    """
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        facts = (await connection.execute(_FACTS, {"hosts": list(hosts)})).all()
+        credentials = await host_credentials.read_credentials(connection)
+    found = {}
+    for fact in facts:
+        credential = credentials.get(fact.host_id) or credentials.get(
+            fact.host_id.removeprefix(SIMULATED_HOST)
+        )
+        found[fact.host_id] = RegistrationView(
+            address=fact.address,
+            agent_version=fact.agent_version,
+            joined_at=credential.joined_at if credential and credential.joined_at else fact.first_seen,
+            joining=host_credentials.joining_state(credential, now) if credential else "",
+        )
+    return found
 
 
 async def invite(

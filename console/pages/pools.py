@@ -4,14 +4,15 @@ from datetime import UTC, datetime
 
 from fastapi import Request
 
-from admin import acting
+from admin import acting, host_joining
 from admin import tenants as admin_tenants
+from admin.host_joining import RegistrationView
 from admin.pools import command_replica
 from console.components.base import Stat, badge, box, card, notice, page_head
 from console.components.dialogs import confirm
 from console.components.table import Cell, Column, Row, actions_cell, cell, data_table, set_rows
 from console.deps import Console
-from console.format import Formatted, count, percent, seconds
+from console.format import Formatted, count, moment, percent, seconds
 from console.panels.acts import SHOWN, ActsPanel
 from console.panels.invitations import InvitationsPanel
 from console.panels.scheduling import SchedulingPanel
@@ -63,6 +64,8 @@ _HOST_COLUMNS = (
     Column("kind", "Kind"),
     Column("region", "Region"),
     Column("gpus", "GPUs", numeric=True),
+    Column("address", "Address"),
+    Column("joined", "Joined", numeric=True),
     Column("accepted", "Acceptance"),
     Column("seen", "Last heartbeat", numeric=True),
     Column("life", "Time by state"),
@@ -99,10 +102,12 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     invitations = InvitationsPanel(console, viewer)
 
     shown_problems: list[tuple[str, str]] | None = None
+    registered: dict[str, RegistrationView] = {}
 
     async def refresh() -> None:
         nonlocal shown_problems
         snapshot = console.scheduler.snapshot()
+        now = console.clock.now()
         connected = console.scheduler.connected
         state.set_text(_freshness(snapshot, connected))
         state.classes(replace=f"badge {'ok' if connected else 'bad'}")
@@ -115,7 +120,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         cache.set(_cache_use(snapshot))
         set_rows(replicas, [_replica_row(one, viewer.is_admin) for one in snapshot.replicas])
         scheduling.show(snapshot)
-        set_rows(hosts, [_host_row(one) for one in snapshot.hosts])
+        set_rows(hosts, [_host_row(one, registered.get(one.host_id), now) for one in snapshot.hosts])
         if (found := problems(snapshot, connected)) != shown_problems:
             shown_problems = found
             alerts.clear()
@@ -123,15 +128,22 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
                 for headline, body in found:
                     notice("bad", headline, body)
 
+    async def refresh_registrations() -> None:
+        nonlocal registered
+        names = [one.host_id for one in console.scheduler.snapshot().hosts]
+        registered = await host_joining.registrations(console.database, viewer.actor, names)
+
     async def refresh_acts() -> None:
         found = await acting.timeline(console.database, viewer.actor, limit=SHOWN)
         rules = await acting.get_acting(console.database, viewer.actor)
         acts.show(found, rules.acting, datetime.now(UTC))
 
+    await refresh_registrations()
     await refresh()
     await refresh_acts()
     await invitations.refresh()
     viewer.live(REFRESH_S, refresh)
+    viewer.live(TIMELINE_S, refresh_registrations)
     viewer.live(TIMELINE_S, refresh_acts)
     viewer.live(TIMELINE_S, invitations.refresh)
 
@@ -260,7 +272,7 @@ def _acceptance(host: HostView) -> Cell:
     )
 
 
-def _host_row(host: HostView) -> Row:
+def _host_row(host: HostView, registered: RegistrationView | None, now: datetime) -> Row:
     total = sum(host.state_seconds.values())
     shares = ", ".join(
         f"{name.replace('_', ' ')} {spent * 100 // total}%"
@@ -277,6 +289,15 @@ def _host_row(host: HostView) -> Row:
         "kind": cell(host.host_kind),
         "region": cell(host.region),
         "gpus": cell(count(host.gpus)),
+        "address": cell(
+            (registered and registered.address) or "–",
+            sub=f"agent {registered.agent_version}" if registered and registered.agent_version else "",
+            text=True,
+        ),
+        "joined": cell(
+            moment(registered.joined_at if registered else None, now),
+            sub=registered.joining if registered else "",
+        ),
         "accepted": _acceptance(host),
         "seen": seen,
         "life": cell(shares or "–", wrap=True),

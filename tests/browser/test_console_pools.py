@@ -74,10 +74,13 @@ async def test_queues_tenants_and_the_plan_are_shown_as_they_are(
     assert person.troubles == []
 
 
-async def test_a_host_shows_what_its_checks_found(site: Site, browser: Browser) -> None:
+async def test_a_host_shows_what_its_checks_found_and_what_it_registered(
+    site: Site, browser: Browser
+) -> None:
     context = await browser.new_context(viewport={"width": 1280, "height": 900})
     person = Person(site, context, await context.new_page())
     async with agent(site.scheduler_port, name="gpu-host") as host:
+        host.address, host.version = "10.0.0.7", "9.8.7"
         host.acceptance = AcceptanceReport(
             "degraded",
             1_800_000_000_000,
@@ -92,6 +95,9 @@ async def test_a_host_shows_what_its_checks_found(site: Site, browser: Browser) 
         await expect(row).to_contain_text("Degraded")
         await expect(row).to_contain_text("GPU 5 uses 8 of 16 PCIe lanes")
         await expect(row).not_to_contain_text("DCGM")
+        await expect(row).to_contain_text("10.0.0.7")
+        await expect(row).to_contain_text("agent 9.8.7")
+        await expect(row.locator("td").nth(5)).to_contain_text(re.compile("just now|min ago"))
         assert await person.overflow() <= 0
     await context.close()
     assert person.troubles == []

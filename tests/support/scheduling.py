@@ -93,6 +93,7 @@ class FakeAgent:
         self.answers = True
         self.silent = False
         self.acceptance: AcceptanceReport | None = None
+        self.address = self.version = ""
         self.seq = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -128,7 +129,8 @@ class FakeAgent:
             if not self.silent:
                 self.seq += 1
                 message = beat(*self.replicas, agent=self.name, seq=self.seq)
-                self._send(writer, msgspec.structs.replace(message, acceptance=self.acceptance))
+                facts = {"acceptance": self.acceptance, "address": self.address, "version": self.version}
+                self._send(writer, msgspec.structs.replace(message, **facts))
             await asyncio.sleep(0.1)
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -3,16 +3,20 @@
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import text
 
 from admin import host_joining
+from admin.host_joining import RegistrationView
 from core.db import Database
 from core.settings import Settings
 from scheduler.authority import known_fingerprint, obtain
 from tests.integration.admin.rest import Caller, token_of
+from tests.support.scheduling import beat
 from tests.support.tenancy import ADMIN
 from workers.host_credentials import join
+from workers.host_hours import record_heartbeat
 from workers.join_token import parse_token, secret_hash
 
 INVITE = {"host": "b300-1", "valid_s": 7200, "reason": "rack 7"}
@@ -113,3 +117,22 @@ async def test_finance_looks_and_changes_nothing(admin: Caller, database: Databa
     for path, body in (("/hosts/invitations", INVITE), ("/hosts/b300-1/revoke", {"reason": "x"})):
         assert (await finance("POST", path, body)).status_code == 403
     assert await listed(finance) == {"b300-1": ("invited", True)}
+
+
+async def test_what_hosts_have_registered(admin: Caller, database: Database) -> None:
+    made = await admin("POST", "/hosts/invitations", INVITE)
+    token = parse_token(made.json()["token"], "the answer")
+    async with database.system() as connection:
+        assert await join(connection, "b300-1", token.hash, secret_hash("own")) == ""
+        for host in ("b300-1", "b300-2", "b300-3"):
+            heartbeat = msgspec.structs.replace(beat(), host_id=host, address="10.0.0.7", version="1.2")
+            await record_heartbeat(connection, heartbeat)
+        seen = (
+            await connection.execute(text("SELECT first_seen FROM hosts WHERE host_id = 'b300-2'"))
+        ).scalar_one()
+    [joined] = (await admin("GET", "/hosts/invitations")).json()
+    at = datetime.fromisoformat(joined["joined_at"])
+    assert await host_joining.registrations(database, ADMIN, ["b300-1", "b300-2", "b300-9"]) == {
+        "b300-1": RegistrationView("10.0.0.7", "1.2", at, "own secret"),
+        "b300-2": RegistrationView("10.0.0.7", "1.2", seen, ""),
+    }
