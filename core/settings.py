@@ -193,7 +193,8 @@ class Settings(BaseSettings):
     """Name of this installation at providers of hosts. Hosts carry it in their names and as a tag; those of other
     fleets are never touched. Without it no hosts are created."""
     hosts_dry_run: bool = False
-    """Look at providers' hosts and write down what would be done, but create and destroy nothing."""
+    """Look at providers' hosts and write down what would be done, but create and destroy nothing. `scheduler` and
+    `jobs` need the same."""
     hosts_max: int = Field(default=16, ge=0)
     """Hosts that there may be at each provider, those that start and end included; 0 = none are created."""
     hosts_max_usd_per_hour: Decimal = Field(default=Decimal(100), ge=0, le=10**6)

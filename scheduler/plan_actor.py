@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from core.clock import Clock
-from scheduler.core.autoscale.state import CreatingHost, CreationFailures
+from scheduler.core.autoscale.state import CreatingHost, CreationFailures, Rung
 from scheduler.core.replica import Replica
 from scheduler.core.state import SchedulerState
-from scheduler.plan_executor import PlanExecutor, gpus_taken, steps
+from scheduler.plan_executor import PlanExecutor, Step, gpus_taken, next_action, steps
 from scheduler.plan_store import PlanStore
 from scheduler.wire import HostView, PlanView
 from workers.acting.places import Places
@@ -35,11 +35,13 @@ class PlanActor:
         clock: Clock,
         *,
         settle_s: float = SETTLE_S,
+        hosts_dry_run: bool = False,
     ) -> None:
-        """`limits` returns those that admins have set now, by model."""
+        """`limits` returns those that admins have set now, by model. With `hosts_dry_run` no host is destroyed, so
+        that no engine stops for one."""
         self._store, self._places, self._limits = store, places, limits
         self._starts_at = clock.monotonic() + settle_s
-        self._clock = clock
+        self._clock, self._hosts_dry_run = clock, hosts_dry_run
         self._executor: PlanExecutor | None = None
         self._started_at: dict[str, float] = {}
         """By host: when an engine on it was last told to start."""
@@ -63,7 +65,7 @@ class PlanActor:
         return self._executor is not None and self._executor.has_drained(replica_id)
 
     def staying(self, hosts: Sequence[HostView]) -> list[HostView]:
-        """The hosts that are not being destroyed."""
+        """The hosts that are neither being destroyed nor taken back by their providers."""
         known = self._store.hosts
         return [host for host in hosts if known is None or not known.is_leaving(host.host_id)]
 
@@ -76,6 +78,32 @@ class PlanActor:
         """The kinds of hosts whose creations fail."""
         known = self._store.hosts
         return known.failures(self._places) if known is not None else []
+
+    def leave(self, hosts: Sequence[HostView], state: SchedulerState, now: float) -> None:
+        """Drain and stop the replicas on hosts that their providers take back soon.
+
+        Whatever the switch of acting says: the notice is a person's.
+        """
+        known = self._store.hosts
+        if known is None or self._executor is None or now < self._starts_at:
+            return
+        soon = {host.agent_id: why for host in hosts if (why := known.taken_back(host.host_id))}
+        if not soon:
+            return
+        statuses = {
+            name: (rows[0].agent_id, _status(rows[0]))
+            for name, rows in _by_engine(state.fleet.replicas).items()
+        }
+        self._executor.run(
+            [
+                Step(name, status.model, action, soon[agent])
+                for name, (agent, status) in statuses.items()
+                if agent in soon
+                and status.engine != "external"
+                and (action := next_action(status.state, Rung.STOPPED, drained_by_plan=False))
+            ],
+            lambda model: Mode.ON,
+        )
 
     def act(self, plan: PlanView, hosts: Sequence[HostView], state: SchedulerState, now: float) -> None:
         """Store the plan, and command the replicas that it moves."""
@@ -108,7 +136,7 @@ class PlanActor:
                 tuple(PlannedModel(row.model, row.awake) for row in plan.models),
                 tuple(PlannedCreation(row.kind, row.model, row.count, row.reason) for row in plan.create),
                 tuple(removals),
-                tuple(sorted(one.name for one in known.wanted)),
+                tuple(known.counted),
             ),
             now,
         )
@@ -118,7 +146,7 @@ class PlanActor:
         doomed = {
             name: f"its host is destroyed: {destroyed[home]}"
             for name, home in homes.items()
-            if home in destroyed
+            if home in destroyed and not self._hosts_dry_run
         }
         wanted = steps(
             plan,

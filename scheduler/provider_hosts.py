@@ -15,6 +15,8 @@ from workers.wire import SIMULATED_HOST
 
 LOAD_WITHIN = timedelta(minutes=30)
 """A host counts as in creation for so long after its agent joined, until a replica on it is observed."""
+RECLAIM_DRAIN = timedelta(minutes=5)
+"""So long before its provider takes a host back its replicas are drained: few answers take longer."""
 
 
 class ProviderHosts(msgspec.Struct, frozen=True):
@@ -37,9 +39,23 @@ class ProviderHosts(msgspec.Struct, frozen=True):
         return next((one for one in self.intents if one.name in names), None)
 
     def is_leaving(self, host_id: str) -> bool:
-        """Whether a host is being destroyed, so that nothing may be planned on it."""
+        """Whether a host is being destroyed, or taken back by its provider, so that nothing may be planned on it."""
         intent = self.intent_of(host_id)
-        return intent is not None and not intent.wanted
+        return intent is not None and (not intent.wanted or intent.reclaim_at is not None)
+
+    def taken_back(self, host_id: str) -> str:
+        """Why the replicas of a host are drained now: its provider takes it back within RECLAIM_DRAIN. Empty = it does
+        not."""
+        intent = self.intent_of(host_id)
+        at = intent.reclaim_at if intent is not None else None
+        if at is None or at - self.at > RECLAIM_DRAIN:
+            return ""
+        return f"its provider takes its host back at {at.isoformat(timespec='seconds')}"
+
+    @property
+    def counted(self) -> list[str]:
+        """Names of the hosts that the plan counts with, sorted: those that are wanted and stay."""
+        return sorted(one.name for one in self.wanted if one.reclaim_at is None)
 
     def may_destroy(self, host_id: str) -> bool:
         """Whether the plan may destroy a host: a provider has created it, and no person decides on its group."""

@@ -157,7 +157,13 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         listeners=[host_hours, acceptances, counters, trace.trace],
         planner=LivePlanner(catalog, scaling, autoscaler_settings(settings), added=lambda: added.models),
-        actor=PlanActor(plans, parse_places(settings.host_places), lambda: scaling.limits, clock),
+        actor=PlanActor(
+            plans,
+            parse_places(settings.host_places),
+            lambda: scaling.limits,
+            clock,
+            hosts_dry_run=settings.hosts_dry_run,
+        ),
         targets=targets,
         waker=Waker(
             catalog_figures(catalog),

@@ -1,5 +1,7 @@
 """The actor between planner, PostgreSQL and agents, with the store's last read given."""
 
+from datetime import timedelta
+
 import msgspec
 
 from core.db import Database
@@ -7,7 +9,7 @@ from scheduler.core.state import SchedulerState
 from scheduler.plan_actor import SETTLE_S, START_SEEN_S, PlanActor
 from scheduler.plan_executor import PlanExecutor
 from scheduler.plan_store import PlanStore
-from scheduler.provider_hosts import ProviderHosts
+from scheduler.provider_hosts import RECLAIM_DRAIN, ProviderHosts
 from scheduler.wire import (
     HostCreationView,
     HostRemovalView,
@@ -152,3 +154,26 @@ def test_a_host_that_is_being_destroyed_is_not_planned_with() -> None:
     world = World()
     world.store.hosts = ProviderHosts(NOW, (host(1, wanted=False),))
     assert world.actor.staying(HOSTS) == []
+
+
+def test_replicas_on_a_host_that_is_taken_back_soon_are_stopped_whatever_the_switch_says() -> None:
+    world = World()
+    world.store.mode = Mode.OFF
+    for early, sent in ((1.0, []), (0.0, ["stop"])):
+        at = NOW + RECLAIM_DRAIN + timedelta(seconds=early)
+        world.store.hosts = ProviderHosts(NOW, (host(1, reclaim_at=at),))
+        world.act(PlanView())
+        world.actor.leave(HOSTS, world.state, world.clock.monotonic())
+        assert [command.action for command in world.commands] == sent
+        assert world.stored.known == ()
+        assert world.actor.start_on("sim-host-1") is (not sent)
+
+
+def test_no_engine_stops_for_a_host_that_a_dry_run_does_not_destroy() -> None:
+    world = World()
+    world.actor = PlanActor(
+        world.store, PLACES, lambda: {"m": ScalingLimits()}, world.clock, settle_s=0.0, hosts_dry_run=True
+    )
+    world.actor.connect(world.forward)
+    assert world.act(IDLE) == []
+    assert world.stored.destroy == (PlannedRemoval("host-1", "it is idle", drained=False),)

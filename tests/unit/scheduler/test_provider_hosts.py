@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from scheduler.provider_hosts import LOAD_WITHIN, ProviderHosts
+from scheduler.provider_hosts import LOAD_WITHIN, RECLAIM_DRAIN, ProviderHosts
 from tests.unit.workers.test_acting import KIND, NOW, NYC, PLACES, TOR, host, written
 from workers.providers.intents import Intent, IntentState
 
@@ -50,3 +50,12 @@ def test_hosts_are_found_by_the_id_of_their_heartbeats() -> None:
     assert known.is_leaving("sim-host-2")
     assert not known.is_leaving("static-1")
     assert [one.name for one in known.wanted] == ["host-1", "host-3"]
+
+
+def test_a_host_that_its_provider_takes_back_counts_no_more_and_is_drained_shortly_before() -> None:
+    later, soon = NOW + RECLAIM_DRAIN + timedelta(seconds=1), NOW + RECLAIM_DRAIN
+    known = hosts(host(1, reclaim_at=later), host(2, reclaim_at=soon), host(3))
+    assert [name for name in ("host-1", "host-2", "host-3") if known.is_leaving(name)] == ["host-1", "host-2"]
+    assert known.counted == ["host-3"]
+    assert known.taken_back("host-1") == known.taken_back("host-3") == known.taken_back("static-1") == ""
+    assert known.taken_back("sim-host-2") == f"its provider takes its host back at {soon.isoformat()}"
