@@ -130,10 +130,19 @@ class ActOut(ResponseModel):
 
 
 class CommandCreate(RequestBody):
-    """The reason of a command, and the seconds that it may take."""
+    """The reason of a command, the seconds that it may take, and the level of a sleep."""
 
     reason: Annotated[str, Field(min_length=1, max_length=500, examples=["New driver, ticket 4711"])]
     deadline_s: Annotated[float, Field(gt=0, le=admin_pools.MAX_DEADLINE_S)] = 120.0
+    level: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=2,
+            description="Of a sleep: 1 keeps the weights in the host's memory, 2 drops them, and a wake reads "
+            "them again.",
+        ),
+    ] = 1
 
 
 class CommandOut(ResponseModel):
@@ -192,6 +201,7 @@ def router(deps: AdminDeps) -> APIRouter:
             action=action,
             reason=body.reason,
             deadline_s=body.deadline_s,
+            level=body.level,
         )
         return CommandOut.model_validate(outcome)
 

@@ -156,7 +156,13 @@ def set_acting(
 
 
 def _command(
-    action: str, replica_id: str, reason: str, deadline_s: float, data_dir: Path | None, as_json: bool
+    action: str,
+    replica_id: str,
+    reason: str,
+    deadline_s: float,
+    data_dir: Path | None,
+    as_json: bool,
+    level: int = 1,
 ) -> None:
     async def act() -> pools.CommandOutcome:
         async with open_db(data_dir) as database, open_scheduler(data_dir) as client:
@@ -169,6 +175,7 @@ def _command(
                 action=action,
                 reason=reason,
                 deadline_s=deadline_s,
+                level=level,
             )
 
     emit(run(act), as_json)
@@ -198,16 +205,25 @@ def resume(
     _command("resume", replica, reason, deadline, data_dir, as_json)
 
 
-@app.command(epilog='Example: penstock pools sleep host-1/tiny-0 --reason "night"')
+@app.command(epilog='Example: penstock pools sleep host-1/tiny-0 --level 2 --reason "night"')
 def sleep(
     replica: ReplicaId,
     reason: Reason,
+    level: Annotated[
+        int,
+        typer.Option(
+            "--level",
+            min=1,
+            max=2,
+            help="1 keeps the weights in the host's memory; 2 drops them, and a wake reads them again.",
+        ),
+    ] = 1,
     deadline: Deadline = DEADLINE_S,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Park a replica's weights, so that its GPUs serve another model."""
-    _command("sleep", replica, reason, deadline, data_dir, as_json)
+    _command("sleep", replica, reason, deadline, data_dir, as_json, level)
 
 
 @app.command(epilog='Example: penstock pools wake host-1/tiny-0 --reason "morning"')

@@ -71,6 +71,7 @@ async def test_what_is_not_allowed_is_neither_done_nor_audited(database: Databas
             (ADMIN, {"action": "explode"}, InvalidRequest),
             (ADMIN, {"reason": " "}, InvalidRequest),
             (ADMIN, {"deadline_s": 0.0}, InvalidRequest),
+            (ADMIN, {"action": "sleep", "level": 3}, InvalidRequest),
             (ADMIN, {"replica_id": "host/none"}, NotFound),
         ]
         for who, change, error in wrong:
@@ -94,7 +95,11 @@ async def test_the_admin_rest_shows_and_commands(database: Database, redis_clien
     )
     token = (await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=user.id, name="t")).secret
     headers = {"authorization": f"Bearer {token}"}
-    async with service() as scheduler, agent(scheduler.port, replica()), client(scheduler.port) as api:
+    async with (
+        service() as scheduler,
+        agent(scheduler.port, replica()) as host,
+        client(scheduler.port) as api,
+    ):
         await until(lambda: api.snapshot().replicas)
         app = FastAPI()
         for router in admin_routers(AdminDeps(database, redis_client, PEPPER, api)):
@@ -109,6 +114,10 @@ async def test_the_admin_rest_shows_and_commands(database: Database, redis_clien
             done = await http.post(path, json={"reason": "new driver"})
             assert done.json() == {"replica_id": "host/r0", "action": "drain", "message": "drain done"}
             assert (await http.post(path, json={})).status_code == 400
+            asleep = path.replace("drain", "sleep")
+            await http.post(asleep, json={"reason": "night", "level": 2})
+            assert [(each.action, each.level) for each in host.commands] == [("drain", 1), ("sleep", 2)]
+            assert (await http.post(asleep, json={"reason": "night", "level": 3})).status_code == 400
             missing = await http.post("/admin/v1/pools/replicas/host/r9/drain", json={"reason": "x"})
             assert missing.status_code == 404
             assert "host/r0" in missing.json()["error"]["message"]
