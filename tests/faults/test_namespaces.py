@@ -4,10 +4,8 @@ import asyncio
 import os
 import re
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -26,12 +24,11 @@ from sim.digitalocean.namespaces import NamespaceNetwork, NoNamespaces, run_insi
 from tests.integration.workers.conftest import cloud as cloud
 from tests.support.host_cloud import cloud_settings
 from tests.support.ports import free_port
+from tests.support.roles import TOKEN, role
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation
 from tests.support.waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = "penstock/tiny"
-TOKEN = "internal-token-of-the-platform"
 LOCAL = """#!/bin/sh
 mkdir -p "$PENSTOCK_ROOT/etc/penstock"
 echo PENSTOCK_ENGINE=sim > "$PENSTOCK_ROOT/etc/penstock/local.env"
@@ -49,30 +46,6 @@ def network() -> Iterator[NamespaceNetwork]:
         pytest.skip(f"this machine allows no network namespaces: {error}")
     yield made
     made.close()
-
-
-@contextmanager
-def role(name: str, directory: Path, **settings: str) -> Iterator[Path]:
-    """A role of the platform on this machine; the path of its log."""
-    env = {
-        **os.environ,
-        "PENSTOCK_INTERNAL_TOKEN": TOKEN,
-        "PENSTOCK_DATA_DIR": str(directory / name),
-        **settings,
-    }
-    log = directory / f"{name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", name], env=env, cwd=ROOT, stdout=output, stderr=output
-        )
-    try:
-        yield log
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
 
 
 def status(namespace: str, url: str, method: str = "GET", key: str = "wrong") -> str:

@@ -1,7 +1,6 @@
 """A real agent on a machine whose GPUs a stand-in shows: no engine runs on a refused host; a slow one says so."""
 
 import asyncio
-import json
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -17,7 +16,7 @@ from core.errors import InvalidRequest
 from scheduler.host_acceptances import HostAcceptances
 from scheduler.service import SchedulerService
 from scheduler.wire import HostView
-from tests.support.nvml_stub import build, tool
+from tests.support.gpu_machine import gpu_machine
 from tests.support.scheduling import TOKEN, client, service
 from tests.support.waiting import until
 from workers.host_acceptances import store_acceptance
@@ -25,24 +24,10 @@ from workers.wire import AcceptanceReport, ReplicaStatus
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
 CHECKOUT = Path(__file__).resolve().parents[3]
-ENGINE = """#!/bin/sh
-# The engine's Python: the probe of devices prints what eight sound GPUs reach, vLLM is the simulated engine.
-case "$2" in
-*device_probe.py) echo '%(devices)s'; exit 0 ;;
-esac
-while [ "$#" -gt 1 ]; do
-  case "$1" in --port) port="$2" ;; esac
-  shift
-done
-touch '%(started)s'
-exec %(python)s -m sim.engine --model llama-3.3-70b --profile tp2 --port "$port" --speedup 0.5
+SERVE = """
+touch '{started}'
+exec {python} -m sim.engine --model llama-3.3-70b --profile tp2 --port "$port" --speedup 0.5
 """
-DEVICE = {
-    "memory_gb_per_s": 2700.0,
-    "to_device_gb_per_s": 52.0,
-    "from_device_gb_per_s": 51.0,
-    "launch_us": 2.1,
-}
 
 
 class Machine:
@@ -51,24 +36,13 @@ class Machine:
     def __init__(self, directory: Path) -> None:
         self.data_dir = directory / "data"
         self.started = directory / "started"
-        engine = directory / "engine"
-        (engine / "bin").mkdir(parents=True)
-        python = engine / "bin" / "python"
-        devices = json.dumps([{"index": index, **DEVICE} for index in range(8)])
-        python.write_text(ENGINE % {"devices": devices, "started": self.started, "python": sys.executable})
-        python.chmod(0o755)
-        (engine / "penstock-steps.json").write_text('{"kind": "gpu", "done": {"provided": ""}}')
-        listing = "".join(f"{index}, NVIDIA H100 80GB HBM3\n" for index in range(8))
-        tool(directory / "tools", "nvidia-smi", listing)
+        serve = SERVE.format(started=self.started, python=sys.executable)
         self.env = {
-            "PATH": f"{directory / 'tools'}:/usr/bin:/bin",
-            "LD_LIBRARY_PATH": str(build(directory).parent),
+            **gpu_machine(directory, 8, serve),
             "PYTHONPATH": str(CHECKOUT),
             "PENSTOCK_DATA_DIR": str(self.data_dir),
             "PENSTOCK_INTERNAL_TOKEN": TOKEN,
             "PENSTOCK_ENGINE_KEY": "engine-key",
-            "PENSTOCK_ENGINE": "vllm",
-            "PENSTOCK_ENGINE_ENV": str(engine),
             "PENSTOCK_MODEL": "llama-3.3-70b",
             "PENSTOCK_PROFILE": "tp2",
             "PENSTOCK_PREFIX": "mirrored",
