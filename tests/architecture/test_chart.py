@@ -360,7 +360,7 @@ def _says_more_than_the_setting(name: str, value: str | None) -> bool:
     """Whether compose gives another value than the setting's default, when .env says nothing."""
     if name in SECRETS:
         return True
-    given = re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", str(value or ""))
+    given = re.sub(r"^\$\{\w+:(?:-(.*)|\+.*)\}$", r"\1", str(value or ""))
     return given != "" and (name not in SETTINGS or given != str(SETTINGS[name].default))
 
 
