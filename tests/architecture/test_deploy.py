@@ -68,6 +68,7 @@ def test_hosts_can_be_created_with_the_settings_of_providers() -> None:
     assert not named - for_tests - set(ROLES["jobs"]["environment"])
     for role in ("scheduler", "scheduler-standby"):
         assert ROLES[role]["environment"]["PENSTOCK_HOST_PLACES"] == "${PENSTOCK_HOST_PLACES:-}"
+        assert "PENSTOCK_HOSTS_DRY_RUN" in ROLES[role]["environment"]
     holders = {name for name, each in ROLES.items() if "DIGITALOCEAN_TOKEN" in each["environment"]}
     assert holders == {"jobs"}, "no other role may have the token"
 
