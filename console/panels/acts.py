@@ -12,7 +12,7 @@ SHOWN = 50
 """Acts that the page shows, the newest first."""
 TONES = {"done": "ok", "failed": "bad", "refused": "warn", "dry-run": "idle"}
 _MODES = {
-    "off": "The plan is not acted on: `penstock pools set-acting` switches it on.",
+    "off": "The plan is not acted on: penstock pools set-acting switches it on.",
     "dry-run": "Dry run: what would be done is written down.",
     "on": "The plan is acted on for models with limits of their own.",
 }
@@ -29,8 +29,9 @@ class ActsPanel:
     """The timeline; `show` displays newer acts."""
 
     def __init__(self) -> None:
-        with card("Timeline", flush=True):
-            self._mode = Text("p", "", "muted")
+        with card("Timeline", flush=True) as actions:
+            with actions:
+                self._mode = Text("p", "", "muted")
             self._table = data_table(_COLUMNS, [], label="Timeline", nothing="Nothing was done yet.")
 
     def show(self, acts: Sequence[TimelineRow], mode: str, now: datetime) -> None:
