@@ -180,11 +180,7 @@ class MemoryStore:
         if after != before:
             # Like the real one it writes what has changed: what agents report is in no column.
             kept = msgspec.structs.replace(
-                after,
-                version=before.version + 1,
-                joined_at=kept.joined_at,
-                heard_at=kept.heard_at,
-                fit_at=kept.fit_at,
+                after, version=before.version + 1, joined_at=kept.joined_at, fit_at=kept.fit_at
             )
             self.intents[after.intent_id] = kept
         if result is not None:

@@ -53,9 +53,6 @@ START_WITHIN = timedelta(minutes=30)
 """A host that has not run for so long is replaced."""
 JOIN_WITHIN = timedelta(minutes=30)
 """A host that runs and whose agent has not sent a heartbeat for so long is replaced."""
-SILENT_WITHIN = timedelta(minutes=30)
-"""A host whose agent has been silent for so long is replaced, if another host's heartbeat is later by as much. Where
-all are silent, it is the platform that does not hear them."""
 FIT_WITHIN = timedelta(minutes=15)
 """A host whose checks have refused it for so long is replaced: they are repeated every five minutes."""
 UNCHECKED_AFTER = timedelta(minutes=35)
@@ -192,7 +189,6 @@ def _not_shown(plan: _Plan, intent: Intent, observed: Observed) -> None:
 def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
     """Retire hosts that are lost or too many, and write intents for those that are missing."""
     unfit: dict[tuple[str, str], list[tuple[Intent, str]]] = defaultdict(list)
-    heard = max((one.heard_at for one in plan.open() if one.heard_at is not None), default=None)
     for intent in plan.open():
         if not intent.wanted:
             continue
@@ -206,7 +202,7 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
         ):
             late = f"{intent.status} for {_minutes(START_WITHIN)}"
             plan.note(Retire(intent.intent_id, late, failed=True))
-        elif why := _unfit(intent, plan.now, heard):
+        elif why := _unfit(intent, plan.now):
             unfit[intent.region, intent.kind].append((intent, why))
     for kind, found in unfit.items():
         _replace_one(plan, kind, found)
@@ -235,9 +231,8 @@ def _replace_one(plan: _Plan, kind: tuple[str, str], unfit: Sequence[tuple[Inten
         plan.note(Retire(intent.intent_id, why, failed=True))
 
 
-def _unfit(intent: Intent, now: datetime, heard: datetime | None) -> str:
-    """Why a host that runs is not fit to serve, empty where it is or may become so. `heard`: any host's latest
-    heartbeat."""
+def _unfit(intent: Intent, now: datetime) -> str:
+    """Why a host that runs is not fit to serve, empty where it is or may become so."""
     if intent.state is not IntentState.EXISTS or intent.missing_since is not None:
         return ""
     if intent.refused_since is not None and now - intent.refused_since >= FIT_WITHIN:
@@ -245,8 +240,6 @@ def _unfit(intent: Intent, now: datetime, heard: datetime | None) -> str:
     due = intent.must_join and intent.joined_at is None
     if due and intent.running_at is not None and now - intent.running_at >= JOIN_WITHIN:
         return f"its agent sent no heartbeat within {_minutes(JOIN_WITHIN)}"
-    if heard is not None and intent.heard_at is not None and heard - intent.heard_at >= SILENT_WITHIN:
-        return f"its agent has sent no heartbeat for {_minutes(SILENT_WITHIN)}, while others have"
     return ""
 
 

@@ -92,8 +92,6 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """When the provider takes the host back, by a notice."""
     joined_at: datetime | None = None
     """First heartbeat of its agent."""
-    heard_at: datetime | None = None
-    """Its agent's latest heartbeat."""
     must_join: bool = True
     """Whether it is replaced when its agent does not join; hosts of before that rule are not."""
     fit_at: datetime | None = None

@@ -26,7 +26,6 @@ _COLUMNS = tuple(column.name for column in host_intents.columns)
 # An agent with simulated engines calls its host `sim-NAME`.
 _INTENTS = (
     "SELECT i.*, (SELECT min(h.first_seen) FROM hosts h WHERE h.host_id IN (i.name, 'sim-' || i.name)) AS joined_at, "
-    "(SELECT max(h.last_seen) FROM hosts h WHERE h.host_id IN (i.name, 'sim-' || i.name)) AS heard_at, "
     "(SELECT min(a.stored_at) FROM host_acceptances a WHERE a.host_id = i.name AND a.verdict = 'refused' "
     "AND NOT EXISTS (SELECT FROM host_acceptances b WHERE b.host_id = i.name AND b.verdict <> 'refused' "
     "AND b.stored_at > a.stored_at)) AS refused_since, (SELECT max(a.stored_at) FROM host_acceptances a "
@@ -361,7 +360,7 @@ def _values(intent: Intent) -> dict[str, Any]:
 
 def _intent(row: RowMapping) -> Intent:
     values: Mapping[str, Any] = {
-        name: row[name] for name in (*_COLUMNS, "joined_at", "heard_at", "fit_at", "refused_since")
+        name: row[name] for name in (*_COLUMNS, "joined_at", "fit_at", "refused_since")
     }
     price = row["usd_pico_per_hour"]
     return Intent(

@@ -18,7 +18,6 @@ from workers.providers.decide import (
     JOIN_WITHIN,
     LONGEST_PAUSE,
     REFUSED_AFTER,
-    SILENT_WITHIN,
     START_WITHIN,
     UNCHECKED_AFTER,
     Observed,
@@ -237,19 +236,6 @@ def test_a_host_whose_agent_never_joins_is_replaced_and_counts_as_a_failure() ->
     assert acts(1, [young], shown(1)) == []
     away = existing(1, running_at=NOW - JOIN_WITHIN, joined_at=None, missing_since=NOW)
     assert acts(1, [away], shown()) == []
-
-
-def test_a_host_whose_agent_has_fallen_silent_is_replaced_unless_no_agent_is_heard() -> None:
-    silent, heard = existing(1, heard_at=NOW - SILENT_WITHIN), existing(2, heard_at=NOW)
-    retire, *_ = acts(2, [silent, heard], shown(1, 2))
-    why = "its agent has sent no heartbeat for 30 minutes, while others have"
-    assert retire == Retire(UUID(int=1), why, failed=True)
-    late = existing(1, heard_at=NOW - SILENT_WITHIN + timedelta(seconds=1))
-    assert acts(2, [late, heard], shown(1, 2)) == []
-    others = existing(2, heard_at=NOW - SILENT_WITHIN)
-    assert acts(2, [silent, others], shown(1, 2)) == []
-    unknown = existing(2, heard_at=None)
-    assert acts(2, [silent, unknown], shown(1, 2)) == []
 
 
 def test_hosts_that_run_and_never_join_do_not_end_the_pause_of_their_kind() -> None:
