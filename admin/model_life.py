@@ -61,6 +61,12 @@ async def deprecate_model(
         if replacement is not None:
             aim = None if replacement == NONE else replacement
             after = msgspec.structs.replace(after, replacement=aim, redirected=False)
+        if (
+            after != before
+            and after.replacement is not None
+            and (replacement is not None or after.redirected)
+        ):
+            await _check_replacement(connection, after)
         return await _store(connection, actor, "model.deprecate", before, after)
 
 
@@ -114,6 +120,8 @@ async def replace_model(
                 deprecated_at=before.deprecated_at or now,
                 retires_at=_future(retires_at, now),
             )
+        if after != before:
+            await _check_replacement(connection, after)
         return await _store(connection, actor, "model.replace", before, after)
 
 
@@ -177,14 +185,9 @@ def _future(date: str, now: datetime) -> datetime:
 async def _store(
     connection: AsyncConnection, actor: Actor, action: str, before: ModelView, after: ModelView
 ) -> ModelView:
-    """Write what has changed, with its audit row and the notices to organisations. Raises Conflict."""
+    """Write what has changed, with its audit row and the notices to organisations."""
     if after == before:
         return before
-    if after.replacement is not None and (after.replacement, after.retires_at) != (
-        before.replacement,
-        before.retires_at,
-    ):
-        await _check_replacement(connection, after)
     values = {
         name: getattr(after, name)
         for name in ("status", "note", "deprecated_at", "retires_at", "replacement", "redirected")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import not_, select, text
+from sqlalchemy import ColumnElement, not_, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
@@ -44,8 +44,8 @@ class ScalingLimits(msgspec.Struct, frozen=True):
 
 
 NO_LIMITS = ScalingLimits()
-RETIRED = ScalingLimits(max_awake=0)
-"""The limits of a retired model: nothing is planned for it, and none of its replicas wakes."""
+RETIRED = ScalingLimits(max_awake=0, acting=Mode.OFF)
+"""The limits of a retired model that had none: none of its replicas wakes, and those that run go on."""
 
 
 class ReplicaHold(msgspec.Struct, frozen=True):
@@ -84,6 +84,10 @@ def limits_problem(limits: ScalingLimits) -> tuple[str, str] | None:
 
 async def read_limits(connection: AsyncConnection) -> dict[str, ScalingLimits]:
     """The stored limits of every model that has any and is not retired."""
+    return await _read(connection, not_(RETIRED_NOW) & models.c.alias_of.is_(None))
+
+
+async def _read(connection: AsyncConnection, which: ColumnElement[bool]) -> dict[str, ScalingLimits]:
     return {
         row.model: ScalingLimits(
             row.min_awake,
@@ -93,7 +97,7 @@ async def read_limits(connection: AsyncConnection) -> dict[str, ScalingLimits]:
             None if row.acting is None else Mode(row.acting),
             None if row.budget_usd_pico_per_month is None else int(row.budget_usd_pico_per_month),
         )
-        for row in await connection.execute(select(model_scaling).join(models).where(not_(RETIRED_NOW)))
+        for row in await connection.execute(select(model_scaling).join(models).where(which))
     }
 
 
@@ -106,14 +110,18 @@ async def read_holds(connection: AsyncConnection) -> dict[str, ReplicaHold]:
 async def read_effective_limits(connection: AsyncConnection) -> dict[str, ScalingLimits]:
     """The limits that hold now: those that are stored, with as many replicas awake as a person holds.
 
-    A retired model has RETIRED, whoever holds its replicas.
+    A retired model, and one whose name has become an alias, is planned for no replica, whoever holds them; whether the
+    plan is acted on for it stays as it was, which for a model without limits is not (RETIRED).
     """
     limits = await read_limits(connection)
     for model, hold in (await read_holds(connection)).items():
         stored = limits.get(model, NO_LIMITS)
         limits[model] = msgspec.structs.replace(stored, min_awake=hold.awake, max_awake=hold.awake)
-    retired = await connection.scalars(select(models.c.name).where(models.c.alias_of.is_(None), RETIRED_NOW))
-    return limits | dict.fromkeys(retired, RETIRED)
+    gone = RETIRED_NOW | models.c.alias_of.is_not(None)
+    kept = await _read(connection, gone)
+    names = list(await connection.scalars(select(models.c.name).where(gone)))
+    ended = {name: msgspec.structs.replace(row, min_awake=0, max_awake=0) for name, row in kept.items()}
+    return limits | dict.fromkeys(names, RETIRED) | ended
 
 
 async def read_host_prices(connection: AsyncConnection) -> dict[str, int]:

@@ -182,3 +182,13 @@ async def test_a_replacement_that_is_gone_is_not_recommended(offered: Database) 
     assert "Use" not in gone.value.message
     assert f"The model '{OLD}', which the name 'fast' stood for, was retired" in gone.value.message
     assert gone.value.details["replacement"] is None
+
+
+async def test_a_replacement_that_is_gone_keeps_no_model_from_retiring_and_replaces_none(
+    offered: Database,
+) -> None:
+    await model_life.deprecate_model(offered, ADMIN, name=OLD, retires_at=DATE, replacement=NEW)
+    await model_life.retire_model(offered, ADMIN, name=NEW)
+    assert (await model_life.retire_model(offered, ADMIN, name=OLD)).status == "retired"
+    with pytest.raises(Conflict, match="is retired; name a model as replacement that stays longer"):
+        await model_life.replace_model(offered, ADMIN, name=OLD, replacement=NEW)

@@ -14,6 +14,7 @@ from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from scheduler.autoscaling import LivePlanner
 from tests.support.waiting import until
+from workers.acting.plan import Mode
 from workers.catalog import load_catalog
 from workers.models import ModelSpec
 from workers.scaling import RETIRED, ScalingDirectory, ScalingLimits
@@ -109,10 +110,23 @@ async def test_the_running_planner_follows_limits_and_prices(
         await model_life.deprecate_model(database, ADMIN, name=MODEL, retires_at="2999-01-01")
         async with database.system() as connection:
             await connection.execute(text("UPDATE models SET retires_at = clock_timestamp()"))
-        await until(lambda: directory.limits == {MODEL: RETIRED})
-        assert (RETIRED.min_awake, RETIRED.max_awake) == (0, 0), "whoever holds its replicas"
+        # Whoever holds its replicas; whether the plan is acted on for it stays as it was.
+        await until(lambda: directory.limits == {MODEL: ScalingLimits(0, 0, 100 * 10**12, (KIND,))})
     finally:
         await directory.close()
+
+
+async def test_a_retired_name_is_planned_for_no_replica_as_an_alias_either(database: Database) -> None:
+    for name in (MODEL, "minimax-m2.5", "penstock/tiny"):
+        await models.add_model(database, ADMIN, name=name)
+    await scaling.set_scaling(database, ADMIN, model=MODEL, min_awake=2)
+    for name in (MODEL, "minimax-m2.5"):
+        await model_life.retire_model(database, ADMIN, name=name)
+    await models.set_alias(database, ADMIN, name=MODEL, target="penstock/tiny")
+    directory = ScalingDirectory(database)
+    await directory.refresh()
+    assert directory.limits == {MODEL: ScalingLimits(0, 0), "minimax-m2.5": RETIRED}
+    assert RETIRED.acting is Mode.OFF, "nothing was decided about it, so its engines go on"
 
 
 async def test_the_last_limits_stay_while_postgresql_is_away(
