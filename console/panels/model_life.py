@@ -8,7 +8,7 @@ from admin import model_life
 from admin import models as admin_models
 from admin.models import ModelView
 from console.components.base import notice
-from console.components.dialogs import confirm, form_dialog, text_input
+from console.components.dialogs import form_dialog, text_input
 from console.components.table import Cell, actions_cell, cell
 from console.deps import Console
 from console.format import moment
@@ -63,18 +63,7 @@ async def start_act(
     elif act == "replace":
         _open_replace_form(console, viewer, model, others, done)
     elif act == "retire":
-        note = await confirm(
-            viewer,
-            f"Retire {model.name} now?",
-            "Requests for it get 404 model_retired, and no replica is planned for it. Its usage stays in all reports. "
-            "The reason is told to its users.",
-            "Retire",
-            danger=True,
-        )
-        if note is not None:
-            await model_life.retire_model(console.database, viewer.actor, name=model.name, note=note)
-            toast_ok(f"{model.name} is retired.")
-            await done()
+        _open_retire_form(console, viewer, model, done)
 
 
 def open_alias_form(
@@ -165,8 +154,29 @@ def _open_replace_form(
         sub="From then on it is retired, and the other model answers requests for it, at its own price.",
     ):
         replacement = ui.select(list(others), label="Answered by").props("outlined dense")
-        date = text_input("From (UTC)", hint="Date or date and time; empty for now.")
+        comes = model.retires_at if model.status != "retired" else None
+        planned = "" if comes is None else f"{comes:%Y-%m-%dT%H:%MZ}"
+        date = text_input("From (UTC)", planned, hint="Date or date and time; empty for now.")
         date.set_enabled(model.status != "retired")
+        note = text_input("Note", model.note or "", hint="Told to its users.").props("maxlength=500")
+
+
+def _open_retire_form(console: Console, viewer: Viewer, model: ModelView, done: Done) -> None:
+    async def save() -> bool:
+        await model_life.retire_model(
+            console.database, viewer.actor, name=model.name, note=(note.value or "").strip() or None
+        )
+        toast_ok(f"{model.name} is retired.")
+        await done()
+        return True
+
+    with form_dialog(
+        f"Retire {model.name} now?",
+        "Retire",
+        viewer,
+        save,
+        sub="Requests for it get 404 model_retired, and no replica is planned for it. Its usage stays in all reports.",
+    ):
         note = text_input("Note", model.note or "", hint="Told to its users.").props("maxlength=500")
 
 

@@ -266,7 +266,7 @@ async def test_an_alias_is_made_and_a_model_deprecated_and_replaced(person: Pers
         await expect(table.locator("tbody tr", has_text="until 2998-06-01")).to_contain_text("answers for it")
 
         await person.page.get_by_role("button", name="Retire fast").click()
-        await dialog.get_by_label("Reason").fill("not wanted")
+        await dialog.get_by_label("Note").fill("not wanted")
         await dialog.get_by_role("button", name="Retire").click()
         await expect(table.locator("tbody tr", has_text="fast")).to_contain_text("Retired")
         views = {view.name: view for view in await admin_models.list_models(database, ME)}
