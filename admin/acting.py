@@ -1,16 +1,16 @@
 """Whether the autoscaler's plan is acted on, what it has done, and what persons decide in its place."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import msgspec
-from sqlalchemy import delete, text
+from sqlalchemy import delete
 from sqlalchemy.dialects.postgresql import insert
 
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.model_settings import record_change
 from admin.scaling import parse_budget, parse_mode, scaled_model
-from admin.transactions import read, write
+from admin.transactions import now_of, read, write
 from core.db import Database
 from core.errors import InvalidRequest, NotFound
 from core.money import pico_to_usd
@@ -23,7 +23,6 @@ from workers.tables import replica_holds
 
 MAX_ROWS = 1_000
 MAX_HOLD = timedelta(days=31)
-_NOW = text("SELECT clock_timestamp()")
 
 
 class ActingView(msgspec.Struct, frozen=True):
@@ -115,7 +114,7 @@ async def hold_replicas(
     async with write(database, actor) as connection:
         await scaled_model(connection, model)
         before = (await read_holds(connection)).get(model)
-        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        now = await now_of(connection)
         after = ReplicaHold(model, awake, now + hold_for, why)
         values = msgspec.structs.asdict(after)
         await connection.execute(

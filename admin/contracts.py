@@ -5,13 +5,12 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.approval_limit import Acting, Facts, instant_fact, parse_instant, under_limit
 from admin.audit import record
-from admin.transactions import read, read_scoped
+from admin.transactions import now_of, read, read_scoped
 from billing.ledger import accounts
 from billing.ledger.months import month_name
 from billing.pricing import contracts
@@ -184,7 +183,7 @@ async def end_warning(
     """What `end_contract` would warn of; None = nothing. Changes nothing. Raises NotFound."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         contract = await contracts.get_contract(connection, contract_id)
-        end = at or (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+        end = at or await now_of(connection)
     withdrawn = end <= contract.effective_from
     return _warning(msgspec.structs.replace(contract, effective_to=end, withdrawn=withdrawn))
 

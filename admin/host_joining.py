@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.transactions import read, write
+from admin.transactions import now_of, read, write
 from core.db import Database
 from core.errors import InvalidRequest, NotFound
 from tenants.names import clean_reason
@@ -21,7 +21,6 @@ LONGEST = timedelta(days=30)
 """Longest time for which a token can be used."""
 MAX_ROWS = 1_000
 
-_NOW = text("SELECT clock_timestamp()")
 _FACTS = text(
     "SELECT host_id, address, agent_version, first_seen FROM hosts WHERE host_id = ANY(CAST(:hosts AS text[]))"
 )
@@ -74,7 +73,7 @@ async def list_invitations(
     At most MAX_ROWS. Raises PermissionDenied.
     """
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        now = await now_of(connection)
         found = await host_credentials.read_credentials(connection)
     views = [_invitation(one, now) for one in found.values()]
     shown = [one for one in views if revoked or one.state != "revoked"]
@@ -89,14 +88,12 @@ async def registrations(
     Raises PermissionDenied.
     """
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        now = await now_of(connection)
         facts = (await connection.execute(_FACTS, {"hosts": list(hosts)})).all()
         credentials = await host_credentials.read_credentials(connection)
     found = {}
     for fact in facts:
-        credential = credentials.get(fact.host_id) or credentials.get(
-            fact.host_id.removeprefix(SIMULATED_HOST)
-        )
+        credential = host_credentials.credential_of(credentials, fact.host_id)
         found[fact.host_id] = RegistrationView(
             address=fact.address,
             agent_version=fact.agent_version,

@@ -3,13 +3,12 @@
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.hosts import MAX_TEXT, require_provider
-from admin.transactions import read, write
+from admin.transactions import now_of, read, write
 from core.db import Database
 from core.errors import Conflict, InvalidRequest
 from tenants.names import clean_reason
@@ -17,8 +16,6 @@ from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
 from workers.providers import store
 from workers.providers.intents import End, IntentState, noted
 from workers.providers.ownership import Claim
-
-_NOW = text("SELECT clock_timestamp()")
 
 
 class OwnerView(msgspec.Struct, frozen=True):
@@ -69,7 +66,7 @@ async def adopt(
                 param="provider",
             )
         claim = await store.read_claim(connection, provider)
-        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        now = await now_of(connection)
         left: list[str] = []
         if claim.fleet not in ("", fleet) or claim.account not in ("", account):
             left = await _leave(connection, provider, claim, fleet, now, leave_hosts=leave_hosts)

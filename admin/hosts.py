@@ -10,13 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.transactions import read, write
+from admin.transactions import now_of, read, write
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.money import pico_to_usd
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
-from workers.host_credentials import HostCredential, joining_state, read_credentials
+from workers.host_credentials import HostCredential, credential_of, joining_state, read_credentials
 from workers.providers import static, store
 from workers.providers.costs import before_agent_pico, host_cost_pico
 from workers.providers.intents import Intent, IntentState, Overtaken
@@ -33,7 +33,6 @@ RECLAIM_WITHIN = timedelta(days=7)
 MAX_TEXT = 100
 MAX_ROWS = 1_000
 
-_NOW = text("SELECT clock_timestamp()")
 _FACTS = text("SELECT host_id, address, agent_version FROM hosts")
 _EVENTS = text(
     """
@@ -138,7 +137,7 @@ async def list_hosts(database: Database, actor: Actor, *, ended: bool = False) -
     At most MAX_ROWS. Raises PermissionDenied.
     """
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        now = await now_of(connection)
         intents = await store.read_intents(connection, ended=ended, limit=MAX_ROWS)
         facts = {row.host_id: row for row in await connection.execute(_FACTS)}
         credentials = await read_credentials(connection)
@@ -230,7 +229,7 @@ async def set_desired(
         raise InvalidRequest(f"it is held for more than 0 and at most {MAX_HOLD.days} days", param="for")
     group = HostGroup(provider, region, kind, model)
     async with write(database, actor) as connection:
-        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        now = await now_of(connection)
         until = None if hold_for is None else now + hold_for
         desired = DesiredHosts(group, count, "person", until)
         return await _change_desired(connection, actor, "hosts.set_desired", desired, why)
@@ -304,7 +303,7 @@ async def note_reclaim(
         if intent.state is IntentState.ENDED or not intent.wanted:
             state = "has ended" if intent.state is IntentState.ENDED else "is being destroyed"
             raise Conflict(f"{name} {state}: {intent.why}", param="name")
-        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        now = await now_of(connection)
         if at is not None and not now < at <= now + RECLAIM_WITHIN:
             raise InvalidRequest(
                 f"{at.isoformat()} must be after {now.isoformat(timespec='seconds')} and at most "
@@ -334,7 +333,7 @@ async def note_reclaim(
 async def host_costs(database: Database, actor: Actor, *, start: datetime, end: datetime) -> list[CostView]:
     """What hosts cost in [start, end) by provider and kind, as their providers bill them. Raises PermissionDenied."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        now = await now_of(connection)
         intents = await store.read_billed(connection, start, end)
     until = min(end, now)
     kinds: dict[tuple[str, str], list[tuple[int, int]]] = {}
@@ -361,7 +360,7 @@ def _with_facts(
 ) -> HostView:
     """The view with what the host's agent has registered. One with simulated engines calls its host `sim-NAME`."""
     fact = facts.get(view.name) or facts.get(f"{SIMULATED_HOST}{view.name}")
-    credential = credentials.get(view.name) or credentials.get(view.name.removeprefix(SIMULATED_HOST))
+    credential = credential_of(credentials, view.name)
     return msgspec.structs.replace(
         view,
         address=fact.address if fact is not None else "",

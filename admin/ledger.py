@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from admin.actor import Actor, require
 from admin.adjustments import parse_month
-from admin.transactions import read
+from admin.transactions import now_of, read
 from billing.ledger import journal, verification
 from billing.ledger.journal import DeferredLine, JournalLine, TransferLine, TrialBalance
 from billing.ledger.verification import VerificationResult
@@ -78,7 +78,7 @@ async def deferred_revenue(
 ) -> list[DeferredLine]:
     """Unused credit by lot at `at` (None = now); adds up to the ledger's `credit` accounts."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        instant = at or (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+        instant = at or await now_of(connection)
         return await journal.deferred_revenue(connection, instant, tenant_id)
 
 

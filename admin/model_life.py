@@ -1,6 +1,6 @@
 """The end of a model: deprecated with a date that its users are told, retired, replaced by another.
 
-Every act is idempotent: one that changes nothing writes nothing and tells nobody again.
+Every act is idempotent: one that changes nothing writes nothing and sends no notice.
 """
 
 from datetime import datetime, timedelta
@@ -11,8 +11,8 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
-from admin.models import ModelView, lock_models, now_of, record_model, require_model
-from admin.transactions import read_scoped, write
+from admin.models import ModelView, lock_models, record_model, require_model
+from admin.transactions import now_of, read_scoped, write
 from billing.notifications.notices import notify
 from billing.usage.period import parse_instant
 from billing.usage.recent_models import models_used, organisations_that_used
@@ -109,11 +109,12 @@ async def replace_model(
             )
         now = await now_of(connection)
         after = msgspec.structs.replace(_noted(before, note), replacement=replacement, redirected=True)
-        if before.status == "retired" and retires_at is not None:
-            raise Conflict(f"{name!r} is retired already; leave the date out", param="retires_at")
-        if before.status != "retired" and retires_at is None:
+        if before.status == "retired":
+            if retires_at is not None:
+                raise Conflict(f"{name!r} is retired already; leave the date out", param="retires_at")
+        elif retires_at is None:
             after = _retired(after, now)
-        elif before.status != "retired" and retires_at is not None:
+        else:
             after = msgspec.structs.replace(
                 after,
                 status="deprecated",

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Literal
 
 import msgspec
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import insert, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -152,12 +152,6 @@ async def set_alias(database: Database, actor: Actor, *, name: str, target: str)
 async def lock_models(connection: AsyncConnection) -> None:
     """Let no other act change models until the transaction ends: what one has checked must hold when it commits."""
     await connection.execute(text("LOCK TABLE models IN SHARE ROW EXCLUSIVE MODE"))
-
-
-async def now_of(connection: AsyncConnection) -> datetime:
-    """The database's time, to which dates of retirement are compared."""
-    now: datetime = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
-    return now
 
 
 async def store_model(

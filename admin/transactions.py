@@ -2,8 +2,10 @@
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from datetime import datetime
 from uuid import UUID
 
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, readable, require
@@ -65,6 +67,12 @@ async def read_scoped(
     scope = readable(actor, tenant_id)
     async with database.read(actor.tenant_id) as connection:
         yield connection, scope
+
+
+async def now_of(connection: AsyncConnection) -> datetime:
+    """The database's time, to which the instants that it stores are compared."""
+    now: datetime = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
+    return now
 
 
 def page_size(limit: int) -> int:

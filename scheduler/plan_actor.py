@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from core.clock import Clock
-from scheduler.core.autoscale.state import CreatingHost, CreationFailures, Rung
+from scheduler.core.autoscale.state import CreatingHost, CreationFailures
 from scheduler.core.replica import Replica
 from scheduler.core.state import SchedulerState
-from scheduler.plan_executor import PlanExecutor, Step, gpus_taken, next_action, steps
+from scheduler.plan_executor import PlanExecutor, gpus_taken, steps
 from scheduler.plan_store import PlanStore
 from scheduler.wire import HostView, PlanView
 from workers.acting.places import Places
@@ -90,20 +90,11 @@ class PlanActor:
         soon = {host.agent_id: why for host in hosts if (why := known.taken_back(host.host_id))}
         if not soon:
             return
-        statuses = {
-            name: (rows[0].agent_id, _status(rows[0]))
-            for name, rows in _by_engine(state.fleet.replicas).items()
-        }
-        self._executor.run(
-            [
-                Step(name, status.model, action, soon[agent])
-                for name, (agent, status) in statuses.items()
-                if agent in soon
-                and status.engine != "external"
-                and (action := next_action(status.state, Rung.STOPPED, drained_by_plan=False))
-            ],
-            lambda model: Mode.ON,
-        )
+        ranks = _by_engine(state.fleet.replicas)
+        statuses = {name: _status(rows[0]) for name, rows in ranks.items()}
+        doomed = {name: soon[rows[0].agent_id] for name, rows in ranks.items() if rows[0].agent_id in soon}
+        wanted = steps(PlanView(), statuses, doomed, lambda name: False, self._executor.has_drained)
+        self._executor.run(wanted, lambda model: Mode.ON)
 
     def act(self, plan: PlanView, hosts: Sequence[HostView], state: SchedulerState, now: float) -> None:
         """Store the plan, and command the replicas that it moves."""

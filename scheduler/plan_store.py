@@ -63,10 +63,10 @@ class PlanStore(StoreLoop):
 
     def is_condemned(self, host_id: str) -> bool:
         """Whether the host may be destroyed at any moment, so that nothing may be started on it."""
-        intent = self.hosts.intent_of(host_id) if self.hosts is not None else None
-        if intent is None or self.hosts is None:
+        known = self.hosts
+        if known is None or (intent := known.intent_of(host_id)) is None:
             return False
-        return not intent.wanted or intent.name in self._condemned or bool(self.hosts.taken_back(host_id))
+        return not intent.wanted or intent.name in self._condemned or known.taken_back(host_id) != ""
 
     async def write(self) -> None:
         """Store the plan and the acts, and read intents, in one transaction; on failure they are due again."""

@@ -19,6 +19,7 @@ from core.db import Database
 from core.polled_snapshot import PolledSnapshot
 from core.supervise import supervise
 from workers.tables import host_credentials
+from workers.wire import SIMULATED_HOST
 
 POLL_S = 1.0
 """Seconds between two reads: how long a revoked host is still heard, and a new one not yet known elsewhere."""
@@ -105,6 +106,11 @@ async def read_credentials(connection: AsyncConnection) -> Mapping[str, HostCred
     columns = [found[name] if name in found else table[name] for name in HostCredential.__struct_fields__]
     rows = await connection.execute(select(*columns))
     return {row["host_id"]: HostCredential(**row) for row in rows.mappings()}
+
+
+def credential_of(credentials: Mapping[str, HostCredential], host_id: str) -> HostCredential | None:
+    """The credential of a host by the id in its heartbeats; with simulated engines that is `sim-` and its name."""
+    return credentials.get(host_id) or credentials.get(host_id.removeprefix(SIMULATED_HOST))
 
 
 def joining_state(credential: HostCredential, now: datetime) -> str:

@@ -1,6 +1,7 @@
 """Forms for what names stand for and how models end, and the notice to organisations that use such a model."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 
 from nicegui import ui
 
@@ -24,7 +25,7 @@ Done = Callable[[], Awaitable[None]]
 def status_cell(model: ModelView) -> Cell:
     """The status of a model, with the date of its end."""
     ends = model.retires_at
-    sub = "" if ends is None else f"{'since' if model.status == 'retired' else 'until'} {ends:%Y-%m-%d %H:%M}"
+    sub = "" if ends is None else f"{'since' if model.status == 'retired' else 'until'} {_minute(ends)}"
     return cell(model.status.capitalize(), tone=STATUS_TONES.get(model.status, "idle"), sub=sub)
 
 
@@ -105,7 +106,7 @@ def _open_deprecate_form(
             name=model.name,
             retires_at=_iso(date) or model_life.NONE,
             replacement=None if kept else chosen,
-            note=(note.value or "").strip() or None,
+            note=_text(note),
         )
         toast_ok(f"{model.name} is deprecated; its users are told.")
         await done()
@@ -120,12 +121,12 @@ def _open_deprecate_form(
     ):
         date = text_input(
             "Retires (UTC)",
-            "" if model.retires_at is None else f"{model.retires_at:%Y-%m-%d %H:%M}",
+            _minute(model.retires_at),
             hint="Date or date and time; empty for no date.",
         )
         replacement = ui.select({"": "None", **{one: one for one in others}}, label="Use instead")
         replacement.props("outlined dense").value = model.replacement if model.replacement in others else ""
-        note = text_input("Note", model.note or "", hint="Told to its users.").props("maxlength=500")
+        note = _note_input(model)
 
 
 def _open_replace_form(
@@ -140,7 +141,7 @@ def _open_replace_form(
             name=model.name,
             replacement=replacement.value or "",
             retires_at=_iso(date),
-            note=(note.value or "").strip() or None,
+            note=_text(note),
         )
         toast_ok(f"{replacement.value} answers for {model.name}{' from its date on' if date.value else ''}.")
         await done()
@@ -154,18 +155,19 @@ def _open_replace_form(
         sub="From then on it is retired, and the other model answers requests for it, at its own price.",
     ):
         replacement = ui.select(list(others), label="Answered by").props("outlined dense")
-        comes = model.retires_at if model.status != "retired" else None
-        planned = "" if comes is None else f"{comes:%Y-%m-%dT%H:%MZ}"
-        date = text_input("From (UTC)", planned, hint="Date or date and time; empty for now.")
-        date.set_enabled(model.status != "retired")
-        note = text_input("Note", model.note or "", hint="Told to its users.").props("maxlength=500")
+        goes = model.status != "retired"
+        date = text_input(
+            "From (UTC)",
+            _minute(model.retires_at) if goes else "",
+            hint="Date or date and time; empty for now.",
+        )
+        date.set_enabled(goes)
+        note = _note_input(model)
 
 
 def _open_retire_form(console: Console, viewer: Viewer, model: ModelView, done: Done) -> None:
     async def save() -> bool:
-        await model_life.retire_model(
-            console.database, viewer.actor, name=model.name, note=(note.value or "").strip() or None
-        )
+        await model_life.retire_model(console.database, viewer.actor, name=model.name, note=_text(note))
         toast_ok(f"{model.name} is retired.")
         await done()
         return True
@@ -177,7 +179,21 @@ def _open_retire_form(console: Console, viewer: Viewer, model: ModelView, done: 
         save,
         sub="Requests for it get 404 model_retired, and no replica is planned for it. Its usage stays in all reports.",
     ):
-        note = text_input("Note", model.note or "", hint="Told to its users.").props("maxlength=500")
+        note = _note_input(model)
+
+
+def _note_input(model: ModelView) -> ui.input:
+    return text_input("Note", model.note or "", hint="Told to its users.").props("maxlength=500")
+
+
+def _text(field: ui.input) -> str | None:
+    """What a field says; None = nothing."""
+    return (field.value or "").strip() or None
+
+
+def _minute(instant: datetime | None) -> str:
+    """An instant as the fields for dates take it; empty = none."""
+    return "" if instant is None else f"{instant:%Y-%m-%d %H:%M}"
 
 
 def _is_instant(field: ui.input) -> bool:
