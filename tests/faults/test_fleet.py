@@ -2,13 +2,9 @@
 request is lost, and finance's cost of hosts is the cloud's bill."""
 
 import asyncio
-import json
-import os
 import random
 import re
-import secrets
 import shlex
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -18,7 +14,6 @@ from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 
-import aiohttp
 import asyncpg
 import httpx
 import pytest
@@ -36,16 +31,17 @@ from scheduler.client_tls import ClientTls
 from sim.digitalocean.cloud import FakeCloud
 from sim.digitalocean.droplets import Droplet
 from sim.digitalocean.faults import Fault
-from sim.digitalocean.namespaces import NamespaceNetwork, NoNamespaces
-from tests.integration.cli.test_acting import CONFIG, KIND, NAME, PROFILE, PROMPT
+from sim.digitalocean.namespaces import NamespaceNetwork
 from tests.integration.workers.conftest import cloud as cloud
 from tests.support.added_model import PRICE
 from tests.support.fake_droplets import TOKEN as CLOUD_TOKEN
 from tests.support.gpu_machine import gpu_machine
 from tests.support.invariants import money_is_sound, rows_by_request, settled_everything
-from tests.support.load import Seen, stream
+from tests.support.load import Seen
+from tests.support.namespace_network import droplet_environment, namespace_network
 from tests.support.ports import free_port
 from tests.support.roles import TOKEN, command, role
+from tests.support.slow_model import NAME, SET_ACTING, SET_SCALING, SET_TARGETS, add_command, load
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation
 from tests.support.waiting import until
 from workers.wire import SIMULATED_HOST, ReplicaState
@@ -90,9 +86,7 @@ class DataCentre:
         self.faulty: Callable[[int], bool] = lambda number: False
         """Whether the droplet with a number, from 0, gets GPUs with errors of their memory."""
         self._booted = 0
-        self._penstock = directory / "penstock"
-        self._penstock.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli.main "$@"\n')
-        self._penstock.chmod(0o755)
+        self._environment = droplet_environment(directory)
 
     async def run(self) -> None:
         """Follow the cloud until cancelled."""
@@ -114,8 +108,7 @@ class DataCentre:
         lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
         (image / "local.env").write_text("".join(lines))
         self._booted += 1
-        environment = {"PATH": os.environ["PATH"], "PENSTOCK_COMMAND": str(self._penstock)}
-        await asyncio.to_thread(self._network.boot, droplet.name, droplet.user_data, root, environment)
+        await asyncio.to_thread(self._network.boot, droplet.name, droplet.user_data, root, self._environment)
         self.machines[droplet.name] = self._network.namespaces[-1]
 
     def logs(self) -> str:
@@ -126,14 +119,8 @@ class DataCentre:
 
 @pytest.fixture
 def network() -> Iterator[NamespaceNetwork]:
-    made = NamespaceNetwork(f"pk{secrets.token_hex(2)}", NETWORK)
-    try:
-        made.start()
-    except NoNamespaces as error:
-        made.close()
-        pytest.skip(f"this machine allows no network namespaces: {error}")
-    yield made
-    made.close()
+    with namespace_network(NETWORK) as made:
+        yield made
 
 
 class Platform:
@@ -206,29 +193,6 @@ class Platform:
         """What a command prints, as an operator runs it."""
         return await asyncio.to_thread(command, self.stores, *words, timeout_s=300.0)
 
-    @asynccontextmanager
-    async def load(self, key: str, every_s: float, seen: list[Seen]) -> AsyncIterator[None]:
-        """A streaming request every `every_s` seconds; all are waited for at the end."""
-        stop, sent = asyncio.Event(), []
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
-
-            async def send() -> None:
-                while not stop.is_set():
-                    seen.append(Seen())
-                    prompt = f"{len(seen)} {PROMPT}"
-                    request = stream(
-                        session, self.base_url, key, NAME, max_tokens=8, seen=seen[-1], prompt=prompt
-                    )
-                    sent.append(asyncio.create_task(request))
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(stop.wait(), every_s)
-
-            sending = asyncio.create_task(send())
-            yield
-            stop.set()
-            await sending
-            await asyncio.gather(*sent)
-
 
 @pytest.mark.timeout(1800)
 @pytest.mark.allow_hosts(["127.0.0.1", str(GATEWAY)])
@@ -269,7 +233,7 @@ async def test_droplets_come_with_the_load_fail_and_go_and_their_bill_is_our_cos
             assert fake.faults.used == {Fault.CREATE_CUT_AFTER: 1}
             await until(lambda: serve(first), SETTLE_S, "the first host serves")
 
-            async with platform.load(made.key, 1.0, seen):
+            async with load(platform.base_url, made.key, 1.0, seen):
                 # The second host has GPUs with errors; it is refused, and replaced.
                 await until(lambda: len(fake.droplets) == 2, SETTLE_S, "a host is added")
                 await until(lambda: len(fake.droplets) == 3, SETTLE_S, "the refused host is replaced")
@@ -313,12 +277,12 @@ async def test_droplets_come_with_the_load_fail_and_go_and_their_bill_is_our_cos
     failed = [(one.status, one.error, one.problem) for one in seen if not one.finished]
     assert failed == []
     books = Books(re.sub(r"^postgresql\+\w+:", "postgresql:", pg_url))
-    await settled_everything(books, str(made.tenant_id))  # type: ignore[arg-type]
-    rows = await rows_by_request(books, str(made.tenant_id))  # type: ignore[arg-type]
+    await settled_everything(books, str(made.tenant_id))
+    rows = await rows_by_request(books, str(made.tenant_id))
     assert rows.keys() == {one.request_id for one in seen}
     assert all(row["cost"] > 0 for row in rows.values())
     assert {row["region"] for row in rows.values()} == {"nyc2"}
-    await money_is_sound(books, str(made.tenant_id))  # type: ignore[arg-type]
+    await money_is_sound(books, str(made.tenant_id))
 
     now = datetime.now(UTC)
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -332,15 +296,7 @@ async def test_droplets_come_with_the_load_fail_and_go_and_their_bill_is_our_cos
 
 async def offer(platform: Platform, directory: Path) -> None:
     """Offer the model with a price, targets and limits, and let the plan act."""
-    weights = directory / "slow"
-    weights.mkdir()
-    (weights / "config.json").write_text(json.dumps(CONFIG))
-    profile = directory / "profile.toml"
-    profile.write_text(PROFILE)
-    added = ("--weights", str(weights), "--host-kind", KIND, "--gpus", "1", "--arg", "max-model-len=2048")
-    await platform.penstock("models", "add", NAME, *added, "--profile", str(profile), "--unchecked")
+    await platform.penstock(*add_command(directory))
     await admin_prices.set_price(platform.database, ADMIN, model=NAME, **PRICE, below_cost=True)
-    await platform.penstock("models", "set-targets", NAME, "--ttft-s", "10", "--tpot-s", "5")
-    limits = ("--min", "1", "--max", "2", "--host-kind", KIND, "--month-budget", "1000")
-    await platform.penstock("models", "set-scaling", NAME, *limits, "--reason", "test")
-    await platform.penstock("pools", "set-acting", "on", "--reason", "test")
+    for words in (SET_TARGETS, SET_SCALING, SET_ACTING):
+        await platform.penstock(*words)

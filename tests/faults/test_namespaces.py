@@ -1,9 +1,7 @@
 """A droplet of the fake cloud on a network of its own joins by itself and serves; strangers there reach nothing."""
 
 import asyncio
-import os
 import re
-import secrets
 import sys
 from collections.abc import Iterator
 from ipaddress import IPv4Network
@@ -20,9 +18,10 @@ from core.db import Database
 from jobs.hosts import reconcile_hosts
 from scheduler.authority import certificate
 from sim.digitalocean.cloud import FakeCloud
-from sim.digitalocean.namespaces import NamespaceNetwork, NoNamespaces, run_inside
+from sim.digitalocean.namespaces import NamespaceNetwork, run_inside
 from tests.integration.workers.conftest import cloud as cloud
 from tests.support.host_cloud import cloud_settings
+from tests.support.namespace_network import droplet_environment, namespace_network
 from tests.support.ports import free_port
 from tests.support.roles import TOKEN, role
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation
@@ -38,14 +37,8 @@ START_S = 180.0
 
 @pytest.fixture
 def network() -> Iterator[NamespaceNetwork]:
-    made = NamespaceNetwork(f"pk{secrets.token_hex(2)}", IPv4Network("10.213.77.0/24"))
-    try:
-        made.start()
-    except NoNamespaces as error:
-        made.close()
-        pytest.skip(f"this machine allows no network namespaces: {error}")
-    yield made
-    made.close()
+    with namespace_network(IPv4Network("10.213.77.0/24")) as made:
+        yield made
 
 
 def status(namespace: str, url: str, method: str = "GET", key: str = "wrong") -> str:
@@ -137,11 +130,9 @@ async def test_a_droplet_joins_serves_and_shows_strangers_nothing(
         [droplet] = fake.alive()
         place = tmp_path / "droplet"
         place.mkdir()
-        command = tmp_path / "penstock"
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli.main "$@"\n')
-        command.chmod(0o755)
-        environment = {"PATH": os.environ["PATH"], "PENSTOCK_COMMAND": str(command)}
-        address = await asyncio.to_thread(network.boot, droplet.name, droplet.user_data, place, environment)
+        address = await asyncio.to_thread(
+            network.boot, droplet.name, droplet.user_data, place, droplet_environment(tmp_path)
+        )
         agent_log = place / "var" / "lib" / "penstock" / "agent.log"
 
         async def answered() -> bool:

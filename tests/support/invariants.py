@@ -1,16 +1,22 @@
 """What must hold after every fault (docs/promises.md, 1 to 8), asked of the database itself."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import asyncpg
 
 from tests.support.load import Seen
-from tests.support.stack import Stack
 from tests.support.waiting import until
 
 
-async def settled_everything(stack: Stack, tenant_id: str, timeout_s: float = 150.0) -> None:
+class Books(Protocol):
+    """A platform whose database can be asked."""
+
+    async def connect(self) -> "asyncpg.Connection[asyncpg.Record]":
+        """A connection to it."""
+
+
+async def settled_everything(stack: Books, tenant_id: str, timeout_s: float = 150.0) -> None:
     """Wait until the tenant has no open hold: everything admitted has been settled or voided."""
     database = await stack.connect()
     try:
@@ -25,7 +31,7 @@ async def settled_everything(stack: Stack, tenant_id: str, timeout_s: float = 15
         await database.close()
 
 
-async def rows_by_request(stack: Stack, tenant_id: str) -> dict[str, dict[str, Any]]:
+async def rows_by_request(stack: Books, tenant_id: str) -> dict[str, dict[str, Any]]:
     """The tenant's usage rows by request id; fails when a request has two."""
     database = await stack.connect()
     try:
@@ -37,7 +43,7 @@ async def rows_by_request(stack: Stack, tenant_id: str) -> dict[str, dict[str, A
     return by_id
 
 
-async def money_is_sound(stack: Stack, tenant_id: str) -> None:
+async def money_is_sound(stack: Books, tenant_id: str) -> None:
     """The ledger balances, agrees with the account, and the account is not below zero."""
     database = await stack.connect()
     try:
