@@ -138,7 +138,7 @@ class _Decider:
             name in self._open and self._counts_for(self._open[name], creation)
             for name in set(self._at.plan.known)
         )
-        have = sum(self._held(group) for group in self._groups(creation.kind, creation.model))
+        have = sum(self._staying(group) for group in self._groups(creation.kind, creation.model))
         for _ in range(known + creation.count - have):
             place, refusal = self._place(creation)
             group = HostGroup(place.provider, place.region, creation.kind, creation.model)
@@ -149,7 +149,7 @@ class _Decider:
             )
             if refusal:
                 return
-            self._counts[group] = self._held(group) + 1
+            self._counts[group] = self._staying(group) + 1
             if result == "done":
                 self.decision.desired[group] = self._counts[group]
 
@@ -269,10 +269,18 @@ class _Decider:
         every = {*self._counts, *(one.group for one in self._open.values())}
         return {group for group in every if (group.kind, group.model) == (kind, model)}
 
+    def _staying(self, group: HostGroup) -> int:
+        """Hosts of a group that are desired or wanted, whichever are more, without those that are taken back: like the
+        plan and the passes, which replace them."""
+        wanted = [one for one in self._open.values() if one.wanted and one.group == group]
+        return max(self._counts.get(group, 0), sum(one.reclaim_at is None for one in wanted))
+
     def _held(self, group: HostGroup) -> int:
-        """Hosts of a group that are desired or wanted, whichever are more: one that is taken back counts, too."""
-        wanted = sum(one.wanted and one.group == group for one in self._open.values())
-        return max(self._counts.get(group, 0), wanted)
+        """Hosts of a group that exist or will: those that stay, and those that are taken back and cost until then."""
+        leaving = sum(
+            one.wanted and one.group == group and one.reclaim_at is not None for one in self._open.values()
+        )
+        return self._staying(group) + leaving
 
     def _called(self, group: HostGroup) -> int:
         return sum(

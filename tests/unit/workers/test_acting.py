@@ -137,6 +137,25 @@ def test_a_creation_is_desired_beside_the_hosts_that_the_plan_knew() -> None:
     assert decided(plan, [host(1), written(2), written(3)], again) == Decision({}, [], [])
 
 
+def test_a_host_that_is_taken_back_keeps_no_other_from_being_created() -> None:
+    taken = host(1, reclaim_at=NOW + timedelta(hours=2))
+    # The pass replaces it: before that, and after, the plan's host is the one that is desired already.
+    assert decided(create(1), [taken], [DesiredHosts(NYC, 1, "plan")]).desired == {}
+    more = create(1, known=("host-2",))
+    assert decided(more, [taken, host(2)], [DesiredHosts(NYC, 1, "plan")]).desired == {NYC: 2}
+    # Where its replacement was given up, the plan creates one.
+    assert decided(create(1), [taken], [DesiredHosts(NYC, 0, "plan")]).desired == {NYC: 1}
+
+
+def test_a_host_that_is_taken_back_costs_until_then() -> None:
+    taken = host(1, reclaim_at=NOW + timedelta(hours=2))
+    full = msgspec.structs.replace(RICH, ceilings=Ceilings(3, 1_000 * PICO_PER_USD))
+    more = create(2, known=("host-2",))
+    decision = decided(more, [taken, host(2)], [DesiredHosts(NYC, 1, "plan")], money=full)
+    assert results(decision) == [("create", "done"), ("create", "refused")]
+    assert "there are 3 hosts" in details(decision)
+
+
 def test_a_host_is_destroyed_by_name_when_nothing_runs_on_it() -> None:
     hosts, desired = [host(1), host(2)], [DesiredHosts(NYC, 2, "plan")]
     assert decided(destroy("host-1", drained=False), hosts, desired) == Decision({}, [], [])
