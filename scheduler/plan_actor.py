@@ -121,7 +121,8 @@ class PlanActor:
         for host_id, reason in destroyed.items():
             intent = known.intent_of(host_id)
             if intent is not None:
-                removals.append(PlannedRemoval(intent.name, reason, host_id not in busy))
+                drained = host_id not in busy and not self._hosts_dry_run  # one that stays is not condemned
+                removals.append(PlannedRemoval(intent.name, reason, drained))
         self._store.put(
             StoredPlan(
                 tuple(PlannedModel(row.model, row.awake) for row in plan.models),

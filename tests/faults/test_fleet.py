@@ -244,7 +244,7 @@ async def test_droplets_come_with_the_load_fail_and_go_and_their_bill_is_our_cos
                 scaling = ("models", "set-scaling", NAME, "--reason", "test")
                 await platform.penstock(*scaling, "--min", "2")  # whatever this machine's speed
                 # The provider takes the first one back.
-                at = datetime.now(UTC) + timedelta(seconds=30)
+                at = datetime.now(UTC) + timedelta(seconds=60)
                 await platform.penstock(
                     "hosts",
                     "reclaim",

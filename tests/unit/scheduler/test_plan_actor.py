@@ -175,5 +175,6 @@ def test_no_engine_stops_for_a_host_that_a_dry_run_does_not_destroy() -> None:
         world.store, PLACES, lambda: {"m": ScalingLimits()}, world.clock, settle_s=0.0, hosts_dry_run=True
     )
     world.actor.connect(world.forward)
-    assert world.act(IDLE) == []
-    assert world.stored.destroy == (PlannedRemoval("host-1", "it is idle", drained=False),)
+    for state in (ReplicaState.READY, ReplicaState.STOPPED):
+        assert world.act(IDLE, state) == []
+        assert world.stored.destroy == (PlannedRemoval("host-1", "it is idle", drained=False),)
