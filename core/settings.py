@@ -125,6 +125,9 @@ class Settings(BaseSettings):
     """Context length, in tokens, of external engines' models that do not state theirs; 0 = assume 131,072."""
     engine_env: Path = Path(".engine")
     """Directory of the engine's own virtual environment."""
+    weights_cache_gb: float = Field(default=0.0, ge=0.0)
+    """Gigabytes of weights in the hub's cache of a GPU host; beyond it, before a download, the least recently used
+    models that no replica of the host needs are removed. 0 = no limit."""
     model: str = ""
     """Model to serve; empty = the default for this machine."""
     profile: str = ""

@@ -50,6 +50,7 @@ from workers.scheduler_dialer import SchedulerDialer
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
 from workers.stray_engines import end_strays
+from workers.weights_fetch import fetch_weights, hub_models
 from workers.wire import SIMULATED_HOST, CommandResult, Heartbeat, ReplicaCommand, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
@@ -314,14 +315,24 @@ class Agent:
             return EngineAccess(url, command, EngineApi(session, url, key, own_key))
 
         name = plan.replica_id.replace("/", "-")
+        models, logs = hub_models(plan), settings.data_dir / "logs"
         runner = ReplicaRunner(
             plan,
             access=access,
-            log_file=settings.data_dir / "logs" / f"engine-{name}.log",
+            log_file=logs / f"engine-{name}.log",
             clock=self._clock,
             saved=state.engines.get(plan.replica_id),
             save=self._save,
             times=state.times.get(plan.replica_id),
+            fetch=(
+                (
+                    lambda tell: fetch_weights(
+                        models, settings.weights_cache_gb, logs / f"prefetch-{name}.log", tell
+                    )
+                )
+                if models
+                else None
+            ),
             measure=(lambda api: self._gate.probe(plan, api)) if plan.gpu_ids else None,
         )
         runner.capacity = self._gate.capacity(plan)

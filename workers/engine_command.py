@@ -82,9 +82,7 @@ def engine_command(
         return EngineCommand(argv, env, stop_s=35.0)
     weights = str(tiny_directory(data_dir)) if plan.model.toy else None
     line = plan.profile.command_line(plan.model, port, host=host, weights=weights, kv=kv)
-    env |= _QUIET_ENV | plan.profile.env
-    if plan.model.toy or Path(plan.model.hub_id).is_absolute():
-        env |= _OFFLINE_ENV
+    env |= _QUIET_ENV | _OFFLINE_ENV | plan.profile.env  # its weights have been prefetched
     if plan.gpu_ids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(plan.gpu_ids)
     else:

@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
 import msgspec
@@ -36,6 +36,10 @@ DEATH_GRACE_S = 10.0
 """Seconds to wait for an unhealthy engine's exit: when its core has died, vLLM ends by itself in about 6 s."""
 
 
+Fetch = Callable[[Callable[[str], None]], Coroutine[None, None, None]]
+"""Has the weights on this host, and says how far it is. Raises EngineFailed, EngineRefused and OSError."""
+
+
 class ReplicaRunner(HeldEngine):
     """A replica whose engine is a process of this host.
 
@@ -55,14 +59,17 @@ class ReplicaRunner(HeldEngine):
         save: Callable[[], None],
         measure: Callable[[EngineApi], Awaitable[Capacity]] | None = None,
         times: LifeTimes | None = None,
+        fetch: Fetch | None = None,
     ) -> None:
         """`times`: what an earlier agent has measured of the replica.
 
         `measure` returns the capacity of a fresh engine after its warm-up. It raises EngineRefused for one that must
-        not serve, which then starts again by a command alone.
+        not serve, which then starts again by a command alone. `fetch` has the weights on this host before the engine
+        starts.
         """
         super().__init__(plan, access, log_file=log_file, clock=clock, saved=saved, save=save, times=times)
         self._measure = measure
+        self._fetch = fetch
         self.held = False
         """Whether requests must not wake it from its last stop."""
         self._stopping = asyncio.Lock()
@@ -112,7 +119,8 @@ class ReplicaRunner(HeldEngine):
                 if self._life.may(Event.REFUSED):
                     self._fire(Event.REFUSED, f"{error.message}; it starts again by a command")
             except PenstockError as error:
-                if self._process is not None:  # else it was ended on purpose
+                fetching = self._life.phase is Phase.PREFETCHING
+                if self._process is not None or fetching:  # else it was ended on purpose
                     await self._on_failure(error.message)
             except OSError as error:
                 await self._on_failure(f"the engine cannot be started: {error}")
@@ -128,6 +136,8 @@ class ReplicaRunner(HeldEngine):
             self._ready_once = self._ending = False
             if self._life.phase is not Phase.LOADING:
                 self._fire(Event.START)
+            if self._fetch is not None:
+                await self._prefetch(self._fetch)
             self.enter(self.state, "starting the engine")
             fresh = self._access(None)
             self.url, self._command, self._api = fresh.url, fresh.command, fresh.api
@@ -138,6 +148,21 @@ class ReplicaRunner(HeldEngine):
             self.pid = self._process.pid
             self._save()
         await self._load()
+
+    async def _prefetch(self, fetch: Fetch) -> None:
+        """Have the weights on this host. Raises EngineFailed when that fails or a command stops the replica."""
+        self._fire(Event.FETCH, "prefetching the weights")
+        fetching = asyncio.create_task(fetch(lambda text: self.enter(self.state, text)))
+        try:
+            while self._life.phase is Phase.PREFETCHING and not fetching.done():
+                await asyncio.wait({fetching}, timeout=POLL_S)
+            if self._life.phase is not Phase.PREFETCHING:
+                raise EngineFailed(f"it is {self._life.phase} meanwhile")
+            fetching.result()
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+        self._fire(Event.FETCHED)
 
     def _adopt(self, saved: SavedEngine) -> None:
         process = EngineProcess.adopt(saved.process)

@@ -3,10 +3,11 @@
 Pure: the caller passes the time. `workers.replica.ReplicaRunner` does what a phase means and fires the events; a fire
 that the table does not allow raises Conflict and changes nothing.
 
+    LOADING -> PREFETCHING -> LOADING
     LOADING -> WARMING_UP -> PROBING -> READY -> SETTLING -> FALLING_ASLEEP -> ASLEEP_1 | ASLEEP_2
     READY -> DRAINING -> READY
     ASLEEP_1 | ASLEEP_2 -> WAKING -> READY         a wake that is not proved -> FAILED
-    any phase -> STOPPING -> STOPPED -> LOADING    any phase with a process -> FAILED -> LOADING
+    any phase -> STOPPING -> STOPPED -> LOADING    any phase that is to serve -> FAILED -> LOADING
 """
 
 from enum import StrEnum
@@ -25,6 +26,8 @@ class Phase(StrEnum):
 
     LOADING = "loading"
     """The engine's process starts and reads its weights."""
+    PREFETCHING = "prefetching"
+    """Its weights are downloaded to this host and checked; there is no process of the engine yet."""
     WARMING_UP = "warming_up"
     PROBING = "probing"
     """Its speed is measured, and the answer is kept that proves later wakes."""
@@ -46,13 +49,16 @@ class Phase(StrEnum):
     FAILED = "failed"
     """No process; it starts again after a backoff."""
     UNFIT = "unfit"
-    """The engine ran and must not serve; a command alone starts it again."""
+    """The engine ran and must not serve, or its weights cannot be had; a command alone starts it again."""
 
 
 class Event(StrEnum):
     """What changes a phase."""
 
     START = "start"
+    FETCH = "fetch"
+    """The weights are to be on this host before the engine starts."""
+    FETCHED = "fetched"
     ANSWERED = "answered"
     """The engine responds for the first time."""
     WARMED = "warmed"
@@ -91,9 +97,11 @@ CHANGING = frozenset({Phase.FALLING_ASLEEP, Phase.WAKING})
 """Phases in which the weights may be incomplete, and in which the engine must be left alone."""
 
 _ALIVE = frozenset(Phase) - {Phase.STOPPING, Phase.STOPPED, Phase.FAILED, Phase.UNFIT}
-"""Phases with a process that should run."""
+"""Phases with a process that should run, or with weights that come for one."""
 
 TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
+    (Phase.LOADING, Event.FETCH): Phase.PREFETCHING,
+    (Phase.PREFETCHING, Event.FETCHED): Phase.LOADING,
     (Phase.LOADING, Event.ANSWERED): Phase.WARMING_UP,
     (Phase.LOADING, Event.ADOPTED): Phase.READY,
     (Phase.LOADING, Event.ADOPTED_ASLEEP_1): Phase.ASLEEP_1,
@@ -130,6 +138,7 @@ TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
 
 STATES = {
     Phase.LOADING: ReplicaState.LOADING,
+    Phase.PREFETCHING: ReplicaState.LOADING,
     Phase.WARMING_UP: ReplicaState.LOADING,
     Phase.PROBING: ReplicaState.LOADING,
     Phase.READY: ReplicaState.READY,
@@ -195,6 +204,11 @@ class Life:
     def _measure(self, event: Event, before: Phase, now: float) -> None:
         match event:
             case Event.START:
+                self._stage = ("load", now)
+            case Event.FETCH:
+                self._stage = ("prefetch", now)
+            case Event.FETCHED:
+                self._record(now)
                 self._stage = ("load", now)
             case Event.WAKE:
                 self._woken_from = ASLEEP[before]

@@ -168,6 +168,8 @@ class LifeTimes(msgspec.Struct, frozen=True):
     """From sleep level 1 until it may serve, the proof of its weights included."""
     wake_2: StageTime = StageTime()
     """From sleep level 2."""
+    prefetch: StageTime = StageTime()
+    """Until the weights were on the host and checked."""
 
 
 class ReplicaStatus(msgspec.Struct):

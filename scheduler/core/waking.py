@@ -214,6 +214,10 @@ class Waker:
         """Seconds of a whole wake or load in progress. A first load, of which nothing is known, has no figure."""
         if status.phase == "waking":
             return self._expected_s(status, status.sleep_level or 1)
+        times = status.times
+        if status.phase == "prefetching":
+            measured = times.prefetch.count and times.load.count
+            return times.prefetch.mean_s + times.load.mean_s if measured else None
         return status.times.load.mean_s if status.times.load.count else None
 
     def _expected_s(self, status: ReplicaStatus, rung: int) -> float | None:

@@ -140,7 +140,7 @@ def test_large_model_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_vllm(CATALOG, "h", "llama-3.3-70b", 2, H100S, hub_answers=True)
     _, env = command_of(plan, monkeypatch)
     assert env["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert "HF_HUB_OFFLINE" not in env
+    assert env["HF_HUB_OFFLINE"] == "1"  # its weights are prefetched
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in env
 
 

@@ -1,0 +1,178 @@
+"""Weights come from a stand-in for the hub by the real client, in the process that the agent starts."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from core.errors import EngineFailed
+from sim.hub import COMMIT, FakeHub
+from tests.integration.workers.test_replica import COMMAND, PlayedApi, metrics
+from tests.support.clock import ManualClock
+from tests.support.waiting import until
+from workers.catalog import load_catalog
+from workers.engine_api import EngineApi
+from workers.held_engine import EngineAccess
+from workers.plan import plan_sim
+from workers.replica import ReplicaRunner
+from workers.replica_view import EngineRefused
+from workers.weights_fetch import fetch_weights
+from workers.wire import ReplicaState
+
+WEIGHTS = "model.safetensors"
+MODEL = "acme/tiny"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    fake = FakeHub(MODEL, {"config.json": b"{}", WEIGHTS: bytes(range(256)) * 400, "model.bin": b"unused"})
+    with fake.serve() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        yield fake
+
+
+async def fetch(tmp_path: Path, revision: str = "main", bound_gb: float = 0.0) -> list[str]:
+    told: list[str] = []
+    await fetch_weights((f"{MODEL}@{revision}",), bound_gb, tmp_path / "log", told.append)
+    return told
+
+
+def snapshot(tmp_path: Path) -> Path:
+    return tmp_path / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
+
+
+async def test_weights_are_downloaded_once_and_a_changed_file_again(tmp_path: Path, hub: FakeHub) -> None:
+    told = await fetch(tmp_path)
+    assert told[0].startswith("prefetching the weights: 0.0 of 0.0 GB")
+    assert sorted(hub.downloads) == ["config.json", WEIGHTS]
+    assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    hub.downloads.clear()
+    await fetch(tmp_path)
+    await fetch(tmp_path, COMMIT)
+    assert hub.downloads == []
+    (snapshot(tmp_path) / WEIGHTS).resolve().write_bytes(b"\0" * len(hub.files[WEIGHTS]))
+    await fetch(tmp_path)
+    assert hub.downloads == [WEIGHTS]
+    assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+@pytest.mark.parametrize("fault", ["wrong", "truncated", "500"])
+async def test_a_faulty_download_is_repeated(tmp_path: Path, hub: FakeHub, fault: str) -> None:
+    hub.faults[WEIGHTS] = [fault]
+    await fetch(tmp_path)
+    assert hub.downloads.count(WEIGHTS) == 2
+    assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+async def test_a_hub_that_serves_wrong_content_is_given_up(tmp_path: Path, hub: FakeHub) -> None:
+    hub.faults[WEIGHTS] = ["wrong"] * 3
+    with pytest.raises(
+        EngineRefused, match=rf"{WEIGHTS} of acme/tiny at {COMMIT[:12]} with wrong content 3 times"
+    ):
+        await fetch(tmp_path)
+    with pytest.raises(EngineRefused, match="acme/tiny has no revision 'v9' on the hub"):
+        await fetch(tmp_path, "v9")
+
+
+async def test_without_a_hub_the_cache_serves(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(
+        EngineFailed, match="acme/tiny at main is not in the cache and the hub does not answer"
+    ):
+        await fetch(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    await fetch(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (
+        tmp_path / "hub" / "models--acme--tiny" / "penstock" / f"{COMMIT}.json"
+    ).unlink()  # as an image was built
+    await fetch(tmp_path)
+    (snapshot(tmp_path) / WEIGHTS).resolve().write_bytes(b"\0")
+    with pytest.raises(EngineFailed):
+        await fetch(tmp_path)
+
+
+async def test_unused_models_are_removed_beyond_the_bound(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fetch(tmp_path)
+    with FakeHub("acme/next", {WEIGHTS: b"12345678"}).serve() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        await fetch_weights(("acme/next@main",), 1e-6, tmp_path / "log", lambda _: None)
+    assert not snapshot(tmp_path).exists()
+    assert (
+        tmp_path / "hub" / "models--acme--next" / "snapshots" / COMMIT / WEIGHTS
+    ).read_bytes() == b"12345678"
+
+
+async def test_two_replicas_prefetch_once_and_load(tmp_path: Path, hub: FakeHub) -> None:
+    runners, seen = [], []
+    for number, plan in enumerate(plan_sim(load_catalog(), "h", "", 2).replicas):
+
+        def access(url: str | None, number: int = number) -> EngineAccess:
+            api = cast(EngineApi, PlayedApi(lambda: metrics(0)))
+            return EngineAccess(url or f"http://engine:{number}", COMMAND, api)
+
+        def note() -> None:
+            seen.extend((each.status().phase, each.pid != 0) for each in runners)
+
+        runners.append(
+            ReplicaRunner(
+                plan,
+                access=access,
+                log_file=tmp_path / f"log-{number}",
+                clock=ManualClock(),
+                saved=None,
+                save=note,
+                fetch=lambda tell: fetch_weights((f"{MODEL}@main",), 0.0, tmp_path / "log", tell),
+            )  # fmt: skip
+        )
+    tasks = [asyncio.create_task(runner.run()) for runner in runners]
+    try:
+        await until(lambda: all(each.status().phase == "prefetching" for each in runners))
+        assert [(each.state, each.pid) for each in runners] == [(ReplicaState.LOADING, 0)] * 2
+        await until(lambda: all(each.state is ReplicaState.READY for each in runners))
+        assert sorted(hub.downloads) == ["config.json", WEIGHTS]
+        assert all(each.times.prefetch.count == each.times.load.count == 1 for each in runners)
+        assert ("prefetching", True) not in seen
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(runner.shut_down(0.0) for runner in runners))
+
+
+async def test_a_stop_ends_the_prefetch_and_a_start_begins_it_again(tmp_path: Path) -> None:
+    begun, ended = 0, 0
+
+    async def never() -> None:
+        nonlocal begun, ended
+        begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended += 1
+
+    (plan,) = plan_sim(load_catalog(), "h", "", 1).replicas
+    runner = ReplicaRunner(
+        plan, access=lambda _: EngineAccess("http://e", COMMAND, cast(EngineApi, PlayedApi(lambda: metrics(0)))),
+        log_file=tmp_path / "log", clock=ManualClock(), saved=None, save=lambda: None, fetch=lambda _: never(),
+    )  # fmt: skip
+    task = asyncio.create_task(runner.run())
+    try:
+        await until(lambda: begun == 1)
+        await runner.command("stop", 0.0)
+        await until(lambda: ended == 1)
+        assert runner.status().phase == "stopped"
+        await runner.command("resume", 0.0)
+        await until(lambda: begun == 2)
+        assert runner.status().phase == "prefetching"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,78 @@
+"""Weights before the engine: which files, which models, what is removed."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from workers.catalog import load_catalog
+from workers.machine import Gpus
+from workers.plan import ReplicaPlan, plan_sim, plan_vllm
+from workers.prefetch import PrefetchLine
+from workers.weights_fetch import hub_models, progress_text
+from workers.weights_manifest import WeightsFile, is_right, least_recently_used, needed
+
+CATALOG = load_catalog()
+
+
+def paths(*names: str) -> list[str]:
+    return [each.path for each in needed([WeightsFile(name, 1, "") for name in names])]
+
+
+def test_other_formats_are_left_out_where_there_are_safetensors() -> None:
+    assert paths("a.safetensors", "pytorch_model.bin", "original/x.json", "t.json") == [
+        "a.safetensors",
+        "t.json",
+    ]
+    assert paths("pytorch_model.bin", "t.json") == ["pytorch_model.bin", "t.json"]
+
+
+@pytest.mark.parametrize(
+    "digest", [hashlib.sha256(b"ab").hexdigest(), hashlib.sha1(b"blob 2\0ab").hexdigest()]
+)
+def test_a_file_is_right_by_size_and_either_checksum(tmp_path: Path, digest: str) -> None:
+    file, path = WeightsFile("f", 2, digest), tmp_path / "f"
+    assert not is_right(path, file)
+    for content, expected in [(b"ab", True), (b"ac", False), (b"a", False)]:
+        path.write_bytes(content)
+        assert is_right(path, file) is expected
+
+
+def test_the_least_recently_used_are_removed_until_it_fits() -> None:
+    snapshots = [(3.0, 10, "new"), (1.0, 10, "old"), (0.0, 50, "used"), (2.0, 10, "middle")]
+    assert least_recently_used(snapshots, 15, frozenset({"used"})) == ["old", "middle"]
+    assert least_recently_used(snapshots, 0, frozenset()) == []
+
+
+def large() -> ReplicaPlan:
+    return plan_vllm(CATALOG, "h", "llama-3.3-70b", 1, Gpus(("0", "1"), "H100"), hub_answers=True).replicas[0]
+
+
+def test_models_of_an_engine_are_its_own_its_draft_and_its_tokenizer() -> None:
+    plan = large()
+    name = plan.profile.hub_id or plan.model.hub_id
+    assert hub_models(plan) == (f"{name}@main",)
+    args = {
+        **plan.profile.args,
+        "revision": "v2",
+        "speculative-config": {"model": "acme/draft"},
+        "tokenizer": name,
+    }
+    more = msgspec.structs.replace(plan, profile=msgspec.structs.replace(plan.profile, args=args))
+    assert hub_models(more) == (f"{name}@v2", "acme/draft@main", f"{name}@main")
+
+
+def test_a_directory_a_toy_and_a_simulated_engine_need_no_hub() -> None:
+    plan = large()
+    local = msgspec.structs.replace(plan.model, hub_id="/models/x")
+    profile = msgspec.structs.replace(plan.profile, hub_id="")
+    assert hub_models(msgspec.structs.replace(plan, model=local, profile=profile)) == ()
+    assert hub_models(plan_sim(CATALOG, "h", "llama-3.3-70b", 1).replicas[0]) == ()
+    toy = plan_vllm(CATALOG, "h", "penstock/tiny", 1, Gpus(), hub_answers=False)
+    assert hub_models(toy.replicas[0]) == ()
+
+
+def test_progress_in_words() -> None:
+    line = PrefetchLine("download", 35_000_000_000, 70_000_000_000)
+    assert progress_text(line) == "prefetching the weights: 35.0 of 70.0 GB (50 %)"

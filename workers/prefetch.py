@@ -1,0 +1,256 @@
+"""Downloads the weights of a model into the hub's cache and checks them: `python -m workers.prefetch`.
+
+A process of its own, so that the agent never waits for disk or network. All engines of the host share the cache, and
+a lock per model has replicas of one model download once. Each line of output is a PrefetchLine.
+"""
+
+import argparse
+import fcntl
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import msgspec
+from huggingface_hub import HfApi, constants, scan_cache_dir, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from core.errors import EngineFailed
+from workers import weights_manifest as manifests
+from workers.replica_view import EngineRefused
+from workers.weights_manifest import WeightsFile
+
+ATTEMPTS = 3
+"""Downloads of files whose checksums are wrong before the replica fails."""
+REPORT_S = 0.5
+"""Seconds between reports of the progress."""
+RESERVE_BYTES = 1 << 30
+"""Bytes that stay free on the disk."""
+
+
+class PrefetchLine(msgspec.Struct, omit_defaults=True):
+    """One line of the process's output."""
+
+    stage: str = ""
+    """download | verify | done | failed."""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    error: str = ""
+    permanent: bool = False
+    """Whether another try cannot succeed."""
+
+
+Report = Callable[[PrefetchLine], None]
+
+
+def prefetch(
+    repo: str,
+    revision: str,
+    cache: Path,
+    report: Report,
+    *,
+    bound_bytes: int = 0,
+    kept: frozenset[str] = frozenset(),
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Have the files of a revision in the cache with the right checksums. A snapshot that is unchanged is left alone.
+
+    `bound_bytes`: size of the cache beyond which unused snapshots are removed, 0 = none. `kept`: models that planned
+    replicas use besides. Raises EngineRefused when another try cannot succeed, else EngineFailed.
+    """
+    model = manifests.model_directory(cache, repo)
+    if _is_ready(model, revision):
+        return
+    commit, files = _listed(repo, revision, model)
+    total = sum({each.digest: each.size for each in files}.values())
+    line = PrefetchLine("download", 0, total)
+    with _reporting(line, lambda: manifests.bytes_present(model, files), report), _locked(model):
+        if _is_ready(model, revision):
+            return
+        missing = total - manifests.bytes_present(model, files)
+        _remove_unused(cache, missing, bound_bytes, kept | {repo})
+        _check_room(cache, repo, missing)
+        for attempt in range(ATTEMPTS):
+            pause(float(attempt))
+            failure = _download(repo, commit, cache, files)
+            line.stage = "verify"
+            wrong = _remove_wrong(model, commit, files)
+            line.stage = "download"
+            if not wrong:
+                break
+        else:
+            text = f"{', '.join(wrong[:3])} of {repo} at {commit[:12]}"
+            if failure:
+                raise EngineFailed(f"{text} could not be downloaded: {failure}")
+            raise EngineRefused(f"the hub served {text} with wrong content {ATTEMPTS} times")
+        manifests.write_manifest(model, repo, commit, files)
+        if revision != commit:
+            reference = model / "refs" / revision
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            reference.write_text(commit)
+
+
+def _is_ready(model: Path, revision: str) -> bool:
+    """Whether the revision's files are unchanged since their checksums were right; notes the use."""
+    path = manifests.manifest_path(model, manifests.cached_commit(model, revision))
+    manifest = manifests.read_manifest(path)
+    if manifest is None or not manifests.is_unchanged(model, manifest):
+        return False
+    path.touch()
+    return True
+
+
+def _listed(repo: str, revision: str, model: Path) -> tuple[str, list[WeightsFile]]:
+    """The commit of a revision and the files that an engine needs."""
+    try:
+        info = HfApi().model_info(repo, revision=revision, files_metadata=True)
+    except GatedRepoError as error:
+        raise EngineRefused(
+            f"{repo} is gated: set HF_TOKEN of an account that has accepted its terms"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise EngineRefused(f"{repo} has no revision {revision!r} on the hub") from error
+    except RepositoryNotFoundError as error:
+        raise EngineRefused(f"the hub has no model {repo}, or HF_TOKEN may not read it") from error
+    except HFValidationError as error:
+        raise EngineRefused(f"{repo!r} is no name on the hub, such as ORG/NAME") from error
+    except (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, OSError) as error:
+        commit = manifests.cached_commit(model, revision)
+        if files := manifests.files_on_disk(model, commit):
+            return commit, files
+        raise EngineFailed(
+            f"{repo} at {revision} is not in the cache and the hub does not answer ({type(error).__name__})"
+        ) from error
+    files = [
+        WeightsFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id or "")
+        for each in info.siblings or ()
+    ]
+    return str(info.sha), manifests.needed(files)
+
+
+def _download(repo: str, commit: str, cache: Path, files: list[WeightsFile]) -> str:
+    """Download what is missing; returns why that failed, or nothing."""
+    try:
+        snapshot_download(
+            repo, revision=commit, cache_dir=cache, allow_patterns=[each.path for each in files]
+        )
+    except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ""
+
+
+def _remove_wrong(model: Path, commit: str, files: list[WeightsFile]) -> list[str]:
+    """Remove files whose checksums are wrong; returns their paths, and those of missing files."""
+    wrong = []
+    for each in files:
+        path = model / "snapshots" / commit / each.path
+        if not manifests.is_right(path, each):
+            path.resolve().unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            wrong.append(each.path)
+    return wrong
+
+
+def _remove_unused(cache: Path, missing: int, bound_bytes: int, kept: frozenset[str]) -> None:
+    """Remove the least recently used snapshots until `missing` bytes more are within the bound.
+
+    Only snapshots with a manifest are removed; what others have put into the cache stays.
+    """
+    if not bound_bytes:
+        return
+    info = scan_cache_dir(cache)
+    paths = {
+        revision.commit_hash: manifests.manifest_path(repo.repo_path, revision.commit_hash)
+        for repo in info.repos
+        if repo.repo_id not in kept
+        for revision in repo.revisions
+    }
+    sizes = {
+        revision.commit_hash: revision.size_on_disk for repo in info.repos for revision in repo.revisions
+    }
+    snapshots = [(path.stat().st_mtime, sizes[name], name) for name, path in paths.items() if path.exists()]
+    excess = info.size_on_disk + missing - bound_bytes
+    for name in manifests.least_recently_used(snapshots, excess, frozenset()):
+        paths[name].unlink(missing_ok=True)
+        info.delete_revisions(name).execute()
+
+
+def _check_room(cache: Path, repo: str, missing: int) -> None:
+    free = shutil.disk_usage(cache).free
+    if missing and free < missing + RESERVE_BYTES:
+        raise EngineFailed(
+            f"{cache} has {free / 1e9:.1f} GB free, and {repo} needs {missing / 1e9:.1f} GB more and "
+            f"{RESERVE_BYTES / 1e9:.1f} GB in reserve; free space or set PENSTOCK_WEIGHTS_CACHE_GB"
+        )
+
+
+@contextmanager
+def _locked(model: Path) -> Iterator[None]:
+    """Hold the lock of a model, after any other process of this host."""
+    path = model.parent / ".locks" / f"penstock-{model.name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _reporting(line: PrefetchLine, present: Callable[[], int], report: Report) -> Iterator[None]:
+    """Report `line` with the bytes that are present, at once and every half second."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while True:
+            report(msgspec.structs.replace(line, done_bytes=present()))
+            if ended.wait(REPORT_S):
+                return
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def main(arguments: list[str]) -> int:
+    """Prefetch by the command line; 1 when that fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", metavar="NAME@REVISION")
+    parser.add_argument("--bound-gb", type=float, default=0.0)
+    options = parser.parse_args(arguments)
+
+    def report(line: PrefetchLine) -> None:
+        sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+        sys.stdout.flush()
+
+    cache = Path(constants.HF_HUB_CACHE)
+    try:
+        kept = frozenset(each.rsplit("@", 1)[0] for each in options.models)
+        for each in options.models:
+            repo, revision = each.rsplit("@", 1)
+            prefetch(repo, revision, cache, report, bound_bytes=int(options.bound_gb * 1e9), kept=kept)
+    except EngineFailed as error:
+        report(PrefetchLine("failed", error=error.message, permanent=isinstance(error, EngineRefused)))
+        return 1
+    except OSError as error:
+        report(PrefetchLine("failed", error=f"the weights cannot be kept in {cache}: {error}"))
+        return 1
+    report(PrefetchLine("done"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""Which files of a model an engine needs, and whether the cached ones are whole.
+
+A snapshot in the hub's cache layout gets a manifest beside it, `models--ORG--NAME/penstock/COMMIT.json`, once every
+file has matched the checksum that the hub states: the SHA-256 of large files, git's SHA-1 of the others.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+_CHUNK = 1 << 20
+_COMMIT_LENGTH = 40
+_OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot")
+"""The same weights in other formats, which vLLM does not read where there are safetensors."""
+
+
+class WeightsFile(msgspec.Struct, frozen=True):
+    """A file of a model's revision, as the hub describes it."""
+
+    path: str
+    size: int
+    digest: str
+    """64 hexadecimal digits = SHA-256 of the content; 40 = SHA-1 of git's blob. It is the name of the cached blob."""
+
+
+class KnownFile(msgspec.Struct, frozen=True):
+    """A file whose checksum was right, and its modification time then."""
+
+    file: WeightsFile
+    mtime_ns: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A snapshot whose files have all matched their checksums."""
+
+    repo: str
+    commit: str
+    files: list[KnownFile]
+
+
+def needed(files: Iterable[WeightsFile]) -> list[WeightsFile]:
+    """The files that an engine reads: without weights in other formats where there are safetensors."""
+    files = list(files)
+    if not any(each.path.endswith(".safetensors") for each in files):
+        return files
+    return [
+        each
+        for each in files
+        if not each.path.endswith(_OTHER_FORMATS) and not each.path.startswith("original/")
+    ]
+
+
+def is_right(path: Path, file: WeightsFile) -> bool:
+    """Whether the file at `path` has the stated size and checksum. Raises OSError when it cannot be read."""
+    if not path.exists() or path.stat().st_size != file.size:
+        return False
+    if len(file.digest) == _COMMIT_LENGTH:
+        digest = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
+    else:
+        digest = hashlib.sha256()
+    with path.open("rb") as content:
+        while chunk := content.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest() == file.digest
+
+
+def model_directory(cache: Path, repo: str) -> Path:
+    """The directory of a model in the hub's cache layout."""
+    return cache / f"models--{repo.replace('/', '--')}"
+
+
+def manifest_path(model: Path, commit: str) -> Path:
+    """Where the manifest of a snapshot is."""
+    return model / "penstock" / f"{commit}.json"
+
+
+def cached_commit(model: Path, revision: str) -> str:
+    """The commit that a revision stands for on this host; empty when none is known."""
+    if len(revision) == _COMMIT_LENGTH:
+        return revision
+    try:
+        return (model / "refs" / revision).read_text().strip()
+    except OSError:
+        return ""
+
+
+def read_manifest(path: Path) -> Manifest | None:
+    """The manifest at `path`; None when it is missing or damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_manifest(model: Path, repo: str, commit: str, files: Iterable[WeightsFile]) -> None:
+    """Record a snapshot whose checksums are right, atomically. Raises OSError."""
+    snapshot = model / "snapshots" / commit
+    known = [KnownFile(each, (snapshot / each.path).stat().st_mtime_ns) for each in files]
+    path = manifest_path(model, commit)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_bytes(msgspec.json.encode(Manifest(repo, commit, known)))
+    scratch.replace(path)
+
+
+def is_unchanged(model: Path, manifest: Manifest) -> bool:
+    """Whether all files have the size and modification time that they had when their checksums were right."""
+    snapshot = model / "snapshots" / manifest.commit
+    for known in manifest.files:
+        try:
+            found = (snapshot / known.file.path).stat()
+        except OSError:
+            return False
+        if (found.st_size, found.st_mtime_ns) != (known.file.size, known.mtime_ns):
+            return False
+    return True
+
+
+def files_on_disk(model: Path, commit: str) -> list[WeightsFile]:
+    """The files of a cached snapshot, with the checksums that name its blobs; empty when weights are missing."""
+    snapshot = model / "snapshots" / commit
+    if not commit or not snapshot.is_dir() or any((model / "blobs").glob("*.incomplete")):
+        return []
+    found = [
+        WeightsFile(str(path.relative_to(snapshot)), path.stat().st_size, path.resolve().name)
+        for path in sorted(snapshot.rglob("*"))
+        if path.is_file()
+    ]
+    paths = {each.path for each in found}
+    index = snapshot / "model.safetensors.index.json"
+    if index.exists():
+        named = set(msgspec.json.decode(index.read_bytes())["weight_map"].values())
+    else:
+        named = {"model.safetensors"}
+    return found if named <= paths else []
+
+
+def bytes_present(model: Path, files: Iterable[WeightsFile]) -> int:
+    """Bytes of `files` that are in the cache, parts of downloads included."""
+    sizes: dict[str, int] = {}
+    for path in (model / "blobs").glob("*"):
+        digest = path.name.split(".")[0]
+        with suppress(OSError):  # renamed meanwhile
+            sizes[digest] = max(sizes.get(digest, 0), path.stat().st_size)
+    wanted = {each.digest: each.size for each in files}
+    return sum(min(sizes.get(digest, 0), size) for digest, size in wanted.items())
+
+
+def least_recently_used(
+    snapshots: Iterable[tuple[float, int, str]], excess: int, kept: frozenset[str]
+) -> list[str]:
+    """Names of snapshots to remove so that `excess` bytes become free, or as many as there are.
+
+    `snapshots`: (time of the last use, bytes, name). Those in `kept` stay.
+    """
+    chosen = []
+    for _, size, name in sorted(snapshots):
+        if excess <= 0:
+            break
+        if name not in kept:
+            chosen.append(name)
+            excess -= size
+    return chosen
