@@ -131,7 +131,7 @@ async def test_two_replicas_prefetch_once_and_load(tmp_path: Path, hub: FakeHub)
                 saved=None,
                 save=note,
                 fetch=lambda tell: fetch_weights((f"{MODEL}@main",), 0.0, tmp_path / "log", tell),
-            )  # fmt: skip
+            )
         )
     tasks = [asyncio.create_task(runner.run()) for runner in runners]
     try:
