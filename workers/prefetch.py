@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx2
 import msgspec
 from huggingface_hub import HfApi, constants, scan_cache_dir, snapshot_download
 from huggingface_hub.errors import (
@@ -25,6 +24,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its HTTP client, under every version's name
 
 from core.errors import EngineFailed
 from workers import weights_manifest as manifests
@@ -125,7 +125,7 @@ def _listed(repo: str, revision: str, model: Path) -> tuple[str, list[WeightsFil
         raise EngineRefused(f"the hub has no model {repo}, or HF_TOKEN may not read it") from error
     except HFValidationError as error:
         raise EngineRefused(f"{repo!r} is no name on the hub, such as ORG/NAME") from error
-    except (HfHubHTTPError, httpx2.HTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
         commit = manifests.cached_commit(model, revision)
         if files := manifests.files_on_disk(model, commit):
             return commit, files
@@ -145,7 +145,7 @@ def _download(repo: str, commit: str, cache: Path, files: list[WeightsFile]) -> 
         snapshot_download(
             repo, revision=commit, cache_dir=cache, allow_patterns=[each.path for each in files]
         )
-    except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
+    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""
 
