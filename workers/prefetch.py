@@ -29,7 +29,7 @@ from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its HTT
 from core.errors import EngineFailed
 from workers import weights_manifest as manifests
 from workers.replica_view import EngineRefused
-from workers.weights_manifest import WeightsFile
+from workers.weights_manifest import PrefetchLine, WeightsFile
 
 ATTEMPTS = 3
 """Downloads of files whose checksums are wrong before the replica fails."""
@@ -37,18 +37,6 @@ REPORT_S = 0.5
 """Seconds between reports of the progress."""
 RESERVE_BYTES = 1 << 30
 """Bytes that stay free on the disk."""
-
-
-class PrefetchLine(msgspec.Struct, omit_defaults=True):
-    """One line of the process's output."""
-
-    stage: str = ""
-    """download | verify | done | failed."""
-    done_bytes: int = 0
-    total_bytes: int = 0
-    error: str = ""
-    permanent: bool = False
-    """Whether another try cannot succeed."""
 
 
 Report = Callable[[PrefetchLine], None]

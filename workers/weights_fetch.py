@@ -14,8 +14,8 @@ from core.errors import EngineFailed
 from core.settings import without_credentials
 from workers.engine_command import CHECKOUT
 from workers.plan import ReplicaPlan
-from workers.prefetch import PrefetchLine
 from workers.replica_view import EngineRefused
+from workers.weights_manifest import PrefetchLine
 
 _END_S = 5.0
 """Seconds that the process gets after SIGTERM."""

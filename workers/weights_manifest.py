@@ -42,6 +42,18 @@ class Manifest(msgspec.Struct, frozen=True):
     files: list[KnownFile]
 
 
+class PrefetchLine(msgspec.Struct, omit_defaults=True):
+    """One line that the process of a prefetch writes."""
+
+    stage: str = ""
+    """download | verify | done | failed."""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    error: str = ""
+    permanent: bool = False
+    """Whether another try cannot succeed."""
+
+
 def needed(files: Iterable[WeightsFile]) -> list[WeightsFile]:
     """The files that an engine reads: without weights in other formats where there are safetensors."""
     files = list(files)

@@ -9,9 +9,8 @@ import pytest
 from workers.catalog import load_catalog
 from workers.machine import Gpus
 from workers.plan import ReplicaPlan, plan_sim, plan_vllm
-from workers.prefetch import PrefetchLine
 from workers.weights_fetch import hub_models, progress_text
-from workers.weights_manifest import WeightsFile, is_right, least_recently_used, needed
+from workers.weights_manifest import PrefetchLine, WeightsFile, is_right, least_recently_used, needed
 
 CATALOG = load_catalog()
 
