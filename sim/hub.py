@@ -26,6 +26,8 @@ class FakeHub:
         self.faults: dict[str, list[str]] = {}
         self.downloads: list[str] = []
         """Paths of the downloads so far."""
+        self.clients: set[str] = set()
+        """User agents that have asked for anything."""
         self.url = ""
 
     def digest(self, path: str) -> str:
@@ -78,6 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         hub = self.served
+        hub.clients.add(self.headers.get("User-Agent", ""))
         for pattern in (_API, _RESOLVE):
             match = pattern.match(self.path)
             if match is None:

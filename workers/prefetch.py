@@ -6,12 +6,13 @@ a lock per model has replicas of one model download once. Each line of output is
 
 import argparse
 import fcntl
+import os
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -60,6 +61,9 @@ def prefetch(
     model = manifests.model_directory(cache, repo)
     if _is_ready(model, revision):
         return
+    if cache.exists() and not os.access(cache, os.W_OK):
+        _check_given(cache, repo, revision, model)
+        return
     commit, files = _listed(repo, revision, model)
     total = sum({each.digest: each.size for each in files}.values())
     line = PrefetchLine("download", 0, total)
@@ -95,8 +99,21 @@ def _is_ready(model: Path, revision: str) -> bool:
     manifest = manifests.read_manifest(path)
     if manifest is None or not manifests.is_unchanged(model, manifest):
         return False
-    path.touch()
+    with suppress(OSError):  # of an image that is read only
+        path.touch()
     return True
+
+
+def _check_given(cache: Path, repo: str, revision: str, model: Path) -> None:
+    """Raise EngineRefused when a cache that is read only, as in an image, has not all weights of a revision.
+
+    Their content is not compared: whoever has filled it has to do that, and nothing could be downloaded instead.
+    """
+    if not manifests.files_on_disk(model, manifests.cached_commit(model, revision)):
+        raise EngineRefused(
+            f"{repo} at {revision} is not whole in {cache}, which the agent may not write: download it there with "
+            f"`python -m workers.prefetch {repo}@{revision}`, or set HF_HUB_CACHE to a directory of the agent's user"
+        )
 
 
 def _listed(repo: str, revision: str, model: Path) -> tuple[str, list[WeightsFile]]:
@@ -216,7 +233,7 @@ def _reporting(line: PrefetchLine, present: Callable[[], int], report: Report) -
 def main(arguments: list[str]) -> int:
     """Prefetch by the command line; 1 when that fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+", metavar="NAME@REVISION")
+    parser.add_argument("models", nargs="+", metavar="NAME[@REVISION]", help="as ORG/NAME@main, the default")
     parser.add_argument("--bound-gb", type=float, default=0.0)
     options = parser.parse_args(arguments)
 
@@ -226,10 +243,12 @@ def main(arguments: list[str]) -> int:
 
     cache = Path(constants.HF_HUB_CACHE)
     try:
-        kept = frozenset(each.rsplit("@", 1)[0] for each in options.models)
-        for each in options.models:
-            repo, revision = each.rsplit("@", 1)
-            prefetch(repo, revision, cache, report, bound_bytes=int(options.bound_gb * 1e9), kept=kept)
+        named = [each.partition("@") for each in options.models]
+        kept = frozenset(repo for repo, _, _ in named)
+        for repo, _, revision in named:
+            prefetch(
+                repo, revision or "main", cache, report, bound_bytes=int(options.bound_gb * 1e9), kept=kept
+            )
     except EngineFailed as error:
         report(PrefetchLine("failed", error=error.message, permanent=isinstance(error, EngineRefused)))
         return 1

@@ -18,6 +18,10 @@ _OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".
 """The same weights in other formats, which vLLM does not read where there are safetensors."""
 
 
+_INDEXES = {".safetensors": "model.safetensors.index.json", ".bin": "pytorch_model.bin.index.json"}
+"""Formats that vLLM loads, the first one that is there, and the file that names the parts of a model with several."""
+
+
 class WeightsFile(msgspec.Struct, frozen=True):
     """A file of a model's revision, as the hub describes it."""
 
@@ -120,14 +124,18 @@ def write_manifest(model: Path, repo: str, commit: str, files: Iterable[WeightsF
 
 
 def is_unchanged(model: Path, manifest: Manifest) -> bool:
-    """Whether all files have the size and modification time that they had when their checksums were right."""
+    """Whether all files have the size and modification time that they had when their checksums were right.
+
+    Layers of container images keep whole seconds only.
+    """
     snapshot = model / "snapshots" / manifest.commit
     for known in manifest.files:
         try:
             found = (snapshot / known.file.path).stat()
         except OSError:
             return False
-        if (found.st_size, found.st_mtime_ns) != (known.file.size, known.mtime_ns):
+        whole_second = known.mtime_ns - known.mtime_ns % 10**9
+        if found.st_size != known.file.size or found.st_mtime_ns not in (known.mtime_ns, whole_second):
             return False
     return True
 
@@ -143,12 +151,13 @@ def files_on_disk(model: Path, commit: str) -> list[WeightsFile]:
         if path.is_file()
     ]
     paths = {each.path for each in found}
-    index = snapshot / "model.safetensors.index.json"
-    if index.exists():
-        named = set(msgspec.json.decode(index.read_bytes())["weight_map"].values())
-    else:
-        named = {"model.safetensors"}
-    return found if named <= paths else []
+    for suffix, index in _INDEXES.items():
+        if any(path.endswith(suffix) for path in paths):
+            if index in paths:
+                named = msgspec.json.decode((snapshot / index).read_bytes())["weight_map"].values()
+                return found if paths.issuperset(named) else []
+            return found
+    return []
 
 
 def bytes_present(model: Path, files: Iterable[WeightsFile]) -> int:

@@ -6,7 +6,7 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: prepare.sh [--prefix DIR] [--engine-env DIR] [--data-dir DIR] [--engine gpu|cpu|none] [--weights ORG/NAME]...
+usage: prepare.sh [--prefix DIR] [--engine-env DIR] [--data-dir DIR] [--engine gpu|cpu|none] [--weights ORG/NAME[@REVISION]]...
                   [--without-system] [--seal]
   --prefix DIR       where the agent goes (/opt/penstock)
   --engine-env DIR   where the engine's environment goes (/opt/penstock-engine)
@@ -93,7 +93,7 @@ service() {
 
 fetch() {
   for name in "${weights[@]}"; do
-    HF_HOME=$data_dir/hub "$prefix/.venv/bin/hf" download "$name"
+    HF_HOME=$data_dir/hub "$prefix/.venv/bin/python" -m workers.prefetch "$name"
   done
   if [ "$system" = yes ]; then chown -R penstock:penstock "$data_dir/hub"; fi
 }

@@ -19,13 +19,14 @@ ADD_S = 400.0
 PRICE = {"input": "1.50", "cached_input": "0.30", "output": "4.00", "reasoning": "4.00"}
 
 
-def add_and_serve(stack: Stack, host_dir: Path, weights: Path, *options: str, engine: str) -> dict[str, Any]:
-    """Add the model in `weights`, serve it from another host by `engine`, pay for an answer, and remove it.
+def add_and_serve(stack: Stack, host_dir: Path, *options: str, engine: str) -> dict[str, Any]:
+    """Add the model NAME, serve it from another host by `engine`, pay for an answer, and remove it.
 
-    Returns the answer. No process of the platform is restarted.
+    Returns the answer. No process of the platform is restarted. Without `--weights` in `options` the model is the
+    hub's.
     """
     before = {role: stack.pids(role) for role in ("api", "scheduler", "jobs", "console")}
-    words = ("--weights", str(weights), "--host-kind", "local-cpu", "--arg", "max-model-len=2048", "--json")
+    words = ("--host-kind", "local-cpu", "--arg", "max-model-len=2048", "--json")
     added = json.loads(stack.command("models", "add", NAME, *words, *options, timeout_s=ADD_S))
     assert (added["basis"], added["fit"]["max_model_len"]) == ("unvalidated", 2_048)
     tenant = stack.make_tenant("River")

@@ -23,7 +23,9 @@ def test_a_model_is_added_priced_served_and_settled(tmp_path: Path) -> None:
     (weights / "config.json").write_text(json.dumps(TINY))
     stack = Stack(tmp_path / "data", "--engine", "sim").start()
     try:
-        answer = add_and_serve(stack, tmp_path / "host", weights, "--unchecked", engine="sim")
+        answer = add_and_serve(
+            stack, tmp_path / "host", "--weights", str(weights), "--unchecked", engine="sim"
+        )
         assert answer["model"] == "acme/river"
     finally:
         stack.stop()

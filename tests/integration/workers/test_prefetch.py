@@ -1,6 +1,8 @@
 """Weights come from a stand-in for the hub by the real client, in the process that the agent starts."""
 
 import asyncio
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -16,6 +18,7 @@ from workers.catalog import load_catalog
 from workers.engine_api import EngineApi
 from workers.held_engine import EngineAccess
 from workers.plan import plan_sim
+from workers.prefetch import prefetch
 from workers.replica import ReplicaRunner
 from workers.replica_view import EngineRefused
 from workers.weights_fetch import fetch_weights
@@ -43,6 +46,10 @@ async def fetch(tmp_path: Path, revision: str = "main", bound_gb: float = 0.0) -
 
 def snapshot(tmp_path: Path) -> Path:
     return tmp_path / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
+
+
+def manifest(tmp_path: Path) -> Path:
+    return tmp_path / "hub" / "models--acme--tiny" / "penstock" / f"{COMMIT}.json"
 
 
 async def test_weights_are_downloaded_once_and_a_changed_file_again(tmp_path: Path, hub: FakeHub) -> None:
@@ -89,13 +96,59 @@ async def test_without_a_hub_the_cache_serves(
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     await fetch(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (
-        tmp_path / "hub" / "models--acme--tiny" / "penstock" / f"{COMMIT}.json"
-    ).unlink()  # as an image was built
+    manifest(tmp_path).unlink()  # as an image was built
     await fetch(tmp_path)
     (snapshot(tmp_path) / WEIGHTS).resolve().write_bytes(b"\0")
     with pytest.raises(EngineFailed):
         await fetch(tmp_path)
+
+
+async def test_weights_in_another_format_serve_without_a_hub(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = {"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}
+    hub.files = {
+        "pytorch_model.bin.index.json": json.dumps(index).encode(),
+        **{path: path.encode() for path in index["weight_map"].values()},
+    }
+    await fetch(tmp_path)
+    assert sorted(hub.downloads) == sorted(hub.files)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    manifest(tmp_path).unlink()
+    await fetch(tmp_path)
+    manifest(tmp_path).unlink()
+    (snapshot(tmp_path) / "pytorch_model-2.bin").unlink()
+    with pytest.raises(EngineFailed, match="not in the cache and the hub does not answer"):
+        await fetch(tmp_path)
+
+
+async def test_weights_of_an_image_that_is_read_only_serve(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fetch(tmp_path)
+    hub.downloads.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("workers.prefetch.os.access", lambda path, mode: False)
+        manifest(tmp_path).unlink()
+        prefetch(MODEL, "main", tmp_path / "hub", lambda _: None)
+        (snapshot(tmp_path) / WEIGHTS).unlink()
+        with pytest.raises(
+            EngineRefused, match=r"acme/tiny at main is not whole in .*, which the agent may not write"
+        ):
+            prefetch(MODEL, "main", tmp_path / "hub", lambda _: None)
+    assert hub.downloads == []
+
+
+async def test_times_of_files_in_layers_of_images_are_whole_seconds(tmp_path: Path, hub: FakeHub) -> None:
+    await fetch(tmp_path)
+    hub.downloads.clear()
+    whole = snapshot(tmp_path) / WEIGHTS
+    for path in (whole, snapshot(tmp_path) / "config.json"):
+        second = int(path.stat().st_mtime)
+        os.utime(path, (second, second))
+    known = manifest(tmp_path).read_bytes()
+    await fetch(tmp_path)
+    assert (hub.downloads, manifest(tmp_path).read_bytes()) == ([], known)
 
 
 async def test_unused_models_are_removed_beyond_the_bound(
