@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,9 +16,11 @@ from core.errors import InvalidRequest
 from scheduler.host_acceptances import HostAcceptances
 from scheduler.service import SchedulerService
 from scheduler.wire import HostView
+from sim.hub import FakeHub
 from tests.support.gpu_machine import gpu_machine
 from tests.support.scheduling import TOKEN, client, service
 from tests.support.waiting import until
+from workers.catalog import load_catalog
 from workers.host_acceptances import store_acceptance
 from workers.wire import AcceptanceReport, ReplicaStatus
 
@@ -31,9 +33,10 @@ exec {python} -m sim.engine --model llama-3.3-70b --profile tp2 --port "$port" -
 
 
 class Machine:
-    """A machine with eight H100, an engine that is half as fast as its profile, and a data directory."""
+    """A machine with eight H100, an engine that is half as fast as its profile, a data directory, and a hub."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, hub: FakeHub) -> None:
+        self.hub = hub
         self.data_dir = directory / "data"
         self.started = directory / "started"
         serve = SERVE.format(started=self.started, python=sys.executable)
@@ -46,6 +49,9 @@ class Machine:
             "PENSTOCK_MODEL": "llama-3.3-70b",
             "PENSTOCK_PROFILE": "tp2",
             "PENSTOCK_PREFIX": "mirrored",
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_CACHE": str(directory / "hub"),
+            "HF_HUB_OFFLINE": "0",
         }
 
     @asynccontextmanager
@@ -72,8 +78,11 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    model = load_catalog().model("llama-3.3-70b")
+    hub = FakeHub(model.profile("tp2").hub_id or model.hub_id, {"model.safetensors": b"weights"})
+    with hub.serve():
+        yield Machine(tmp_path, hub)
 
 
 async def test_a_refused_host_runs_no_engine_and_a_slow_one_serves_with_what_was_measured(
@@ -100,6 +109,7 @@ async def test_a_refused_host_runs_no_engine_and_a_slow_one_serves_with_what_was
             snapshot = await pools.fresh_snapshot()
             assert (snapshot.replicas, snapshot.hosts[0].gpus) == ([], 8)
         assert not machine.started.exists()
+        assert machine.hub.downloads == []
 
         # The GPU was reset. A machine's boot is checked once, and after a refusal anew.
         async with machine.agent(scheduler, "gpus=8"):
