@@ -15,10 +15,11 @@ ACTIONS = {
     "wake": None,
     "stop": ReplicaState.STOPPED,
     "restart": ReplicaState.LOADING,
+    "deploy": ReplicaState.LOADING,
     "kill": ReplicaState.FAILED,
 }
 """Actions on a replica, and the state to assume until its next heartbeat; None = no assumption."""
-STARTING = frozenset({"wake", "resume", "restart"})
+STARTING = frozenset({"wake", "resume", "restart", "deploy"})
 """Actions after which an engine may serve; they are refused on a host that may be destroyed at any moment."""
 JOINED = frozenset({"wake", "resume"})
 """Actions that the plan, requests and clients may ask for at the same time."""
@@ -26,7 +27,7 @@ ANSWER_SLACK_S = 5.0
 """Seconds beyond a command's deadline until it is answered as failed."""
 STOP_S = 60.0
 """Further seconds for an engine that is stopped after its requests; agents kill it after 40 s at most."""
-STOPPING = frozenset({"stop", "restart"})
+STOPPING = frozenset({"stop", "restart", "deploy"})
 MAX_DEADLINE_S = 3600.0
 """Longest deadline of a command, in seconds."""
 MAX_OPEN = 1000

@@ -120,6 +120,7 @@ class _Boot:
                 Cut(now - at, counters.prompt_tokens, counters.generation_tokens)
                 for at, counters in self.cuts
             ),
+            version=status.version,
         )
 
 

@@ -123,6 +123,9 @@ PLAN_FAILURES = Counter(
 PLAN_STORE_FAILURES = Counter(
     "penstock_scheduler_plan_store_failures", "Rounds in which the autoscaler's plan could not be stored"
 )
+ROLLOUT_STORE_FAILURES = Counter(
+    "penstock_scheduler_rollout_store_failures", "Rounds in which rollouts could not be read or stored"
+)
 HOST_HOURS_FAILURES = Counter(
     "penstock_scheduler_host_hours_failures", "Rounds in which host seconds could not be stored"
 )

@@ -36,9 +36,11 @@ class PlanActor:
         *,
         settle_s: float = SETTLE_S,
         hosts_dry_run: bool = False,
+        is_rolling: Callable[[str], bool] = lambda model: False,
     ) -> None:
         """`limits` returns those that admins have set now, by model. With `hosts_dry_run` no host is destroyed, so
-        that no engine stops for one."""
+        that no engine stops for one. `is_rolling` tells whether a rollout moves the replicas of a model."""
+        self._is_rolling = is_rolling
         self._store, self._places, self._limits = store, places, limits
         self._starts_at = clock.monotonic() + settle_s
         self._clock, self._hosts_dry_run = clock, hosts_dry_run
@@ -59,6 +61,10 @@ class PlanActor:
             return False
         self._started_at[host_id] = self._clock.monotonic()
         return True
+
+    def is_condemned(self, host_id: str) -> bool:
+        """Whether a host may be destroyed at any moment."""
+        return self._store.is_condemned(host_id)
 
     def drained_by_plan(self, replica_id: str) -> bool:
         """Whether a replica that drains does so because of the plan, and not because of a person."""
@@ -156,7 +162,9 @@ class PlanActor:
         )
 
     def mode_of(self, model: str) -> Mode:
-        """Whether the plan is acted on for a model."""
+        """Whether the plan is acted on for a model; not while its replicas get another version."""
+        if self._is_rolling(model):
+            return Mode.OFF
         limits = self._limits().get(model)
         own = limits.acting if limits is not None else None
         return mode_of(self._store.mode, own, has_limits=limits is not None)

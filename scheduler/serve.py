@@ -35,6 +35,8 @@ from scheduler.lease_table import LeaseTable, owner_at
 from scheduler.plan_actor import PlanActor
 from scheduler.plan_store import PlanStore
 from scheduler.request_trace_store import RequestTraceStore
+from scheduler.rollout_store import RolloutStore
+from scheduler.rollouts import RolloutRunner
 from scheduler.server_tls import ServerTls
 from scheduler.service import SchedulerService
 from scheduler.wake_on_demand import catalog_figures
@@ -149,6 +151,8 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
     scaling = ScalingDirectory(database)
     added = AddedModelDirectory(database)
     plans = PlanStore(database, tenure.term, now=clock.monotonic)
+    rollouts = RolloutStore(database, tenure.term)
+    runner = RolloutRunner(rollouts, plans.record, clock.monotonic)
     door.entry_of = added.entry_of
     catalog = load_catalog()
     service = SchedulerService(
@@ -163,7 +167,9 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
             lambda: scaling.limits,
             clock,
             hosts_dry_run=settings.hosts_dry_run,
+            is_rolling=runner.is_rolling,
         ),
+        rollouts=runner,
         targets=targets,
         waker=Waker(
             catalog_figures(catalog),
@@ -183,6 +189,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
         await scaling.start()
         await added.start()
         await plans.start()
+        await rollouts.start()
         service.start()
         yield service
     finally:
@@ -190,7 +197,17 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
         await asyncio.gather(
             *(
                 part.close()
-                for part in (targets, scaling, added, host_hours, acceptances, counters, trace, plans)
+                for part in (
+                    targets,
+                    scaling,
+                    added,
+                    host_hours,
+                    acceptances,
+                    counters,
+                    trace,
+                    plans,
+                    rollouts,
+                )
             )
         )
         await database.close()

@@ -39,6 +39,7 @@ from scheduler.messages import (
 )
 from scheduler.model_activity import ModelActivity
 from scheduler.plan_actor import PlanActor
+from scheduler.rollouts import RolloutRunner
 from scheduler.sessions import Session
 from scheduler.views import HostRegistry, pool_snapshot
 from scheduler.wake_on_demand import WakeOnDemand
@@ -49,6 +50,8 @@ from workers.wire import CommandResult, Heartbeat, KvDelta, KvResync, ReplicaCom
 
 TICK_S = 0.1
 """Seconds between two runs of the timer for deadlines, counters and snapshots."""
+ROLLOUT_S = 0.5
+"""Seconds between two looks at rollouts."""
 SNAPSHOT_S = 1.0
 """Longest time between two snapshots, in seconds."""
 CLIENT_GRACE_S = 2.0
@@ -84,6 +87,7 @@ class SchedulerService:
         listeners: Iterable[Listener] = (),
         planner: LivePlanner | None = None,
         actor: PlanActor | None = None,
+        rollouts: RolloutRunner | None = None,
         targets: TargetDirectory | None = None,
         waker: Waker | None = None,
         grace_s: float = 3.0,
@@ -92,9 +96,9 @@ class SchedulerService:
         outdated: Callable[[int], None] = lambda term: None,
     ) -> None:
         """`listeners` observe requests and heartbeats. Without a `planner` snapshots carry no plan; `actor` acts on
-        it. Without a `waker` requests wake no replica. `targets` replace those of heartbeats. `holds` tells whether the
-        lease of `term` is still held; `outdated` is called with a higher term that a peer knows, after which `holds`
-        must return False.
+        it, `rollouts` replace replicas. Without a `waker` requests wake no replica. `targets` replace those of
+        heartbeats. `holds` tells whether the lease of `term` is still held; `outdated` is called with a higher term
+        that a peer knows, after which `holds` must return False.
 
         In the first `grace_s` seconds no request is refused for want of replicas.
         """
@@ -113,10 +117,14 @@ class SchedulerService:
         self._actor = actor
         if actor is not None:
             actor.connect(self._command)
+        self._rollouts = rollouts
+        if rollouts is not None:
+            rollouts.connect(self._command, lambda agent_id: not self._may_stay(agent_id))
         planners = (planner,) if planner is not None else ()
+        comparisons = (rollouts.comparison,) if rollouts is not None else ()
         self._activity = ModelActivity()
         self._observers = Observers(
-            (self._hosts, self._activity, *listeners, *planners, metrics.RequestMetrics())
+            (self._hosts, self._activity, *listeners, *planners, *comparisons, metrics.RequestMetrics())
         )
         self._started_unix_ms = int(clock.now().timestamp() * 1000)
         self._commands = CommandRouter()
@@ -383,6 +391,9 @@ class SchedulerService:
     def _may_start(self, agent_id: str) -> bool:
         return self._actor is None or self._actor.start_on(self._hosts.host_of(agent_id))
 
+    def _may_stay(self, agent_id: str) -> bool:
+        return self._actor is None or not self._actor.is_condemned(self._hosts.host_of(agent_id))
+
     def _answer(self, decision: Decision) -> None:
         """Send a decision to its client, if it is still connected, and notify the listeners."""
         now = self._clock.monotonic()
@@ -411,7 +422,7 @@ class SchedulerService:
 
     async def _tick(self) -> None:
         """The timer: deadlines, silent replicas, counters, plans, and snapshots on change and every SNAPSHOT_S."""
-        pushed_at = counters_at = planned_at = self._clock.monotonic()
+        pushed_at = counters_at = planned_at = rolled_at = self._clock.monotonic()
         while self.may_serve():
             await asyncio.sleep(TICK_S)
             if not self.may_serve():
@@ -428,6 +439,9 @@ class SchedulerService:
             if self._autoscaler is not None and now - planned_at >= PLAN_INTERVAL_S - TICK_S / 2:
                 planned_at = now
                 self._plan = self._autoscaler.run(now)
+            if self._rollouts is not None and now - rolled_at >= ROLLOUT_S - TICK_S / 2:
+                rolled_at = now
+                self._rollouts.run(self.state)
             if self._changed or now - pushed_at >= SNAPSHOT_S:
                 self._changed, pushed_at = False, now
                 self._push_snapshot()

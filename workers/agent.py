@@ -31,6 +31,7 @@ from workers.engine_api import EngineApi
 from workers.engine_command import engine_command
 from workers.engine_guard import agent_key
 from workers.engine_process import EngineProcess
+from workers.engine_spec import EngineSpec, environment
 from workers.external import ExternalEngine, ExternalSettings, ReplicaNames
 from workers.held_engine import EngineAccess
 from workers.host_lock import HostLock
@@ -46,6 +47,7 @@ from workers.prepare import prepare
 from workers.ranks import target_names
 from workers.replica import ReplicaRunner
 from workers.replica_view import Replica
+from workers.saved_engine import Deployed
 from workers.scheduler_dialer import SchedulerDialer
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
@@ -296,13 +298,13 @@ class Agent:
         ranks = plan.capacity.dp_ranks
         kv = kv_endpoints(settings.data_dir, plan.replica_id, ranks) if self._is_exact(plan) else None
 
-        def access(url: str | None) -> EngineAccess:
+        def access(plan: ReplicaPlan, url: str | None) -> EngineAccess:
             url = url or address.url(free_port(address.bind))
             command = engine_command(
                 plan,
                 host=address.bind,
                 port=int(url.rsplit(":", 1)[1]),
-                engine_env=settings.engine_env,
+                engine_env=environment(settings.engine_env, plan.spec),
                 engine_key=key,
                 agent_key=own_key,
                 data_dir=settings.data_dir,
@@ -327,18 +329,43 @@ class Agent:
             fetch=(
                 (
                     lambda tell: fetch_weights(
-                        models, settings.weights_cache_gb, logs / f"prefetch-{name}.log", tell
+                        hub_models(runner.plan), settings.weights_cache_gb, logs / f"prefetch-{name}.log", tell
                     )
                 )
                 if models
                 else None
             ),
-            measure=(lambda api: self._gate.probe(plan, api)) if plan.gpu_ids else None,
+            measure=(lambda api: self._gate.probe(runner.plan, api)) if plan.gpu_ids else None,
+            deployed=self._deployed(plan, state),
         )
-        runner.capacity = self._gate.capacity(plan)
+        runner.capacity = self._gate.capacity(runner.plan)
         if kv is not None:
             self._subscribe(runner, kv)
         return runner
+
+    def _deployed(self, plan: ReplicaPlan, state: AgentState) -> Deployed:
+        """The version of a replica by the last rollout; the base version when it cannot run that any more."""
+        deployed = state.deployed.get(plan.replica_id, Deployed())
+        try:
+            plan.of_version(deployed.spec)
+            self._check_environment(deployed.spec)
+        except InvalidRequest as error:
+            log.warning("replica %s runs the base version: %s", plan.replica_id, error.message)
+            return Deployed()
+        return deployed
+
+    def _check_environment(self, spec: EngineSpec) -> None:
+        """Raise InvalidRequest when this host has not the engine of a version."""
+        directory = environment(self._settings.engine_env, spec)
+        if (
+            spec.engine_version
+            and self._settings.engine != "sim"
+            and not (directory / "bin" / "python").exists()
+        ):
+            raise InvalidRequest(
+                f"this host has no engine {spec.engine_version}: {directory} is not there",
+                param="engine_version",
+            )
 
     def _is_exact(self, plan: ReplicaPlan) -> bool:
         """Whether the replica's engine should publish KV events. Raises InvalidRequest for an unknown setting."""
@@ -385,7 +412,10 @@ class Agent:
             runner.plan.replica_id: saved for runner in runners if (saved := runner.saved()) is not None
         }
         times = {runner.plan.replica_id: runner.times for runner in runners}
-        save_state(self._state_path, AgentState(engines, times, self._credentials.keys_mark))
+        deployed = {
+            runner.plan.replica_id: runner.deployed for runner in runners if runner.deployed != Deployed()
+        }
+        save_state(self._state_path, AgentState(engines, times, deployed, self._credentials.keys_mark))
 
     async def _run_accounting(self) -> None:
         while True:
@@ -459,12 +489,24 @@ class Agent:
         if self._closing:
             return CommandResult(command.command_id, False, "the agent of this host is stopping")
         try:
-            await replica.command(command.action, command.deadline_s, command.level)
+            if command.action == "deploy" and isinstance(replica, ReplicaRunner):
+                await self._deploy(replica, command)
+            else:
+                await replica.command(command.action, command.deadline_s, command.level)
         except PenstockError as error:
             return CommandResult(command.command_id, False, error.message)
         if command.action == "stop" and isinstance(replica, ReplicaRunner):
             replica.held = command.hold
         return CommandResult(command.command_id, True, f"{command.action}: done")
+
+    async def _deploy(self, replica: ReplicaRunner, command: ReplicaCommand) -> None:
+        """Give a replica another version of its engine. Raises PenstockError."""
+        try:
+            spec = msgspec.json.decode(command.spec, type=EngineSpec)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"the version cannot be read by this agent: {error}") from None
+        self._check_environment(spec)
+        await replica.deploy(spec, same_answer=command.same_answer, deadline_s=command.deadline_s)
 
 
 def host_id(data_dir: Path) -> str:

@@ -24,6 +24,7 @@ _CPU_ENV = {
     # is that it sets the threads of each worker; here OMP_NUM_THREADS does.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+_SIM_VARIABLES = ("PENSTOCK_SIM_FAILPOINTS", "PENSTOCK_SIM_VERSION_FAILPOINTS")
 _QUIET_ENV = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _GUARD = f"{engine_guard.__name__}.{engine_guard.EngineGuard.__name__}"
 """Where vLLM imports the guard from: `python -m` looks in its working directory, the checkout, too."""
@@ -68,13 +69,13 @@ def engine_command(
         env[engine_guard.STRICT_VARIABLE] = engine_key
     env |= stray_engines.mark(data_dir)
     if plan.engine == "sim":
-        points = os.environ.get("PENSTOCK_SIM_FAILPOINTS")
-        if points:
-            env["PENSTOCK_SIM_FAILPOINTS"] = points
+        env |= {name: os.environ[name] for name in _SIM_VARIABLES if os.environ.get(name)}
         argv: tuple[str, ...] = (
             sys.executable, "-m", "sim.engine", "--model", plan.model.name, "--profile", plan.profile.name,
             "--speedup", str(sim_speedup), "--host", host, "--port", str(port),
         )  # fmt: skip
+        if plan.spec.version:
+            argv = (*argv, "--engine-version", plan.spec.engine_version or plan.spec.version)
         if entry is not None:
             argv = (*argv, "--entry", str(entry))
         if kv is not None:

@@ -36,14 +36,17 @@ class CounterReport(msgspec.Struct, frozen=True):
     """Seconds since the last heartbeat that named it."""
     ended: bool = False
     cuts: tuple[Cut, ...] = ()
+    version: str = ""
+    """Of the engine, by the last rollout."""
 
 
 _AGO = "clock_timestamp() - make_interval(secs => CAST(:{} AS double precision))"
 _STORE = text(
     f"""
-    INSERT INTO engine_counters AS e (boot_id, replica_id, model, engine, simulated, last_seen, scraped_at, ended_at,
-        prompt_tokens, generation_tokens, cached_prompt_tokens, warmup_prompt_tokens, warmup_generation_tokens)
-    VALUES (:boot, :replica, :model, :engine, :simulated, {_AGO.format("seen_age")}, {_AGO.format("scrape_age")},
+    INSERT INTO engine_counters AS e (boot_id, replica_id, model, engine, simulated, version,
+        last_seen, scraped_at, ended_at, prompt_tokens, generation_tokens, cached_prompt_tokens, warmup_prompt_tokens, warmup_generation_tokens)
+    VALUES (:boot, :replica, :model, :engine, :simulated, :version,
+        {_AGO.format("seen_age")}, {_AGO.format("scrape_age")},
         CASE WHEN :ended THEN {_AGO.format("seen_age")} END,
         :prompt, :generation, :cached, :warmup_prompt, :warmup_generation)
     ON CONFLICT (boot_id) DO UPDATE SET
@@ -75,6 +78,7 @@ async def record_counters(connection: AsyncConnection, report: CounterReport) ->
             "model": report.model,
             "engine": report.engine,
             "simulated": report.simulated,
+            "version": report.version,
             "seen_age": report.seen_age_s,
             "scrape_age": report.scrape_age_s,
             "ended": report.ended,

@@ -6,7 +6,7 @@ is kept before the first sleep, and each wake has to give it again.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -63,6 +63,14 @@ class Proof(msgspec.Struct, frozen=True):
                 if not moved <= TIE:
                     return f"the log-probability of token {place + 1} of its answer moved by {moved:.2f}"
         return ""
+
+
+def difference(before: Sequence[Proof], now: Sequence[Proof]) -> str:
+    """How the proofs of an engine's ranks show other weights than those of before, as a clause; empty = they do not."""
+    for rank, (old, new) in enumerate(zip(before, now, strict=True)):
+        if why := old.difference(new):
+            return why + (f" (rank {rank})" if rank else "")
+    return ""
 
 
 async def put_to_sleep(api: EngineApi, level: int) -> None:

@@ -44,7 +44,7 @@ class HeldEngine(ReplicaView):
     def __init__(
         self,
         plan: ReplicaPlan,
-        access: Callable[[str | None], EngineAccess],
+        access: Callable[[ReplicaPlan, str | None], EngineAccess],
         *,
         log_file: Path,
         clock: Clock,
@@ -52,7 +52,7 @@ class HeldEngine(ReplicaView):
         save: Callable[[], None],
         times: LifeTimes | None,
     ) -> None:
-        first = access(saved.url if saved is not None else None)
+        first = access(plan, saved.url if saved is not None else None)
         super().__init__(plan, first.url)
         self._access = access
         self._command, self._api = first.command, first.api
@@ -90,6 +90,8 @@ class HeldEngine(ReplicaView):
             phase_s=life.elapsed(now),
             times=life.times,
             gpu_ids=list(self.plan.gpu_ids),
+            version=self.plan.spec.version,
+            deploys=True,
         )
 
     @property
@@ -212,9 +214,8 @@ class HeldEngine(ReplicaView):
         await engine_sleep.wake_up(self._api, level)
         if not self._proofs:
             raise EngineFailed("no answer of before its sleep is known")
-        for rank, (before, now) in enumerate(zip(self._proofs, await self._add_own_proofs(), strict=True)):
-            if why := before.difference(now):
-                raise EngineFailed(f"its weights are wrong: {why}" + (f" (rank {rank})" if rank else ""))
+        if why := engine_sleep.difference(self._proofs, await self._add_own_proofs()):
+            raise EngineFailed(f"its weights are wrong: {why}")
 
     async def _add_own_proofs(self) -> list[Proof]:
         """Ask for the proofs and leave their tokens out of the counters; the engine must serve nothing meanwhile.

@@ -110,7 +110,7 @@ def define(hosts: Mapping[str, HostKind], new: NewModel, today: date) -> tuple[C
     _check_gpus(new, host)
     shape = shape_of(new.config)
     args = {**new.args, **new.profile.args}
-    _check_arguments(args)
+    check_arguments(args)
     _check_finite(args, new.profile)
     _check_environment(new)
     args, layout = _layout(new, shape, args)
@@ -159,7 +159,7 @@ def define(hosts: Mapping[str, HostKind], new: NewModel, today: date) -> tuple[C
     )
 
 
-def _check_arguments(args: Mapping[str, ArgValue]) -> None:
+def check_arguments(args: Mapping[str, ArgValue | None]) -> None:
     """Raise InvalidRequest for what is no argument of an engine, or not an admin's to set."""
     for flag, value in sorted(args.items()):
         if not _ARGUMENT.fullmatch(flag):

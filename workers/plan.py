@@ -7,6 +7,7 @@ import msgspec
 
 from core.errors import InvalidRequest
 from workers.catalog import Catalog, CatalogModel, EngineProfile
+from workers.engine_spec import EngineSpec, profile_of
 from workers.machine import Gpus
 from workers.wire import Capacity, Targets
 
@@ -34,11 +35,18 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
     share: Fraction
     gpu_ids: tuple[str, ...] = ()
     targets: Targets = Targets()
+    spec: EngineSpec = EngineSpec()
+    """Version of its engine, which is part of `profile` already."""
 
     @property
     def model_name(self) -> str:
         """The name under which the engine serves the model."""
         return self.model.name
+
+    def of_version(self, spec: EngineSpec) -> "ReplicaPlan":
+        """This replica, of the base version, with the engine of `spec`. Raises InvalidRequest as `profile_of`."""
+        profile = profile_of(self.model, self.profile, spec)
+        return msgspec.structs.replace(self, profile=profile, capacity=profile.capacity, spec=spec)
 
     @property
     def embeds(self) -> bool:

@@ -17,11 +17,13 @@ from workers import engine_sleep
 from workers.backoff import Backoff
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_process import EngineProcess
-from workers.held_engine import POLL_S, EngineAccess, HeldEngine
+from workers.engine_sleep import difference
+from workers.engine_spec import EngineSpec
+from workers.held_engine import POLL_S, SLEEP_QUIET_S, EngineAccess, HeldEngine
 from workers.plan import ReplicaPlan
-from workers.replica_states import ADOPTED_ASLEEP, CHANGING, Event, Phase
+from workers.replica_states import ADOPTED_ASLEEP, ASLEEP, CHANGING, Event, Phase
 from workers.replica_view import EngineRefused
-from workers.saved_engine import SavedEngine
+from workers.saved_engine import BASE_VERSION, Deployed, SavedEngine
 from workers.wire import Capacity, EngineCounters, LifeTimes, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
@@ -43,8 +45,8 @@ Fetch = Callable[[Callable[[str], None]], Coroutine[None, None, None]]
 class ReplicaRunner(HeldEngine):
     """A replica whose engine is a process of this host.
 
-    `access` returns the access to the engine at a URL, or with None that to a new engine at a URL of its own. A request
-    for an engine that has ended is then refused, however late it is sent; at the same URL the next engine would run it
+    `access` returns the access to the engine of a plan at a URL, or with None that to a new engine at a URL of its own.
+    A request for an engine that has ended is then refused, however late it is sent; at the same URL the next engine would run it
     during its warm-up, whose tokens belong to no request of a customer.
     """
 
@@ -52,7 +54,7 @@ class ReplicaRunner(HeldEngine):
         self,
         plan: ReplicaPlan,
         *,
-        access: Callable[[str | None], EngineAccess],
+        access: Callable[[ReplicaPlan, str | None], EngineAccess],
         log_file: Path,
         clock: Clock,
         saved: SavedEngine | None,
@@ -60,14 +62,18 @@ class ReplicaRunner(HeldEngine):
         measure: Callable[[EngineApi], Awaitable[Capacity]] | None = None,
         times: LifeTimes | None = None,
         fetch: Fetch | None = None,
+        deployed: Deployed = BASE_VERSION,
     ) -> None:
-        """`times`: what an earlier agent has measured of the replica.
+        """`times`: what an earlier agent has measured of the replica. `deployed`: the version that it runs, in place of
+        the base version that `plan` is of.
 
         `measure` returns the capacity of a fresh engine after its warm-up. It raises EngineRefused for one that must
         not serve, which then starts again by a command alone. `fetch` has the weights on this host before the engine
         starts.
         """
-        super().__init__(plan, access, log_file=log_file, clock=clock, saved=saved, save=save, times=times)
+        self._base, self._reference = plan, deployed.reference
+        current = plan.of_version(deployed.spec)
+        super().__init__(current, access, log_file=log_file, clock=clock, saved=saved, save=save, times=times)
         self._measure = measure
         self._fetch = fetch
         self.held = False
@@ -96,6 +102,11 @@ class ReplicaRunner(HeldEngine):
             proofs=tuple(self._proofs),
             own=self._own,
         )
+
+    @property
+    def deployed(self) -> Deployed:
+        """The version that it runs, for the state file."""
+        return Deployed(self.plan.spec, self._reference)
 
     def status(self) -> ReplicaStatus:
         """The status for the heartbeat."""
@@ -139,7 +150,7 @@ class ReplicaRunner(HeldEngine):
             if self._fetch is not None:
                 await self._prefetch(self._fetch)
             self.enter(self.state, "starting the engine")
-            fresh = self._access(None)
+            fresh = self._access(self.plan, None)
             self.url, self._command, self._api = fresh.url, fresh.command, fresh.api
             self._process = EngineProcess.start(self._command, self.log_file)
             self.boot_id = incarnation("engine")
@@ -219,6 +230,10 @@ class ReplicaRunner(HeldEngine):
             self.capacity = await self._measure(self._api)
         self.stream_interval = await self._api.takes_stream_interval()
         self._proofs = await self._ask_for_proofs()
+        if self._reference and (why := difference(self._reference, self._proofs)):
+            raise EngineRefused(
+                f"version {self.plan.spec.version or 'base'} has not the stored greedy answer: {why}"
+            )
         # The baseline and the counters of its scrape change together, so that no heartbeat has tokens of the warm-up
         # without the baseline.
         metrics, scraped_at = await engine_sleep.quiet(self._api, self._clock)
@@ -311,6 +326,28 @@ class ReplicaRunner(HeldEngine):
             case _:
                 raise InvalidRequest(f"unknown action {action!r}", param="action")
 
+    async def deploy(self, spec: EngineSpec, *, same_answer: bool, deadline_s: float) -> None:
+        """Run the version `spec` from now on.
+
+        A running engine gets `deadline_s` seconds to end its requests, ends, and starts anew; a sleeping one ends, and
+        a stopped one stays so. With `same_answer` the new engine serves only if it gives the greedy answer of the one
+        before it. Raises InvalidRequest for a version that this replica cannot run, with nothing changed, and Conflict
+        when its stop is called off.
+        """
+        plan = self._base.of_version(spec)
+        if plan == self.plan:
+            return
+        again = self._life.phase not in (*ASLEEP, Phase.STOPPED, Phase.STOPPING)
+        reference = tuple(self._proofs) or self._reference
+        if self._life.phase is not Phase.STOPPED:
+            await self._stop(deadline_s, quiet_s=SLEEP_QUIET_S)
+        # Nothing is awaited from the end of the old engine on, so that no other command starts it again.
+        self.plan, self.capacity = plan, plan.capacity
+        self._proofs, self._reference = [], reference if same_answer else ()
+        self._save()
+        if again:
+            self._start_again()
+
     def _resume(self) -> None:
         if self._life.may(Event.START) and not self._should_run:
             self._start_again()
@@ -329,15 +366,18 @@ class ReplicaRunner(HeldEngine):
         """Drain for at most `drain_s` seconds, send SIGTERM, and SIGKILL after the engine's shutdown timeout."""
         await self._stop(drain_s, even_if_resumed=True)
 
-    async def _stop(self, drain_s: float, *, even_if_resumed: bool = False) -> None:
-        """As `shut_down`. Raises Conflict when a command has called off the drain: requests are routed to it again."""
+    async def _stop(self, drain_s: float, *, even_if_resumed: bool = False, quiet_s: float = 0.0) -> None:
+        """As `shut_down`, after `quiet_s` seconds without a request.
+
+        Raises Conflict when a command has called off the drain: requests are routed to it again.
+        """
         saved, self._saved = self._saved, None
         if saved is not None:
             self._adopt(saved)
         async with self._stopping:
             if self._alive() and self._life.may(Event.DRAIN):
                 try:
-                    await self._drain("stop", drain_s)
+                    await self._drain("stop", drain_s, quiet_s=quiet_s)
                 except EngineFailed as error:
                     if self._life.phase is Phase.READY and not even_if_resumed:
                         raise Conflict(

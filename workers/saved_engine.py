@@ -4,6 +4,7 @@ import msgspec
 
 from core.process_identity import ProcessIdentity
 from workers.engine_sleep import Proof
+from workers.engine_spec import EngineSpec
 from workers.wire import EngineCounters
 
 
@@ -25,3 +26,14 @@ class SavedEngine(msgspec.Struct):
     """The answers that prove a wake; empty = not asked for."""
     own: EngineCounters = EngineCounters()
     """Tokens of the agent's own requests after the warm-up."""
+
+
+class Deployed(msgspec.Struct, frozen=True):
+    """The version of a replica's engine by the last rollout."""
+
+    spec: EngineSpec = EngineSpec()
+    reference: tuple[Proof, ...] = ()
+    """The greedy answers, by rank, that its engine must give before it serves; empty = any."""
+
+
+BASE_VERSION = Deployed()

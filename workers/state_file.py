@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.saved_engine import SavedEngine
+from workers.saved_engine import Deployed, SavedEngine
 from workers.wire import LifeTimes
 
 log = logging.getLogger(__name__)
@@ -19,6 +19,8 @@ class AgentState(msgspec.Struct):
     """Running engines."""
     times: dict[str, LifeTimes] = {}
     """How long the stages of each replica took."""
+    deployed: dict[str, Deployed] = {}
+    """Versions by rollouts."""
     keys: str = ""
     """Mark of the keys with which the engines were started; empty = of a version without marks."""
 

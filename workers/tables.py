@@ -13,7 +13,9 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
+    Uuid,
     false,
+    text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
@@ -95,6 +97,38 @@ model_scaling = Table(
 """What an admin allows the autoscaler to do for a model: replicas awake, picodollars per hour and UTC month (NULL = no
 limit), the kinds of hosts that may be created, in the order in which they are tried, and whether its plan is acted on
 (NULL = as the platform's)."""
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("rollout_id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
+    Column("model", Text, ForeignKey("models.name"), nullable=False),
+    Column("before", JSONB, nullable=False),
+    Column("after", JSONB, nullable=False),
+    Column("strategy", JSONB, nullable=False),
+    string("state"),
+    string("reason"),
+    Column("progress", JSONB, nullable=False),
+    clock_instant("started_at"),
+    clock_instant("changed_at"),
+    instant("ended_at", nullable=True),
+    CheckConstraint(
+        "state IN ('canary', 'progressing', 'rolling_back', 'promoted', 'rolled_back')", name="state"
+    ),
+    CheckConstraint("(ended_at IS NULL) = (state NOT IN ('promoted', 'rolled_back'))", name="ended"),
+    Index("uq_rollouts_active", "model", unique=True, postgresql_where=text("ended_at IS NULL")),
+    Index("ix_rollouts_started_at", "started_at"),
+)
+"""Rollouts of new versions of models' engines (workers/rollouts.py); a model has one at a time."""
+
+model_deployments = Table(
+    "model_deployments",
+    metadata,
+    Column("model", Text, ForeignKey("models.name"), primary_key=True),
+    Column("spec", JSONB, nullable=False),
+    clock_instant("since"),
+)
+"""The version of a model's engines that was promoted last (workers/engine_spec.py)."""
 
 replica_holds = Table(
     "replica_holds",
@@ -200,6 +234,7 @@ engine_counters = Table(
     string("model"),
     string("engine"),
     Column("simulated", Boolean, nullable=False),
+    Column("version", Text, nullable=False, server_default=""),
     clock_instant("first_seen"),
     instant("last_seen"),
     instant("scraped_at"),
@@ -211,7 +246,8 @@ engine_counters = Table(
     count("warmup_generation_tokens"),
     Index("ix_engine_counters_last_seen", "last_seen"),
 )
-"""Cumulative token counters of each engine incarnation at its last scrape; they never decrease."""
+"""Cumulative token counters of each engine incarnation at its last scrape; they never decrease. `version` is that of
+the last rollout: usage rows lead to it by their `boot_id`."""
 
 engine_cuts = Table(
     "engine_cuts",

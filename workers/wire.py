@@ -231,6 +231,10 @@ class ReplicaStatus(msgspec.Struct):
     pid: int = 0
     detail: str = ""
     """One sentence on why the replica is not ready."""
+    version: str = ""
+    """Version of its engine by the last rollout (workers/engine_spec.py); empty = as its host's settings say."""
+    deploys: bool = False
+    """Whether its agent knows the command `deploy`."""
 
 
 class EndedEngine(msgspec.Struct):
@@ -403,12 +407,16 @@ class ReplicaCommand(msgspec.Struct, tag="replica_command"):
     command_id: str
     replica_id: str
     action: str
-    """drain | resume | sleep | wake | stop | restart | kill."""
+    """drain | resume | sleep | wake | stop | restart | deploy | kill."""
     deadline_s: float = 120.0
     level: int = 1
     """Of sleep: 1 = weights in host memory, 2 = weights dropped. An older agent knows level 1 alone."""
     hold: bool = False
     """Of stop: whether requests must not wake it. The scheduler sets it for commands of its clients."""
+    spec: bytes = b""
+    """Of deploy: the version to run from now on, as JSON (workers.engine_spec.EngineSpec)."""
+    same_answer: bool = False
+    """Of deploy: whether the new engine must give the stored greedy answer of the one before it."""
 
 
 class CommandResult(msgspec.Struct, tag="command_result"):

@@ -17,13 +17,15 @@ from sim.engine.kv_events import KvPublisher
 from sim.engine.loop import EngineLoop
 from sim.engine.model import EngineModel
 from sim.engine.request_log import RequestLog
-from sim.engine.server import SimServer
+from sim.engine.server import VERSION, SimServer
 from sim.engine.step_model.engine import StepConfig
 from workers.added_models import decode_model
 from workers.catalog import CatalogModel, load_catalog
 from workers.engine_guard import EngineGuard
 
 FAILPOINTS_VARIABLE = "PENSTOCK_SIM_FAILPOINTS"
+VERSIONS_VARIABLE = "PENSTOCK_SIM_VERSION_FAILPOINTS"
+"""The failpoints of other engine versions, as `0.33.0:step_delay_s=1;0.34.0:error_next=9`."""
 KEY_VARIABLE = "VLLM_API_KEY"
 """The environment variable from which vLLM, and so the simulated engine, takes its API key."""
 
@@ -56,6 +58,11 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--failpoints",
         default=os.environ.get(FAILPOINTS_VARIABLE, ""),
         help=f"e.g. die_after_tokens=20,no_usage=true; default: ${FAILPOINTS_VARIABLE}",
+    )
+    parser.add_argument(
+        "--engine-version",
+        default=VERSION,
+        help=f"its version; failpoints of others than the default: ${VERSIONS_VARIABLE}",
     )
     parser.add_argument(
         "--kv-events-endpoint", default="", help="ZMQ address to publish KV events on, as vLLM does"
@@ -95,11 +102,27 @@ def build(arguments: argparse.Namespace) -> SimServer:
     loop = EngineLoop(
         EngineModel(config, arguments.seed),
         speedup=arguments.speedup,
-        failpoints=parse_failpoints(arguments.failpoints),
+        failpoints=parse_failpoints(_failpoints(arguments)),
         publishers=publishers,
     )
     log = RequestLog.from_environment()
-    return SimServer(loop, model=model.name, api_key=arguments.api_key, clock=SystemClock(), log=log)
+    return SimServer(
+        loop,
+        model=model.name,
+        api_key=arguments.api_key,
+        clock=SystemClock(),
+        log=log,
+        version=arguments.engine_version,
+    )
+
+
+def _failpoints(arguments: argparse.Namespace) -> str:
+    """Return the failpoints of the engine's version, else those of every version."""
+    for part in os.environ.get(VERSIONS_VARIABLE, "").split(";"):
+        version, _, points = part.partition(":")
+        if version and version == arguments.engine_version:
+            return points
+    return str(arguments.failpoints)
 
 
 def main(argv: list[str] | None = None) -> int:

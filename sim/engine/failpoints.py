@@ -24,6 +24,8 @@ class Failpoints(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     """Real seconds that a wake takes until the weights are back."""
     wake_errors: int = 0
     """Number of next wakes that receive status 500."""
+    garbled: bool = False
+    """Whether the weights are wrong from the start of the process, so that every answer is nonsense."""
     wake_garbles: bool = False
     """Whether weights come back wrong, so that a woken engine answers with nonsense."""
 

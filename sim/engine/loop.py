@@ -77,6 +77,8 @@ class EngineLoop:
         """Begin stepping; needs a running event loop."""
         for publisher in self._publishers:
             publisher.start()
+        self.sleep.garbled = self.failpoints.garbled
+        self._show_weights()
         self._task = asyncio.create_task(self._run(), name="sim-engine")
 
     async def close(self) -> None:

@@ -61,8 +61,16 @@ class SimServer:
     """The ASGI application."""
 
     def __init__(
-        self, loop: EngineLoop, *, model: str, api_key: str, clock: Clock, log: RequestLog | None = None
+        self,
+        loop: EngineLoop,
+        *,
+        model: str,
+        api_key: str,
+        clock: Clock,
+        log: RequestLog | None = None,
+        version: str = VERSION,
     ) -> None:
+        self._version = version
         self._loop = loop
         self._log = log or RequestLog(None)
         self._model = model
@@ -118,7 +126,7 @@ class SimServer:
             case "GET" | "POST", "/ping":
                 await _reply(send, b"", content_type=b"")
             case "GET", "/version":
-                await _reply(send, msgspec.json.encode({"version": VERSION, "simulated": True}))
+                await _reply(send, msgspec.json.encode({"version": self._version, "simulated": True}))
             case "GET", "/openapi.json":
                 await _reply(send, _OPENAPI)
             case "GET", "/load":

@@ -16,7 +16,7 @@ from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
 from workers.engine_sleep import QUIET_TIMEOUT_S
 from workers.held_engine import EngineAccess
-from workers.plan import plan_sim
+from workers.plan import ReplicaPlan, plan_sim
 from workers.replica import ReplicaRunner
 from workers.wire import EngineCounters, ReplicaState
 
@@ -52,7 +52,7 @@ async def running(
     """A replica that runs; each of its engines has a URL of its own."""
     numbers = iter(range(100))
 
-    def access(url: str | None) -> EngineAccess:
+    def access(plan: ReplicaPlan, url: str | None) -> EngineAccess:
         url = url or f"http://engine:{next(numbers)}"
         return EngineAccess(url, COMMAND, cast(EngineApi, PlayedApi(scrape)))
 

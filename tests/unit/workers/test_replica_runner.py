@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workers.replica
-from core.errors import Conflict, EngineFailed, PenstockError
+from core.errors import Conflict, EngineFailed, InvalidRequest, PenstockError
 from core.process_identity import ProcessIdentity
 from tests.support.instant_loop import LoopClock, run_instantly
 from workers.catalog import load_catalog
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
+from workers.engine_spec import EngineSpec
 from workers.held_engine import EngineAccess
-from workers.plan import plan_sim
+from workers.plan import ReplicaPlan, plan_sim
 from workers.replica import ReplicaRunner
 from workers.wire import EngineCounters, ReplicaState
 
@@ -59,7 +60,7 @@ class Engine:
                 if self.missing:
                     self.wrong.append("is asked while it sleeps")
                 self.tokens += 8
-                text = "nonsense" if self.garbled else "the wheel"
+                text = "nonsense" if self.garbled or self.stays_garbled else "the wheel"
                 return 200, f'{{"choices": [{{"text": "{text}"}}]}}'.encode()
         return 200, b"{}"
 
@@ -136,7 +137,7 @@ class Host:
     def runner_saves(self) -> None:
         return None
 
-    def access(self, url: str | None) -> EngineAccess:
+    def access(self, plan: ReplicaPlan, url: str | None) -> EngineAccess:
         engine = Engine(self.wrong)
         engine.stays_garbled = self.garbles
         engine.serves = lambda: self.runner.state is ReplicaState.READY and self.engines[-1] is engine
@@ -167,6 +168,15 @@ class Host:
 
         self.commands.append(asyncio.create_task(run()))
 
+    def deploy(self, spec: EngineSpec) -> None:
+        async def run() -> None:
+            try:
+                await self.runner.deploy(spec, same_answer=True, deadline_s=5.0)
+            except PenstockError:
+                return
+
+        self.commands.append(asyncio.create_task(run()))
+
     def do(self, act: str) -> None:
         match act:
             case "ask":
@@ -179,6 +189,8 @@ class Host:
                 self.engines[-1].stays_garbled = True
             case "sleep_2":
                 self.command("sleep", 2)
+            case "deploy_a" | "deploy_b":
+                self.deploy(EngineSpec(engine_version=act[-1]))
             case _:
                 self.command(act)
 
@@ -197,6 +209,8 @@ ACTS = st.sampled_from(
         "stop",
         "restart",
         "kill",
+        "deploy_a",
+        "deploy_b",
     ]
 )
 PLAY = st.lists(st.tuples(ACTS, st.floats(0.0, 8.0)), max_size=25)
@@ -296,6 +310,63 @@ def test_a_sleep_that_is_called_off_while_its_proof_is_asked_takes_no_tokens_of_
             await sleep
         await asyncio.sleep(5.0)
         assert host.runner.status().counters.generation_tokens >= began + 10
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+def test_another_version_serves_once_it_gives_the_stored_answer() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        new = EngineSpec(engine_version="0.33.0", args={"max-num-seqs": 8})
+        await host.runner.deploy(new, same_answer=True, deadline_s=60.0)
+        assert (host.runner.status().version, host.runner.state) == (new.version, ReplicaState.LOADING)
+        assert host.runner.plan.profile.args["max-num-seqs"] == 8
+        await asyncio.sleep(5.0)
+        assert (host.runner.state, len(host.engines)) == (ReplicaState.READY, 3)
+        await host.runner.deploy(new, same_answer=True, deadline_s=60.0)
+        assert len(host.engines) == 3  # it runs that version already
+        host.garbles = True
+        await host.runner.deploy(EngineSpec(engine_version="bad"), same_answer=True, deadline_s=60.0)
+        await asyncio.sleep(5.0)
+        status = host.runner.status()
+        assert (status.state, status.phase) == (ReplicaState.FAILED, "unfit")
+        assert "has not the stored greedy answer: token 1" in status.detail
+        host.garbles = False
+        await host.runner.deploy(EngineSpec(), same_answer=False, deadline_s=60.0)
+        await asyncio.sleep(5.0)
+        assert (host.runner.state, host.runner.status().version) == (ReplicaState.READY, "")
+        await host.runner.command("stop", 5.0)
+        await host.runner.deploy(new, same_answer=True, deadline_s=60.0)
+        await asyncio.sleep(5.0)
+        assert (host.runner.state, host.runner.status().version) == (ReplicaState.STOPPED, new.version)
+        assert host.runner.deployed.spec == new
+        with pytest.raises(InvalidRequest, match="has no profile 'nope'"):
+            await host.runner.deploy(EngineSpec(profile="nope"), same_answer=True, deadline_s=60.0)
+        assert host.wrong == []
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+def test_a_deployment_that_is_called_off_leaves_the_version() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        host.ask()
+        deploy = asyncio.create_task(
+            host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=600.0)
+        )
+        await asyncio.sleep(5.0)
+        await host.runner.command("resume", 5.0)
+        with pytest.raises(Conflict, match="its stop was called off"):
+            await deploy
+        assert (host.runner.state, host.runner.status().version) == (ReplicaState.READY, "")
         running.cancel()
 
     with pytest.MonkeyPatch.context() as monkeypatch:

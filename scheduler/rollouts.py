@@ -1,0 +1,306 @@
+"""Carries rollouts out: shows the pool to scheduler/core/rollout.py, sends its commands, stores its decisions."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from core.ids import uuid7
+from scheduler.core.config import HEARTBEAT_STALE_S
+from scheduler.core.replica import Replica
+from scheduler.core.rollout import (
+    MAX_FAILURES,
+    RESTING,
+    Decision,
+    Member,
+    Move,
+    Situation,
+    decide,
+    steady_moves,
+)
+from scheduler.core.state import SchedulerState
+from scheduler.plan_executor import gpus_taken
+from scheduler.rollout_store import RolloutStore
+from scheduler.version_figures import VersionComparison, verdict
+from workers.acting.plan import Mode, PoolAct
+from workers.backoff import pause_after
+from workers.engine_spec import EngineSpec
+from workers.replica_states import Phase
+from workers.rollouts import Progress, Rollout, RolloutState, RolloutUpdate, Strategy
+from workers.wire import CommandResult, ReplicaCommand, ReplicaState, ReplicaStatus
+
+SETTLE_S = 10.0
+"""Seconds after the start in which agents reconnect, and nothing is decided."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 120.0
+"""Seconds without a command to a replica after it has refused one, doubled with each further refusal."""
+TOO_OLD = "its agent is of a version that knows no rollouts; update it"
+_NO_FAILURE = (0, "", float("-inf"))
+
+
+class _Open(msgspec.Struct, frozen=True):
+    """A command under way."""
+
+    model: str
+    move: Move
+    version: str
+
+
+class _Clock(msgspec.Struct):
+    """How long a rollout stands still, and in which state."""
+
+    state: RolloutState
+    state_since: float
+    counts: tuple[int, ...] = ()
+    since: float = 0.0
+
+
+class RolloutRunner:
+    """The rollouts of one scheduler incarnation. What replicas report says how far each is, so little is kept here."""
+
+    name = "rollout"
+
+    def __init__(
+        self,
+        store: RolloutStore,
+        record: Callable[[PoolAct], None],
+        now: Callable[[], float],
+        *,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        """`record` takes acts for the timeline; `now` returns monotonic seconds."""
+        self._store, self._record, self._now = store, record, now
+        self.comparison = VersionComparison()
+        self._begins_at = now() + settle_s
+        self._forward: Callable[[ReplicaCommand], None] = lambda command: None
+        self._condemned: Callable[[str], bool] = lambda agent_id: False
+        self._open: dict[str, _Open] = {}
+        self._changing: dict[str, str] = {}
+        """By replica: the command under way."""
+        self._refused: dict[str, tuple[int, str, float]] = {}
+        """By replica: commands that failed in a row, why, and when the next may be sent."""
+        self._surged: set[str] = set()
+        self._clocks: dict[str, _Clock] = {}
+        self._wanted: dict[str, int] = {}
+
+    def connect(
+        self, forward: Callable[["RolloutRunner", ReplicaCommand], None], condemned: Callable[[str], bool]
+    ) -> None:
+        """Send commands by `forward`, which takes this object for their results.
+
+        `condemned` tells whether the host of an agent may be destroyed at any moment.
+        """
+        self._forward = lambda command: forward(self, command)
+        self._condemned = condemned
+
+    def is_rolling(self, model: str) -> bool:
+        """Whether a model's replicas are being replaced, so that the autoscaler moves none of them."""
+        return model in self._store.active
+
+    def run(self, state: SchedulerState) -> None:
+        """Look at the models that are rolled out, or have a promoted version, and move what has to move."""
+        now, active = self._now(), self._store.active
+        self.comparison.watch(
+            {name: (each.before.version, each.after.version) for name, each in active.items()}
+        )
+        self._forget(active)
+        if now < self._begins_at:
+            return
+        for model in sorted(active.keys() | self._store.deployed.keys()):
+            if (rollout := active.get(model)) is not None:
+                self._begin(rollout, state, now)
+            members = self._members(model, state, now)
+            if rollout is None:
+                spec = self._store.deployed[model]
+                able = [
+                    member for member in members if member.refusals == 0 or self._may_try(member.name, now)
+                ]
+                self._move(model, spec, steady_moves(able, spec.version), Strategy(same_answer=False), now)
+            elif not self._store.is_deciding(model):
+                self._step(rollout, members, now)
+
+    def _step(self, rollout: Rollout, members: Sequence[Member], now: float) -> None:
+        """Decide on one rollout."""
+        before, after = rollout.before.version, rollout.after.version
+        members = [each for each in members if each.phase != Phase.UNFIT or each.version == after]
+        wanted = self._wanted_of(rollout, members)
+        old, new = self.comparison.compare(rollout.model, before, after, now)
+        progress = Progress(
+            wanted,
+            len(members),
+            sum(each.version == after for each in members),
+            sum(each.serves for each in members),
+            old,
+            new,
+        )
+        clock = self._clock(rollout, (progress.updated, progress.available), now)
+        found = decide(
+            Situation(
+                rollout.state,
+                rollout.strategy,
+                before,
+                after,
+                wanted,
+                members,
+                verdict(rollout.strategy, old, new),
+                stalled_s=now - clock.since,
+                state_s=max(now - clock.state_since, rollout.state_age_s),
+            )
+        )
+        self._store.put(
+            rollout,
+            RolloutUpdate(rollout.rollout_id, rollout.state, found.state, _reason(rollout, found), progress),
+        )
+        if found.state is not rollout.state:
+            self._say(rollout, found)
+            return
+        same_answer = rollout.strategy.same_answer and rollout.state is not RolloutState.ROLLING_BACK
+        strategy = msgspec.structs.replace(rollout.strategy, same_answer=same_answer)
+        self._move(rollout.model, rollout.target, found.moves, strategy, now)
+
+    def _wanted_of(self, rollout: Rollout, members: Sequence[Member]) -> int:
+        """The replicas that were awake when the rollout began: as stored, else as they are now."""
+        if rollout.progress.wanted >= 0:
+            return rollout.progress.wanted
+        counted = sum(each.state in (ReplicaState.READY, ReplicaState.LOADING) for each in members)
+        return self._wanted.setdefault(str(rollout.rollout_id), counted)
+
+    def _begin(self, rollout: Rollout, state: SchedulerState, now: float) -> None:
+        """Forget what replicas have refused before this state."""
+        clock = self._clocks.get(str(rollout.rollout_id))
+        if clock is None or clock.state is not rollout.state:
+            self._clocks[str(rollout.rollout_id)] = _Clock(rollout.state, now, since=now)
+            for replica in state.fleet.replicas_of(rollout.model):
+                self._refused.pop(replica.engine.replica_id, None)
+
+    def _clock(self, rollout: Rollout, counts: tuple[int, ...], now: float) -> _Clock:
+        clock = self._clocks[str(rollout.rollout_id)]
+        if clock.counts != counts:
+            clock.counts, clock.since = counts, now
+        return clock
+
+    def _say(self, rollout: Rollout, found: Decision) -> None:
+        """Write a change of state to the timeline."""
+        failed = found.state in (RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK)
+        reason = _reason(rollout, found)
+        version = rollout.after.version or "base"
+        self._record(
+            PoolAct(
+                rollout.model,
+                f"version {version}",
+                found.state.value,
+                reason,
+                Mode.ON,
+                "failed" if failed else "done",
+            )
+        )
+
+    def _members(self, model: str, state: SchedulerState, now: float) -> list[Member]:
+        """The replicas of a model whose engines belong to agents."""
+        engines = {
+            replica.engine.replica_id: replica
+            for replica in state.fleet.replicas_of(model)
+            if replica.engine.engine != "external" and not self._condemned(replica.agent_id)
+        }
+        agents = {replica.engine.replica_id: replica.agent_id for replica in state.fleet.replicas.values()}
+        reported = {replica.engine.replica_id: replica.engine for replica in state.fleet.replicas.values()}
+        starting = {open_.move.name for open_ in self._open.values() if open_.move.action == "start"}
+
+        def startable(replica: Replica) -> bool:
+            name, status = replica.engine.replica_id, replica.engine
+            return not status.held and not gpus_taken(name, agents, reported, starting)
+
+        return [
+            self._member(
+                engines[name],
+                now,
+                startable=engines[name].engine.state in RESTING and startable(engines[name]),
+            )
+            for name in sorted(engines)
+        ]
+
+    def _member(self, replica: Replica, now: float, *, startable: bool) -> Member:
+        status: ReplicaStatus = replica.engine
+        name = status.replica_id
+        refusals, why, _ = self._refused.get(name, _NO_FAILURE)
+        if not status.deploys:
+            refusals, why = MAX_FAILURES, TOO_OLD
+        waits = refusals > 0 and not self._may_try(name, now)
+        return Member(
+            name,
+            status.version,
+            replica.expected_state or status.state,
+            phase=status.phase,
+            ready_s=status.phase_s if status.phase == Phase.READY else 0.0,
+            failures=status.failures,
+            changing=name in self._changing,
+            startable=startable,
+            surged=name in self._surged,
+            silent=now - replica.last_seen_at > HEARTBEAT_STALE_S or waits,
+            refusals=refusals,
+            detail=why or status.detail,
+        )
+
+    def _may_try(self, name: str, now: float) -> bool:
+        return now >= self._refused.get(name, _NO_FAILURE)[2]
+
+    def _move(
+        self, model: str, spec: EngineSpec, moves: Sequence[Move], strategy: Strategy, now: float
+    ) -> None:
+        """Send the commands of moves."""
+        for move in moves:
+            if move.name in self._changing or not self._may_try(move.name, now):
+                continue
+            command = ReplicaCommand(
+                str(uuid7()), move.name, "resume" if move.action == "start" else move.action, strategy.drain_s
+            )
+            if move.action == "deploy":
+                command.spec, command.same_answer = msgspec.json.encode(spec), strategy.same_answer
+            if move.action == "start":
+                self._surged.add(move.name)
+            self._open[command.command_id] = _Open(model, move, spec.version)
+            self._changing[move.name] = command.command_id
+            self._forward(command)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Take the result of a command."""
+        if (
+            not isinstance(message, CommandResult)
+            or (known := self._open.pop(message.command_id, None)) is None
+        ):
+            return
+        move, why = known.move, "" if message.ok else message.message
+        if self._changing.get(move.name) == message.command_id:
+            del self._changing[move.name]
+        if message.ok:
+            self._refused.pop(move.name, None)
+            if move.action == "stop":
+                self._surged.discard(move.name)
+        else:
+            count = self._refused.get(move.name, _NO_FAILURE)[0] + 1
+            pause_s = pause_after(count, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            self._refused[move.name] = count, why, self._now() + pause_s
+        self._record(
+            PoolAct(
+                known.model,
+                move.name,
+                move.action,
+                move.reason,
+                Mode.ON,
+                "done" if message.ok else "failed",
+                why,
+            )
+        )
+
+    def _forget(self, active: Mapping[str, Rollout]) -> None:
+        """Keep what is known of these rollouts only."""
+        keys = {str(each.rollout_id) for each in active.values()}
+        self._clocks = {key: clock for key, clock in self._clocks.items() if key in keys}
+        self._wanted = {key: wanted for key, wanted in self._wanted.items() if key in keys}
+        if not active:
+            self._surged.clear()
+
+
+def _reason(rollout: Rollout, found: Decision) -> str:
+    """The reason to store: a rollout that is rolled back keeps the one for which it is."""
+    if found.state is RolloutState.ROLLED_BACK and found.reason:
+        return f"{rollout.reason}; {found.reason}"
+    return found.reason or rollout.reason

@@ -1,0 +1,158 @@
+"""What requests see of the two versions of a model while both serve: errors, times, lengths of answers."""
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from scheduler.core.placement import ActivePlacement
+from scheduler.core.rollout import Verdict
+from scheduler.listeners import Listener
+from scheduler.wire import Placement, Released
+from workers.rollouts import Strategy, VersionFigures
+from workers.wire import EngineCounters, Heartbeat
+
+WINDOW_S = 1_800.0
+"""Seconds of requests that are compared."""
+SAMPLES = 4_096
+"""Requests of a version that are kept."""
+MIN_TOKENS = 8
+"""Output tokens of the shortest answer whose speed counts."""
+MIN_FAILURES = 3
+"""Failed requests of the new version from which their share counts, however few requests there were."""
+TTFT_SLACK_S = 0.05
+TPOT_SLACK_S = 0.002
+"""Seconds by which a time may be longer whatever the ratio: below them differences are noise."""
+
+
+@dataclass(slots=True)
+class _Version:
+    """Recent requests of one version, with the monotonic instant of each."""
+
+    first_at: float | None = None
+    last_at: float = 0.0
+    ended: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    """Whether the replica failed it."""
+    ttft: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    tpot: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    lengths: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    counters: dict[str, EngineCounters] = field(default_factory=dict)
+    """Of each engine incarnation."""
+
+    def figures(self, version: str, since: float, until: float) -> VersionFigures:
+        """The figures of the requests between two instants."""
+        ended = [failed for at, failed in self.ended if since <= at <= until]
+        drafts = sum(each.drafts for each in self.counters.values())
+        accepted = sum(each.accepted_tokens for each in self.counters.values())
+        lengths = _between(self.lengths, since, until)
+        return VersionFigures(
+            version,
+            requests=len(ended),
+            failed=sum(ended),
+            error_rate=sum(ended) / len(ended) if ended else None,
+            ttft_p50_s=_median(self.ttft, since, until),
+            tpot_p50_s=_median(self.tpot, since, until),
+            output_tokens=statistics.fmean(lengths) if lengths else None,
+            acceptance=accepted / drafts if drafts else None,
+        )
+
+
+def _between(samples: deque[tuple[float, float]], since: float, until: float) -> list[float]:
+    return [value for at, value in samples if since <= at <= until]
+
+
+def _median(samples: deque[tuple[float, float]], since: float, until: float) -> float | None:
+    return statistics.median(found) if (found := _between(samples, since, until)) else None
+
+
+class VersionComparison(Listener):
+    """The requests of the models that are being rolled out, by version. Others cost one look-up."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[str, _Version]] = {}
+        self._version_of: dict[str, str] = {}
+        """By incarnation of an engine."""
+
+    def watch(self, models: Mapping[str, tuple[str, str]]) -> None:
+        """Keep the requests of these models alone, for the versions before and after."""
+        self._models = {
+            model: {version: self._models.get(model, {}).get(version) or _Version() for version in versions}
+            for model, versions in models.items()
+        }
+        if not models:
+            self._version_of = {}
+
+    def on_heartbeat(self, beat: Heartbeat, open_placements: Callable[[str], int], at: float) -> None:
+        """Learn which engine is of which version."""
+        for status in beat.replicas:
+            if (versions := self._models.get(status.model)) is not None:
+                self._version_of[status.boot_id] = status.version
+                if (version := versions.get(status.version)) is not None:
+                    version.counters[status.boot_id] = status.counters
+
+    def on_place(self, client: str, placement: Placement, tier: str, at: float) -> None:
+        """Note since when, and until when, a version serves."""
+        if (version := self._of(placement.model, placement.boot_id)) is not None:
+            version.first_at = at if version.first_at is None else version.first_at
+            version.last_at = at
+
+    def on_first_token(
+        self, client: str, request_id: str, placement: ActivePlacement | None, at: float
+    ) -> None:
+        """Keep the time to the first token, without the wait for a replica."""
+        if placement is not None and (version := self._of(placement.model, placement.boot_id)) is not None:
+            version.ttft.append((at, at - placement.placed_at))
+
+    def on_release(
+        self, client: str, released: Released, placement: ActivePlacement | None, at: float
+    ) -> None:
+        """Keep how a request ended."""
+        if placement is None or (version := self._of(placement.model, placement.boot_id)) is None:
+            return
+        version.ended.append((at, released.failed))
+        if released.failed:
+            return
+        version.lengths.append((at, float(released.output_tokens)))
+        if placement.first_token_at and released.output_tokens >= MIN_TOKENS:
+            version.tpot.append((at, (at - placement.first_token_at) / (released.output_tokens - 1)))
+
+    def compare(
+        self, model: str, before: str, after: str, now: float
+    ) -> tuple[VersionFigures, VersionFigures]:
+        """The figures of both versions of a watched model, of the time in which both took requests."""
+        versions = self._models.get(model, {})
+        old, new = versions.get(before) or _Version(), versions.get(after) or _Version()
+        if old.first_at is None or new.first_at is None:
+            return old.figures(before, now - WINDOW_S, now), new.figures(after, now - WINDOW_S, now)
+        since = max(old.first_at, new.first_at, now - WINDOW_S)
+        until = max(since, min(old.last_at, new.last_at)) + WINDOW_S / 10
+        return old.figures(before, since, until), new.figures(after, since, until)
+
+    def _of(self, model: str, boot_id: str) -> _Version | None:
+        versions = self._models.get(model)
+        return versions.get(self._version_of.get(boot_id, "")) if versions is not None else None
+
+
+def verdict(strategy: Strategy, old: VersionFigures, new: VersionFigures) -> Verdict:
+    """Whether the new version is worse than the strategy allows: by errors from a few on, by times from `min_requests`."""
+    enough = min(old.requests, new.requests) >= strategy.min_requests
+    old_rate, new_rate = old.error_rate or 0.0, new.error_rate or 0.0
+    if new.failed >= MIN_FAILURES and new_rate > old_rate + strategy.max_error_increase:
+        return Verdict(
+            f"{new.failed} of its {new.requests} requests failed ({new_rate:.1%}), before {old_rate:.1%}",
+            enough,
+        )
+    if not enough:
+        return Verdict(enough=False)
+    for name, most, slack_s, now_s, before_s in (
+        ("first token", strategy.max_ttft_ratio, TTFT_SLACK_S, new.ttft_p50_s, old.ttft_p50_s),
+        ("output token", strategy.max_tpot_ratio, TPOT_SLACK_S, new.tpot_p50_s, old.tpot_p50_s),
+    ):
+        if now_s is None or before_s is None:
+            continue
+        if now_s > max(before_s * most, before_s + slack_s):
+            return Verdict(
+                f"its median time to a {name} is {now_s * 1000:.1f} ms, before {before_s * 1000:.1f} ms",
+                enough,
+            )
+    return Verdict(enough=True)

@@ -1,0 +1,261 @@
+"""Rollouts over random pools, failures and durations: their bounds hold, and each ends promoted or rolled back."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.core.rollout import Member, Move, Situation, Verdict, decide, steady_moves
+from workers.rollouts import ENDED, RolloutState, Strategy
+from workers.wire import ReplicaState
+
+NOTHING = Verdict()
+OLD, NEW = "", "0a1b2c3d"
+AWAKE = (ReplicaState.READY, ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.DRAINING)
+
+
+@dataclass
+class Engine:
+    """One replica of the played pool; its GPUs are its own."""
+
+    name: str
+    state: ReplicaState = ReplicaState.READY
+    version: str = OLD
+    ready_since: float = -1_000.0
+    failures: int = 0
+    phase: str = ""
+    busy_until: float = -1.0
+    after: tuple[str, ...] = ()
+    surged: bool = False
+    refusals: int = 0
+
+    def member(self, now: float) -> Member:
+        return Member(
+            self.name,
+            self.version,
+            self.state,
+            phase=self.phase,
+            ready_s=now - self.ready_since if self.state is ReplicaState.READY else 0.0,
+            failures=self.failures,
+            changing=bool(self.after),
+            startable=True,
+            surged=self.surged,
+            refusals=self.refusals,
+            detail="it broke",
+        )
+
+
+@dataclass
+class Pool:
+    """A pool that carries out moves after random times. `breaks`: how often an engine of the new version fails."""
+
+    rng: random.Random
+    strategy: Strategy
+    engines: list[Engine]
+    breaks: float = 0.0
+    refuses: float = 0.0
+    state: RolloutState = RolloutState.PROGRESSING
+    now: float = 0.0
+    changed_at: float = 0.0
+    progressed_at: float = 0.0
+    counts: tuple[int, ...] = ()
+    promotes: bool = True
+    reasons: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.wanted = sum(engine.state is ReplicaState.READY for engine in self.engines)
+
+    def tick(self, verdict: Verdict = NOTHING) -> None:
+        self.now += 1.0
+        for engine in self.engines:
+            self._advance(engine)
+        members = [engine.member(self.now) for engine in self.engines]
+        counts = (sum(m.version == NEW for m in members), sum(m.serves for m in members))
+        if counts != self.counts:
+            self.counts, self.progressed_at = counts, self.now
+        situation = Situation(
+            self.state, self.strategy, OLD, NEW, self.wanted, members, verdict,
+            stalled_s=self.now - self.progressed_at, state_s=self.now - self.changed_at,
+        )  # fmt: skip
+        found = decide(situation)
+        if found.state is not self.state:
+            self.state, self.changed_at, self.progressed_at = found.state, self.now, self.now
+            self.reasons.append(found.reason)
+        self._carry_out(found.moves, situation)
+
+    def _carry_out(self, moves: tuple[Move, ...], situation: Situation) -> None:
+        by_name = {engine.name: engine for engine in self.engines}
+        available = sum(situation.is_available(member) for member in situation.members)
+        taken = sum(by_name[move.name].state is ReplicaState.READY for move in moves)
+        started = [
+            move for move in moves if by_name[move.name].state in (ReplicaState.STOPPED, ReplicaState.ASLEEP)
+        ]
+        if taken:
+            assert available - taken >= self.wanted - self.strategy.max_unavailable
+        if any(move.action == "start" for move in started):
+            awake = sum(not member.rests for member in situation.members)
+            assert awake + len(started) <= self.wanted + self.strategy.max_surge
+        assert len({move.name for move in moves}) == len(moves)
+        for move in moves:
+            engine = by_name[move.name]
+            assert not engine.after, "a second command while one is under way"
+            target = situation.target if move.action == "deploy" else engine.version
+            engine.surged |= move.action == "start"
+            engine.after = (move.action, target, engine.state)
+            engine.busy_until = self.now + self.rng.randint(1, 5)
+            if move.action == "deploy" and engine.state in AWAKE:
+                engine.state = ReplicaState.DRAINING
+
+    def _advance(self, engine: Engine) -> None:
+        if engine.after and self.now >= engine.busy_until:
+            (action, target, before), engine.after = engine.after, ()
+            if self.rng.random() < self.refuses and self.state is not RolloutState.ROLLING_BACK:
+                engine.state, engine.refusals = before, engine.refusals + 1
+                return
+            rested = before in (ReplicaState.STOPPED, ReplicaState.ASLEEP)
+            engine.version, engine.failures, engine.refusals = target, 0, 0
+            if action == "stop" or (action == "deploy" and rested):
+                engine.state = ReplicaState.STOPPED
+            else:
+                engine.state, engine.busy_until = ReplicaState.LOADING, self.now + self.rng.randint(1, 20)
+        elif engine.state in (ReplicaState.LOADING, ReplicaState.FAILED) and self.now >= engine.busy_until:
+            if engine.version == NEW and self.rng.random() < self.breaks:
+                engine.state, engine.failures = ReplicaState.FAILED, engine.failures + 1
+                engine.busy_until = self.now + 5
+            else:
+                engine.state, engine.ready_since, engine.failures = ReplicaState.READY, self.now, 0
+
+    def run(self, seconds: int = 4_000) -> RolloutState:
+        for _ in range(seconds):
+            self.tick(Verdict(enough=True))
+            if self.state in ENDED:
+                return self.state
+        raise AssertionError(f"it has not ended: {self.state}, {self.engines}")
+
+
+RESTS = st.sampled_from([ReplicaState.STOPPED, ReplicaState.ASLEEP])
+POOLS = st.tuples(st.integers(0, 6), st.lists(RESTS, max_size=3))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    POOLS,
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.sampled_from([0.0, 0.0, 0.3, 1.0]),
+    st.sampled_from([0.0, 0.0, 0.5]),
+    st.integers(0, 60),
+    st.integers(0, 2**32),
+)
+def test_a_rollout_keeps_its_bounds_and_ends(
+    pool: tuple[int, list[ReplicaState]],
+    surge: int,
+    unavailable: int,
+    breaks: float,
+    refuses: float,
+    percent: int,
+    seed: int,
+) -> None:
+    awake, rests = pool
+    strategy = Strategy(
+        max_surge=surge, max_unavailable=unavailable, canary_percent=percent, promote_after_s=60.0,
+        progress_deadline_s=200.0, canary_deadline_s=600.0,
+    )  # fmt: skip
+    engines = [Engine(f"h/{n}") for n in range(awake)]
+    engines += [Engine(f"h/r{n}", state) for n, state in enumerate(rests)]
+    state = RolloutState.CANARY if strategy.has_canary else RolloutState.PROGRESSING
+    played = Pool(random.Random(seed), strategy, engines, breaks, refuses, state)
+    ended = played.run()
+    version = NEW if ended is RolloutState.PROMOTED else OLD
+    assert {engine.version for engine in engines} <= {version}
+    serving = sum(engine.state is ReplicaState.READY for engine in engines)
+    assert serving >= awake if ended is RolloutState.PROMOTED else True
+    if breaks == refuses == 0.0 and unavailable and not strategy.has_canary:
+        assert ended is RolloutState.PROMOTED
+        assert serving == awake
+
+
+def play(awake: int, rests: int = 0, **strategy: object) -> Pool:
+    engines = [Engine(f"h/{n}") for n in range(awake)]
+    engines += [Engine(f"h/r{n}", ReplicaState.STOPPED) for n in range(rests)]
+    return Pool(random.Random(1), Strategy(**strategy), engines)  # type: ignore[arg-type]
+
+
+def test_a_resting_replica_serves_so_that_none_is_missing() -> None:
+    pool = play(3, rests=1)
+    fewest = 3
+    while pool.state not in ENDED:
+        pool.tick()
+        fewest = min(fewest, sum(engine.state is ReplicaState.READY for engine in pool.engines))
+    assert (pool.state, fewest) == (RolloutState.PROMOTED, 3)
+    assert [engine.state for engine in pool.engines].count(ReplicaState.STOPPED) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"phase": "unfit", "state": ReplicaState.FAILED}, "h/0 is not fit to serve: it broke"),
+        ({"failures": 2, "state": ReplicaState.FAILED}, "h/0 failed 2 times: it broke"),
+        ({"refusals": 2, "version": OLD}, "h/0 cannot get the version: it broke"),
+    ],
+)
+def test_a_replica_that_fails_stops_the_rollout(change: dict[str, object], reason: str) -> None:
+    pool = play(3)
+    pool.engines[0].version = NEW
+    for name, value in change.items():
+        setattr(pool.engines[0], name, value)
+    pool.engines[0].busy_until = 1_000.0
+    pool.tick()
+    assert (pool.state, pool.reasons) == (RolloutState.ROLLING_BACK, [reason])
+
+
+def test_a_regression_rolls_back() -> None:
+    pool = play(3)
+    pool.tick()
+    pool.tick(Verdict("2 of 10 requests failed", enough=True))
+    assert pool.reasons == ["the new version is worse: 2 of 10 requests failed"]
+    assert pool.run() is RolloutState.ROLLED_BACK
+    assert {(engine.version, engine.state) for engine in pool.engines} == {(OLD, ReplicaState.READY)}
+
+
+def test_a_canary_waits_for_an_admin_and_is_rolled_back_at_its_deadline() -> None:
+    pool = play(4, canary_percent=50, canary_deadline_s=300.0, progress_deadline_s=100.0)
+    pool.state = RolloutState.CANARY
+    for _ in range(299):
+        pool.tick()
+    assert (pool.state, sum(engine.version == NEW for engine in pool.engines)) == (RolloutState.CANARY, 2)
+    assert pool.run() is RolloutState.ROLLED_BACK
+    assert pool.reasons[0] == "the canary was not promoted within 300 s"
+
+
+def test_a_canary_of_the_only_replica_is_refused() -> None:
+    pool = play(1, canary_percent=10)
+    pool.state = RolloutState.CANARY
+    pool.tick()
+    assert pool.reasons == ["a canary needs two replicas: two that serve, or one that may be started beside"]
+
+
+def test_a_silent_replica_gets_no_command_and_ends_the_progress() -> None:
+    strategy = Strategy(progress_deadline_s=60.0)
+    members = [
+        Member("a", NEW, ReplicaState.READY, ready_s=99.0),
+        Member("b", OLD, ReplicaState.READY, silent=True),
+    ]
+    waits = Situation(RolloutState.PROGRESSING, strategy, OLD, NEW, 2, members)
+    assert decide(waits).moves == ()
+    late = Situation(RolloutState.PROGRESSING, strategy, OLD, NEW, 2, members, stalled_s=61.0)
+    assert decide(late).reason == "no progress for 60 s"
+
+
+def test_replicas_of_new_hosts_get_the_promoted_version() -> None:
+    members = [
+        Member("a", NEW, ReplicaState.READY),
+        Member("b", OLD, ReplicaState.LOADING),
+        Member("c", OLD, ReplicaState.READY),
+    ]
+    assert [move.name for move in steady_moves(members, NEW)] == ["b"]
+    members[1] = Member("b", NEW, ReplicaState.READY)
+    assert [(move.name, move.action) for move in steady_moves(members, NEW)] == [("c", "deploy")]
+    assert steady_moves(members[:2], NEW) == ()

@@ -1,0 +1,65 @@
+"""The version of a model's engine: its name, what it changes of a profile, and what it may not."""
+
+from pathlib import Path
+
+import pytest
+
+from core.errors import InvalidRequest
+from workers.catalog import load_catalog
+from workers.engine_spec import BASE, EngineSpec, environment, profile_of
+
+MODEL = load_catalog().model("llama-3.3-70b")
+
+
+def test_its_name_follows_from_its_content() -> None:
+    one = EngineSpec(engine_version="0.33.0", args={"max-num-seqs": 8, "block-size": 32})
+    other = EngineSpec(engine_version="0.33.0", args={"block-size": 32, "max-num-seqs": 8})
+    assert EngineSpec().version == BASE
+    assert one.version == other.version
+    assert len(one.version) == 8
+    assert one.version != EngineSpec(engine_version="0.33.0").version
+
+
+def test_arguments_replace_those_of_the_profile() -> None:
+    base = MODEL.profile()
+    spec = EngineSpec(args={"max-model-len": 4096, "enable-sleep-mode": None}, revision="abc123")
+    made = profile_of(MODEL, base, spec)
+    assert made.args == {
+        **{flag: value for flag, value in base.args.items() if flag != "enable-sleep-mode"},
+        "max-model-len": 4096,
+        "revision": "abc123",
+    }
+    assert made.capacity.max_model_len == 4096
+    assert profile_of(MODEL, base, EngineSpec()) == base
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (EngineSpec(profile="nope"), "has no profile 'nope'"),
+        (EngineSpec(engine_version="../../tmp"), "must be letters, digits"),
+        (EngineSpec(revision="-x"), "must be letters, digits"),
+        (EngineSpec(args={"middleware": "x"}), "run code"),
+        (EngineSpec(args={"port": 1}), "set by Penstock itself"),
+        (EngineSpec(args={"tensor-parallel-size": 1}), "cannot set the argument tensor-parallel-size"),
+        (EngineSpec(args={"max-model-len": 10**9}), "must be between 1 and the model's context"),
+    ],
+)
+def test_what_a_replica_cannot_run_is_refused(spec: EngineSpec, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        profile_of(MODEL, MODEL.profile(), spec)
+
+
+def test_a_profile_with_other_gpus_is_refused() -> None:
+    base = MODEL.profile()
+    other = next((name for name, each in MODEL.profiles.items() if each.gpus != base.gpus), None)
+    assert other is not None
+    with pytest.raises(InvalidRequest, match="a rollout keeps both"):
+        profile_of(MODEL, base, EngineSpec(profile=other))
+
+
+def test_an_engine_version_has_a_directory_beside_the_hosts_own() -> None:
+    assert environment(Path("/opt/vllm/.engine"), EngineSpec()) == Path("/opt/vllm/.engine")
+    assert environment(Path("/opt/vllm/.engine"), EngineSpec(engine_version="0.33.0")) == Path(
+        "/opt/vllm/.engine-0.33.0"
+    )

@@ -1,0 +1,273 @@
+"""Rollouts of new versions of a model's engines: rows of PostgreSQL that admins begin and the scheduler drives.
+
+docs/rollouts.md describes them, scheduler/core/rollout.py decides.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from core.errors import InvalidRequest
+from workers.engine_spec import EngineSpec
+from workers.tables import model_deployments, rollouts
+
+MAX_CANARY_TENANTS = 1_000
+
+
+class RolloutState(StrEnum):
+    """How far a rollout is."""
+
+    CANARY = "canary"
+    """A share of the traffic uses the new version, until it is promoted or aborted."""
+    PROGRESSING = "progressing"
+    """Replicas are replaced."""
+    ROLLING_BACK = "rolling_back"
+    PROMOTED = "promoted"
+    """All replicas have the new version."""
+    ROLLED_BACK = "rolled_back"
+    """All replicas have the version of before."""
+
+
+ENDED = frozenset({RolloutState.PROMOTED, RolloutState.ROLLED_BACK})
+
+
+class Strategy(msgspec.Struct, frozen=True):
+    """How a version is rolled out, and what stops it. Seconds, and shares from 0 to 1."""
+
+    max_surge: int = 1
+    """Replicas beyond the usual number that may be awake, where resting ones have free GPUs."""
+    max_unavailable: int = 1
+    """Replicas that may be missing from the usual number at a time."""
+    canary_percent: int = 0
+    """Percent of the organisations whose requests use the new version first; 0 = none but those of the list."""
+    canary_tenants: tuple[str, ...] = ()
+    """Ids of organisations that use the new version first."""
+    promote_after_s: float = 0.0
+    """After which a canary without regression goes on by itself; 0 = an admin promotes it."""
+    canary_deadline_s: float = 86_400.0
+    """After which a canary that was not promoted is rolled back."""
+    min_ready_s: float = 10.0
+    """For which a new replica must serve before it counts as available."""
+    progress_deadline_s: float = 1_800.0
+    """Without progress after which the rollout is rolled back."""
+    drain_s: float = 600.0
+    """That running requests get before their engine ends."""
+    min_requests: int = 50
+    """Requests of each version without which times are not compared."""
+    max_error_increase: float = 0.02
+    """By which the share of failed requests may exceed that of the old version."""
+    max_ttft_ratio: float = 1.5
+    """Median seconds to the first token, as a multiple of the old version's."""
+    max_tpot_ratio: float = 1.3
+    """Median seconds per output token, likewise."""
+    same_answer: bool = True
+    """Whether a new engine must give the stored greedy answer before it serves."""
+
+    @property
+    def has_canary(self) -> bool:
+        """Whether some traffic uses the new version first."""
+        return self.canary_percent > 0 or bool(self.canary_tenants)
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "max_surge": (0, 1_024),
+    "max_unavailable": (0, 1_024),
+    "canary_percent": (0, 100),
+    "promote_after_s": (0, 31 * 86_400),
+    "canary_deadline_s": (60, 31 * 86_400),
+    "min_ready_s": (0, 86_400),
+    "progress_deadline_s": (10, 86_400),
+    "drain_s": (1, 3_600),
+    "min_requests": (1, 100_000),
+    "max_error_increase": (0, 1),
+    "max_ttft_ratio": (1, 100),
+    "max_tpot_ratio": (1, 100),
+}
+
+
+def check_strategy(strategy: Strategy) -> None:
+    """Raise InvalidRequest for the first figure that is out of range."""
+    for name, (least, most) in _RANGES.items():
+        value = getattr(strategy, name)
+        if not least <= value <= most:
+            raise InvalidRequest(f"{name} is {value}, must be {least:g} to {most:g}", param=name)
+    if strategy.max_surge == strategy.max_unavailable == 0:
+        raise InvalidRequest(
+            "max_surge and max_unavailable are both 0, so no replica could be replaced",
+            param="max_unavailable",
+        )
+    if len(strategy.canary_tenants) > MAX_CANARY_TENANTS:
+        raise InvalidRequest(
+            f"canary_tenants has more than {MAX_CANARY_TENANTS} organisations", param="canary_tenants"
+        )
+
+
+class VersionFigures(msgspec.Struct, frozen=True):
+    """What requests saw of one version since both serve; None = nothing to tell."""
+
+    version: str
+    requests: int = 0
+    failed: int = 0
+    error_rate: float | None = None
+    ttft_p50_s: float | None = None
+    tpot_p50_s: float | None = None
+    output_tokens: float | None = None
+    """Mean of an answer."""
+    acceptance: float | None = None
+    """Share of the drafted tokens that was accepted, of an engine with speculative decoding."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Counts of replicas, and the comparison of both versions."""
+
+    wanted: int = -1
+    """Replicas that were awake when it began; -1 = not known yet."""
+    replicas: int = 0
+    updated: int = 0
+    """Those of the new version."""
+    available: int = 0
+    """Those that serve, of both versions."""
+    old: VersionFigures | None = None
+    new: VersionFigures | None = None
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """One rollout as it is stored."""
+
+    rollout_id: UUID
+    model: str
+    before: EngineSpec
+    after: EngineSpec
+    strategy: Strategy
+    state: RolloutState
+    reason: str
+    started_at: datetime
+    changed_at: datetime
+    """When its state last changed."""
+    ended_at: datetime | None
+    progress: Progress
+    state_age_s: float = 0.0
+    """Seconds since its state last changed, when it was read."""
+
+    @property
+    def target(self) -> EngineSpec:
+        """What its replicas are to have."""
+        back = self.state in (RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK)
+        return self.before if back else self.after
+
+
+class RolloutUpdate(msgspec.Struct, frozen=True):
+    """What the scheduler writes of a rollout that it read in the state `was`."""
+
+    rollout_id: UUID
+    was: RolloutState
+    state: RolloutState
+    reason: str
+    progress: Progress
+
+
+_SELECT = select(
+    rollouts,
+    text("extract(epoch FROM clock_timestamp() - changed_at)::double precision AS state_age_s"),
+)
+_UPDATE = text(
+    """
+    UPDATE rollouts SET state = :state, reason = :reason, progress = CAST(:progress AS jsonb),
+        changed_at = CASE WHEN state = :state THEN changed_at ELSE clock_timestamp() END,
+        ended_at = CASE WHEN :ended THEN clock_timestamp() END
+    WHERE rollout_id = :rollout_id AND state = :was
+        AND NOT EXISTS (SELECT FROM scheduler_lease WHERE term > :term)
+    RETURNING model, after::text AS after
+    """
+)
+_DEPLOY = text(
+    """
+    INSERT INTO model_deployments (model, spec) VALUES (:model, CAST(:spec AS jsonb))
+    ON CONFLICT (model) DO UPDATE SET spec = excluded.spec, since = clock_timestamp()
+    """
+)
+
+
+async def read_rollouts(
+    connection: AsyncConnection, *, model: str | None = None, active: bool = False, limit: int = 1_000
+) -> list[Rollout]:
+    """Rollouts, the newest first: of one model or all, `active`: those that have not ended."""
+    query = _SELECT.order_by(rollouts.c.started_at.desc()).limit(limit)
+    if model is not None:
+        query = query.where(rollouts.c.model == model)
+    if active:
+        query = query.where(rollouts.c.ended_at.is_(None))
+    return [_of(row) for row in await connection.execute(query)]
+
+
+async def read_deployments(connection: AsyncConnection) -> dict[str, EngineSpec]:
+    """By model: the version that its replicas have to have; others have the base version or any."""
+    rows = await connection.execute(select(model_deployments))
+    return {row.model: msgspec.convert(row.spec, EngineSpec) for row in rows}
+
+
+async def add_rollout(
+    connection: AsyncConnection,
+    model: str,
+    before: EngineSpec,
+    after: EngineSpec,
+    strategy: Strategy,
+    reason: str,
+) -> Rollout:
+    """Begin a rollout. The caller has made sure that the model has none."""
+    state = RolloutState.CANARY if strategy.has_canary else RolloutState.PROGRESSING
+    made = await connection.execute(
+        rollouts.insert()
+        .values(
+            model=model,
+            before=msgspec.to_builtins(before),
+            after=msgspec.to_builtins(after),
+            strategy=msgspec.to_builtins(strategy),
+            state=state.value,
+            reason=reason,
+            progress=msgspec.to_builtins(Progress()),
+        )
+        .returning(rollouts)
+    )
+    return _of(made.one())
+
+
+async def write_updates(connection: AsyncConnection, updates: Sequence[RolloutUpdate], term: int) -> None:
+    """Store what the scheduler of a term has decided, where no admin and no later scheduler has decided otherwise."""
+    for update in updates:
+        written = (
+            await connection.execute(
+                _UPDATE,
+                {
+                    "rollout_id": update.rollout_id,
+                    "was": update.was.value,
+                    "state": update.state.value,
+                    "reason": update.reason[:1_000],
+                    "progress": msgspec.json.encode(update.progress).decode(),
+                    "ended": update.state in ENDED,
+                    "term": term,
+                },
+            )
+        ).one_or_none()
+        if written is not None and update.state is RolloutState.PROMOTED:
+            await connection.execute(_DEPLOY, {"model": written.model, "spec": written.after})
+
+
+def _of(row: Row[Any]) -> Rollout:
+    facts = dict(row._mapping)
+    return Rollout(
+        **facts
+        | {
+            "before": msgspec.convert(row.before, EngineSpec),
+            "after": msgspec.convert(row.after, EngineSpec),
+            "strategy": msgspec.convert(row.strategy, Strategy),
+            "progress": msgspec.convert(row.progress, Progress),
+            "state": RolloutState(row.state),
+        }
+    )
