@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from core.ids import uuid7
+from scheduler.core.canary import Canary
 from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
 from scheduler.core.rollout import (
@@ -102,6 +103,8 @@ class RolloutRunner:
             {name: (each.before.version, each.after.version) for name, each in active.items()}
         )
         self._forget(active)
+        canaries = {name: _canary(each) for name, each in active.items() if each.state is RolloutState.CANARY}
+        state.set_canaries(canaries, now)
         if now < self._begins_at:
             return
         for model in sorted(active.keys() | self._store.deployed.keys()):
@@ -297,6 +300,17 @@ class RolloutRunner:
         self._wanted = {key: wanted for key, wanted in self._wanted.items() if key in keys}
         if not active:
             self._surged.clear()
+
+
+def _canary(rollout: Rollout) -> Canary:
+    """Which requests use the new version."""
+    strategy = rollout.strategy
+    return Canary(
+        rollout.after.version,
+        strategy.canary_percent,
+        frozenset(strategy.canary_tenants),
+        str(rollout.rollout_id),
+    )
 
 
 def _reason(rollout: Rollout, found: Decision) -> str:

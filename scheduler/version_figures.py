@@ -134,7 +134,7 @@ class VersionComparison(Listener):
 
 
 def verdict(strategy: Strategy, old: VersionFigures, new: VersionFigures) -> Verdict:
-    """Whether the new version is worse than the strategy allows: by errors from a few on, by times from `min_requests`."""
+    """Whether the new version is worse than the strategy allows. A few errors count, times from `min_requests` on."""
     enough = min(old.requests, new.requests) >= strategy.min_requests
     old_rate, new_rate = old.error_rate or 0.0, new.error_rate or 0.0
     if new.failed >= MIN_FAILURES and new_rate > old_rate + strategy.max_error_increase:
@@ -145,14 +145,14 @@ def verdict(strategy: Strategy, old: VersionFigures, new: VersionFigures) -> Ver
     if not enough:
         return Verdict(enough=False)
     for name, most, slack_s, now_s, before_s in (
-        ("first token", strategy.max_ttft_ratio, TTFT_SLACK_S, new.ttft_p50_s, old.ttft_p50_s),
-        ("output token", strategy.max_tpot_ratio, TPOT_SLACK_S, new.tpot_p50_s, old.tpot_p50_s),
+        ("a first token", strategy.max_ttft_ratio, TTFT_SLACK_S, new.ttft_p50_s, old.ttft_p50_s),
+        ("an output token", strategy.max_tpot_ratio, TPOT_SLACK_S, new.tpot_p50_s, old.tpot_p50_s),
     ):
         if now_s is None or before_s is None:
             continue
         if now_s > max(before_s * most, before_s + slack_s):
             return Verdict(
-                f"its median time to a {name} is {now_s * 1000:.1f} ms, before {before_s * 1000:.1f} ms",
+                f"its median time to {name} is {now_s * 1000:.1f} ms, before {before_s * 1000:.1f} ms",
                 enough,
             )
     return Verdict(enough=True)

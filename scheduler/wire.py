@@ -42,11 +42,18 @@ class PlaceRequest(msgspec.Struct, array_like=True):
     """Classes of GPU on one of which it has to run, in lower case; empty = any."""
     wake_deadline_s: float = 0.0
     """Longest time in the queue of a model that has to wake first, in seconds from now; at least `deadline_s` holds."""
+    track: str = ""
+    """During a canary: of which version its replica has to be (scheduler/core/canary.py). The scheduler sets it."""
 
     @property
     def narrowed(self) -> bool:
-        """Whether only some replicas may take it: it has failed on others, or has to run in a region or on GPUs."""
-        return bool(self.exclude or self.regions or self.gpus)
+        """Whether only some replicas may take it: it has failed on others, or has to run in some places."""
+        return bool(self.exclude or self.bound)
+
+    @property
+    def bound(self) -> bool:
+        """Whether it has to run in a region, on GPUs, or on one version."""
+        return bool(self.regions or self.gpus or self.track)
 
     def allows(self, region: str, gpu: str) -> bool:
         """Whether it may run in `region` on GPUs of the class `gpu`."""

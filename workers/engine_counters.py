@@ -43,8 +43,9 @@ class CounterReport(msgspec.Struct, frozen=True):
 _AGO = "clock_timestamp() - make_interval(secs => CAST(:{} AS double precision))"
 _STORE = text(
     f"""
-    INSERT INTO engine_counters AS e (boot_id, replica_id, model, engine, simulated, version,
-        last_seen, scraped_at, ended_at, prompt_tokens, generation_tokens, cached_prompt_tokens, warmup_prompt_tokens, warmup_generation_tokens)
+    INSERT INTO engine_counters AS e (boot_id, replica_id, model, engine, simulated, version, last_seen, scraped_at,
+        ended_at, prompt_tokens, generation_tokens, cached_prompt_tokens, warmup_prompt_tokens,
+        warmup_generation_tokens)
     VALUES (:boot, :replica, :model, :engine, :simulated, :version,
         {_AGO.format("seen_age")}, {_AGO.format("scrape_age")},
         CASE WHEN :ended THEN {_AGO.format("seen_age")} END,

@@ -46,8 +46,8 @@ class ReplicaRunner(HeldEngine):
     """A replica whose engine is a process of this host.
 
     `access` returns the access to the engine of a plan at a URL, or with None that to a new engine at a URL of its own.
-    A request for an engine that has ended is then refused, however late it is sent; at the same URL the next engine would run it
-    during its warm-up, whose tokens belong to no request of a customer.
+    A request for an engine that has ended is then refused, however late it is sent; at the same URL the next engine
+    would run it during its warm-up, whose tokens belong to no request of a customer.
     """
 
     def __init__(

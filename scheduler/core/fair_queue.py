@@ -35,7 +35,7 @@ class FairQueue:
         self.running = 0
         """Number of active placements."""
         self.bound = 0
-        """Queued requests that name regions or GPUs."""
+        """Queued requests that may run in some places alone."""
         self._waiting: dict[RequestKey, QueuedRequest] = {}
         self._deadlines: list[tuple[float, int, RequestKey]] = []
         self._arrivals: tuple[list[tuple[float, int, RequestKey]], ...] = tuple([] for _ in BANDS)
@@ -341,4 +341,4 @@ def largest_flows(flows: Iterable[Flow], count: int) -> list[Flow]:
 
 
 def _is_bound(request: PlaceRequest) -> bool:
-    return bool(request.regions or request.gpus)
+    return request.bound

@@ -5,8 +5,10 @@ The scheduler state calls it for every event, and the policy reads it. Pure: tim
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from scheduler.core.acceptance import Acceptance
+from scheduler.core.canary import Canary
 from scheduler.core.capacity_estimate import CapacityEstimate
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import tokens_per_block
@@ -69,7 +71,7 @@ class Fleet:
                     own_rank = rank if len(engine.ranks) > 1 else None
                     known = self._discover(status, engine, own_rank, heartbeat.agent_id, now)
                     changed = True
-                changed |= self._update(known, status, now) or _place(known) != _place_of(engine)
+                changed |= self._update(known, status, now) or _home(known.engine) != _home(engine)
                 known.engine, known.agent_id = engine, heartbeat.agent_id
                 if self.waker is not None and engine.state is ReplicaState.READY:
                     self.waker.on_ready(engine.replica_id)
@@ -78,6 +80,8 @@ class Fleet:
             if replica.agent_id == heartbeat.agent_id and replica_id not in listed:
                 models.add(self._forget(replica_id))
                 changed = True
+        for model in models:
+            changed |= (pool := self._pools.get(model)) is not None and pool.steer()
         return changed, models
 
     def _update(self, known: Replica, status: ReplicaStatus, now: float) -> bool:
@@ -112,7 +116,33 @@ class Fleet:
         """Assume that a replica, with its ranks, is in `state` until its next heartbeat, because of a command."""
         for replica in self.targets_of(replica_id):
             replica.expected_state = state
-            self._pools[replica.status.model].refresh(replica, replica.last_seen_at)
+            pool = self._pools[replica.status.model]
+            pool.refresh(replica, replica.last_seen_at)
+            pool.steer()
+
+    def set_canaries(self, canaries: Mapping[str, Canary], now: float) -> set[str]:
+        """Send requests by these canaries, by model, from now on; returns the models for which something changed.
+
+        A canary does not count while the agents of one of its versions are silent.
+        """
+        changed = set()
+        for model, pool in self._pools.items():
+            canary = canaries.get(model)
+            heard = [each for each in pool if now - each.last_seen_at <= self.config.heartbeat_stale_s]
+            if (
+                canary is not None
+                and len({canary.track_of_version(each.engine.version) for each in heard}) < 2
+            ):
+                canary = None
+            pool.canary = canary
+            if pool.steer():
+                changed.add(model)
+        return changed
+
+    def track_of(self, model: str, tenant_id: str) -> str:
+        """The track of an organisation's requests during a canary; empty = there is none."""
+        pool = self._pools.get(model)
+        return "" if pool is None or pool.canary is None else pool.canary.track_of(tenant_id)
 
     def kv_events(self, delta: KvDelta) -> None:
         """Apply an engine's cache events; those of another incarnation are ignored."""
@@ -153,23 +183,22 @@ class Fleet:
 
     def places_of(self, model: str) -> frozenset[Place]:
         """Where the replicas of a model are, in any state."""
-        return frozenset(map(_place, self._pools.get(model, ())))
+        pool = self._pools.get(model)
+        return frozenset(_place(pool, each) for each in pool) if pool is not None else frozenset()
 
     def open_places(self, model: str, now: float) -> frozenset[Place]:
         """Where replicas of a model have some room."""
         pool = self._pools.get(model)
         rows = pool.open_rows(now) if pool is not None else ()
-        return frozenset(_place(pool.replica(row)) for row in rows) if pool is not None else frozenset()
+        return frozenset(_place(pool, pool.replica(row)) for row in rows) if pool is not None else frozenset()
 
     def largest_kv_tokens(self, model: str, where: Where) -> int:
         """The largest KV cache of a model's replicas, or ranks, in some places, in tokens; 0 = not known."""
+        pool = self._pools.get(model)
+        if pool is None:
+            return 0
         return max(
-            (
-                replica.kv_capacity
-                for replica in self._pools.get(model, ())
-                if where is None or _place(replica) in where
-            ),
-            default=0,
+            (each.kv_capacity for each in pool if where is None or _place(pool, each) in where), default=0
         )
 
     def best_hit(self, request: PlaceRequest) -> int:
@@ -439,12 +468,15 @@ class Fleet:
             replica.prefix.max_entries = limit
 
 
-def _place(replica: Replica) -> Place:
-    return _place_of(replica.engine)
+def _place(pool: Pool, replica: Replica) -> Place:
+    engine, steering = replica.engine, pool.steering
+    track = steering.track_of_version(engine.version) if steering is not None else ""
+    return engine.region.lower(), engine.gpu.lower(), track
 
 
-def _place_of(engine: ReplicaStatus) -> Place:
-    return engine.region.lower(), engine.gpu.lower()
+def _home(engine: ReplicaStatus) -> tuple[str, str, str]:
+    """What of a replica requests may be bound to."""
+    return engine.region, engine.gpu, engine.version
 
 
 def _redefined(known: ReplicaStatus, status: ReplicaStatus) -> bool:

@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 
+from scheduler.core.canary import Canary
 from scheduler.core.capacity_estimate import CapacityEstimate
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import Gate, ScoreInputs, Vector
@@ -54,6 +55,10 @@ class Pool:
         """Statistics of the model's answers."""
         self.observed: tuple[tuple[float, ...], CapacityEstimate] | None = None
         """Of the replica whose speed was observed last: what it states, and what is learnt."""
+        self.canary: Canary | None = None
+        """The canary of the model, if it has one."""
+        self.steering: Canary | None = None
+        """The same while both versions serve. Otherwise all requests use what there is."""
         self._open_rows: set[int] = set()
         """Rows that are open and have some room."""
         self.inputs: list[ScoreInputs[float]] = []
@@ -110,9 +115,15 @@ class Pool:
         return self._rows_of.get(replica_id, ())
 
     def closed_to(self, request: PlaceRequest) -> list[int]:
-        """Rows that `request` may not use, whatever their load: it has failed there, or asks for another region or
-        other GPUs."""
+        """Rows that `request` may not use, whatever their load: it has failed there, asks for another region or
+        other GPUs, or uses another version during a canary."""
         closed = [row for replica_id in request.exclude for row in self.rows_of(replica_id)]
+        if self.steering is not None and request.track:
+            closed += [
+                replica.row
+                for replica in self
+                if self.steering.track_of_version(replica.engine.version) != request.track
+            ]
         if request.regions or request.gpus:
             closed += [
                 replica.row
@@ -120,6 +131,21 @@ class Pool:
                 if not request.allows(replica.engine.region, replica.engine.gpu)
             ]
         return closed
+
+    def steer(self) -> bool:
+        """Look whether both versions of a canary serve; returns whether that has changed."""
+        before, canary = self.steering, self.canary
+        tracks = (
+            {
+                canary.track_of_version(each.engine.version)
+                for each in self
+                if each.state is ReplicaState.READY
+            }
+            if canary is not None
+            else set()
+        )
+        self.steering = canary if len(tracks) > 1 else None
+        return self.steering != before
 
     def next_row(self) -> int:
         """The row that the next replica takes."""

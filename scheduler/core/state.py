@@ -6,9 +6,10 @@ two requests never see the same free slot.
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scheduler.core import refusals
+from scheduler.core.canary import Canary
 from scheduler.core.decisions import Assignment, Decision, Placed, Rejection
 from scheduler.core.fleet import Fleet
 from scheduler.core.flow import QueuedRequest, QueueOutcome
@@ -122,6 +123,10 @@ class SchedulerState:
         self.fleet.expect_state(replica_id, state)
         self._mark_dirty({replica.status.model for replica in self.fleet.targets_of(replica_id)}, True)
 
+    def set_canaries(self, canaries: Mapping[str, Canary], now: float) -> None:
+        """Send a share of the requests of these models to replicas of a new version from now on."""
+        self._mark_dirty(self.fleet.set_canaries(canaries, now), True)
+
     # Events from clients
 
     def submit(
@@ -141,6 +146,8 @@ class SchedulerState:
             unknown = refusals.hopeless(request, Reason.UNKNOWN_MODEL, refusals.Standing(0, 0, None))
             self._decisions.append(Rejection(client, request.model, unknown))
             return
+        # A request that has failed on a replica may go on on any other.
+        request.track = "" if request.exclude else self.fleet.track_of(request.model, request.tenant_id)
         model_queue = self._queue_of(request.model)
         enqueued_at = now - max(0.0, age_s)
         deadline_s, pool = request.deadline_s, model_queue.pool.at(now)

@@ -4,8 +4,8 @@ from collections.abc import Collection, Container
 
 from scheduler.wire import PlaceRequest
 
-Place = tuple[str, str]
-"""Region and class of GPU of a replica."""
+Place = tuple[str, str, str]
+"""Region, class of GPU, and during a canary the track of a replica."""
 Where = frozenset[Place] | None
 """The places of a model's replicas that a request may use; None = all of them."""
 LOOK_S = 0.5
@@ -19,9 +19,13 @@ def where_of(request: PlaceRequest, known: Collection[Place]) -> Where:
 
     What it names beside them makes no difference, so there are only as many sets as places can form.
     """
-    if not request.regions and not request.gpus:
+    if not request.bound:
         return None
-    allowed = frozenset(place for place in known if request.allows(*place))
+    allowed = frozenset(
+        place
+        for place in known
+        if request.allows(place[0], place[1]) and (not request.track or place[2] in ("", request.track))
+    )
     return None if allowed and len(allowed) == len(known) else allowed
 
 

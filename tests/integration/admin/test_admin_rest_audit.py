@@ -116,6 +116,27 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/hosts/invitations", {"host": "b300-1", "reason": "x"}, 201, "hosts.invite"),
     ("POST", "/hosts/{host}/revoke", {"reason": "x"}, 200, "hosts.revoke"),
     ("POST", "/models/scaling/reset", {"model": "deepseek-v3.2"}, 200, "model.reset_scaling"),
+    (
+        "POST",
+        "/models/rollouts",
+        {
+            "model": "deepseek-v3.2",
+            "engine_version": "0.33.0",
+            "args": {"max-num-seqs": 8},
+            "strategy": {"canary_percent": 10},
+            "reason": "x",
+        },
+        201,
+        "model.rollout_start",
+    ),
+    (
+        "POST",
+        "/models/rollouts/promote",
+        {"model": "deepseek-v3.2", "reason": "x"},
+        200,
+        "model.rollout_promote",
+    ),
+    ("POST", "/models/rollouts/abort", {"model": "deepseek-v3.2", "reason": "x"}, 200, "model.rollout_abort"),
     ("POST", "/models", {"name": "llama-3.3-70b"}, 201, "model.add"),
     (
         "POST",

@@ -213,7 +213,7 @@ def test_a_request_too_large_for_its_region_is_refused_at_once() -> None:
 
 
 def test_full_places_are_tried_again_from_time_to_time_so_that_they_are_woken() -> None:
-    east: frozenset[tuple[str, str]] = frozenset({(EAST, "b300")})
+    east: frozenset[tuple[str, str]] = frozenset({(EAST, "b300", "")})
     looked: dict[Where, float] = {}
     tries = Tries(frozenset(), looked, 3, 10.0)
     assert not tries.over(east)
@@ -221,7 +221,7 @@ def test_full_places_are_tried_again_from_time_to_time_so_that_they_are_woken() 
     assert tries.over(east)
     assert Tries(frozenset(), looked, 3, 10.4).over(east)
     assert not Tries(frozenset(), looked, 3, 10.6).over(east)
-    assert not Tries({(EAST, "b300")}, looked, 3, 10.1).over(east), "a replica has room"
+    assert not Tries({(EAST, "b300", "")}, looked, 3, 10.1).over(east), "a replica has room"
 
 
 def test_a_full_region_refuses_no_arrival_for_the_others() -> None:
@@ -239,7 +239,7 @@ def test_requests_are_held_back_for_one_that_may_run_anywhere_alone() -> None:
     skipped, hold = Skipped(Tries(frozenset(), {}, 3, 0.0)), Hold(rules)
     bound, free = (
         QueuedRequest("api", request(), 0.0, 9.0, 1, where=where, passed=1_000, passed_work=1e9)
-        for where in (frozenset({(EAST, "b300")}), None)
+        for where in (frozenset({(EAST, "b300", "")}), None)
     )
     skipped.add(bound)
     assert skipped.first is None

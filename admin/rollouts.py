@@ -1,0 +1,237 @@
+"""Rollouts of new versions of a model's engines: begin, look, promote, abort. The scheduler carries them out.
+
+docs/rollouts.md describes them.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor, require
+from admin.model_settings import record_change
+from admin.models import lock_models
+from admin.scaling import scaled_model
+from admin.transactions import page_size, read, write
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
+from tenants.tables import tenants
+from workers.catalog import ArgValue
+from workers.engine_spec import EngineSpec, profile_of
+from workers.rollouts import (
+    ENDED,
+    Rollout,
+    RolloutState,
+    Strategy,
+    VersionFigures,
+    add_rollout,
+    check_strategy,
+    read_deployments,
+    read_rollouts,
+)
+from workers.tables import rollouts
+
+BASE_NAME = "base"
+"""Name of the version that hosts and catalog say."""
+
+
+class RolloutView(msgspec.Struct, frozen=True):
+    """A rollout as admins see it."""
+
+    rollout_id: UUID
+    model: str
+    state: str
+    """canary, progressing, rolling_back, promoted or rolled_back."""
+    reason: str
+    """Why it is in this state."""
+    old_version: str
+    new_version: str
+    old_spec: dict[str, Any]
+    new_spec: dict[str, Any]
+    """How each differs from what hosts and catalog say."""
+    wanted: int | None
+    """Replicas that were awake when it began; None = not known yet."""
+    replicas: int
+    updated: int
+    """Replicas of the new version."""
+    available: int
+    """Replicas that serve."""
+    old: VersionFigures | None
+    new: VersionFigures | None
+    """What requests saw of each version while both served."""
+    strategy: Strategy
+    started_at: datetime
+    changed_at: datetime
+    ended_at: datetime | None
+
+
+async def list_rollouts(
+    database: Database, actor: Actor, *, model: str | None = None, limit: int = 100
+) -> list[RolloutView]:
+    """Rollouts, the newest first: of one model or all. Raises PermissionDenied."""
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        return [_view(each) for each in await read_rollouts(connection, model=model, limit=page_size(limit))]
+
+
+async def last_rollout(database: Database, actor: Actor, *, model: str) -> RolloutView:
+    """The newest rollout of a model. Raises NotFound when it never had one."""
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        return _view(await _last(connection, model))
+
+
+async def start_rollout(
+    database: Database,
+    actor: Actor,
+    *,
+    model: str,
+    reason: str,
+    profile: str | None = None,
+    engine_version: str | None = None,
+    revision: str | None = None,
+    args: Mapping[str, ArgValue | None] | None = None,
+    from_base: bool = False,
+    same_answer: bool | None = None,
+    strategy: Mapping[str, Any] | None = None,
+) -> RolloutView:
+    """Begin to replace the engines of a model's replicas. What is not given stays as in the version promoted last.
+
+    With `from_base` it stays as hosts and catalog say. In `args` None takes an argument away. `strategy` has fields of
+    Strategy. `same_answer`: whether new engines must give the stored greedy answer; by default they must, unless
+    profile or revision change. Raises NotFound; Conflict for an alias, the model of an external engine, a model that is
+    being rolled out, and a version that it has; InvalidRequest for what no replica can run or is out of range.
+    """
+    require(actor, PLATFORM_ADMIN)
+    why = clean_reason(reason)
+    async with write(database, actor) as connection:
+        await lock_models(connection)
+        known = await scaled_model(connection, model)
+        before = (await read_deployments(connection)).get(model, EngineSpec())
+        kept = EngineSpec() if from_base else before
+        after = EngineSpec(
+            kept.profile if profile is None else profile,
+            kept.engine_version if engine_version is None else engine_version,
+            kept.revision if revision is None else revision,
+            {**kept.args, **(args or {})},
+        )
+        profile_of(known, known.profile(after.profile), after)
+        if after == before:
+            raise Conflict(
+                f"the replicas of {model!r} are to have this version already; give what is to change",
+                param="model",
+            )
+        if active := await read_rollouts(connection, model=model, active=True):
+            raise Conflict(
+                f"{model!r} is being rolled out ({active[0].state}); wait until that has ended, or abort it",
+                param="model",
+            )
+        agrees = after.keeps_weights(before) if same_answer is None else same_answer
+        chosen = _strategy({**(strategy or {}), "same_answer": agrees})
+        await _check_tenants(connection, chosen.canary_tenants)
+        view = _view(await add_rollout(connection, model, before, after, chosen, why))
+        await record_change(connection, actor, model, "model.rollout_start", None, view, why)
+    return view
+
+
+async def promote_rollout(database: Database, actor: Actor, *, model: str, reason: str) -> RolloutView:
+    """Let a canary go on: all other replicas get its version. Raises NotFound, and Conflict where it is none."""
+    return await _decide(database, actor, model, reason, "model.rollout_promote", RolloutState.PROGRESSING)
+
+
+async def abort_rollout(database: Database, actor: Actor, *, model: str, reason: str) -> RolloutView:
+    """Bring all replicas back to the version of before. Raises NotFound, and Conflict where nothing can be aborted."""
+    return await _decide(database, actor, model, reason, "model.rollout_abort", RolloutState.ROLLING_BACK)
+
+
+async def _decide(
+    database: Database, actor: Actor, model: str, reason: str, action: str, state: RolloutState
+) -> RolloutView:
+    require(actor, PLATFORM_ADMIN)
+    why = clean_reason(reason)
+    async with write(database, actor) as connection:
+        await lock_models(connection)
+        before = await _last(connection, model)
+        if before.state in ENDED:
+            raise Conflict(
+                f"no rollout of {model!r} is under way; the last one was {before.state}", param="model"
+            )
+        if before.state is RolloutState.ROLLING_BACK or (
+            state is RolloutState.PROGRESSING and before.state is not RolloutState.CANARY
+        ):
+            verb = "promoted" if state is RolloutState.PROGRESSING else "aborted"
+            raise Conflict(
+                f"the rollout of {model!r} is {before.state}, so it cannot be {verb}", param="model"
+            )
+        await connection.execute(
+            update(rollouts)
+            .where(rollouts.c.rollout_id == before.rollout_id)
+            .values(state=state.value, reason=f"{actor.label}: {why}", changed_at=text("clock_timestamp()"))
+        )
+        view = _view(await _last(connection, model))
+        await record_change(connection, actor, model, action, _view(before), view, why)
+    return view
+
+
+async def _last(connection: AsyncConnection, model: str) -> Rollout:
+    found = await read_rollouts(connection, model=model, limit=1)
+    if not found:
+        raise NotFound(
+            f"{model!r} never had a rollout; `penstock models rollout start` begins one", param="model"
+        )
+    return found[0]
+
+
+def _strategy(given: Mapping[str, Any]) -> Strategy:
+    """The strategy of given fields. Raises InvalidRequest."""
+    if unknown := sorted(given.keys() - set(Strategy.__struct_fields__)):
+        raise InvalidRequest(f"a strategy has no {unknown[0]}", param="strategy")
+    try:
+        strategy = msgspec.convert(dict(given), Strategy)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the strategy is wrong: {error}", param="strategy") from None
+    check_strategy(strategy)
+    return strategy
+
+
+async def _check_tenants(connection: AsyncConnection, ids: Sequence[str]) -> None:
+    """Raise InvalidRequest for what is no organisation's id."""
+    try:
+        wanted = {UUID(each) for each in ids}
+    except ValueError:
+        raise InvalidRequest("canary_tenants must be ids of organisations", param="canary_tenants") from None
+    known = (
+        set(await connection.scalars(select(tenants.c.id).where(tenants.c.id.in_(wanted))))
+        if wanted
+        else set()
+    )
+    if missing := sorted(map(str, wanted - known)):
+        raise InvalidRequest(f"there is no organisation {missing[0]}", param="canary_tenants")
+
+
+def _view(rollout: Rollout) -> RolloutView:
+    progress = rollout.progress
+    return RolloutView(
+        rollout_id=rollout.rollout_id,
+        model=rollout.model,
+        state=rollout.state.value,
+        reason=rollout.reason,
+        old_version=rollout.before.version or BASE_NAME,
+        new_version=rollout.after.version or BASE_NAME,
+        old_spec=msgspec.to_builtins(rollout.before),
+        new_spec=msgspec.to_builtins(rollout.after),
+        wanted=progress.wanted if progress.wanted >= 0 else None,
+        replicas=progress.replicas,
+        updated=progress.updated,
+        available=progress.available,
+        old=progress.old,
+        new=progress.new,
+        strategy=rollout.strategy,
+        started_at=rollout.started_at,
+        changed_at=rollout.changed_at,
+        ended_at=rollout.ended_at,
+    )

@@ -1,0 +1,145 @@
+"""Rollouts between PostgreSQL and agents: commands, refusals, acts, and new hosts, with the store's reads given."""
+
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from core.db import Database
+from scheduler.core.state import SchedulerState
+from scheduler.rollout_store import RolloutStore
+from scheduler.rollouts import SETTLE_S, TOO_OLD, RolloutRunner
+from tests.support.clock import ManualClock
+from tests.support.scheduling import MODEL, beat, replica
+from workers.acting.plan import PoolAct
+from workers.engine_spec import EngineSpec
+from workers.rollouts import Progress, Rollout, RolloutState, RolloutUpdate, Strategy
+from workers.wire import CommandResult, ReplicaCommand, ReplicaState, ReplicaStatus
+
+NEW = EngineSpec(engine_version="0.33.0")
+NOW = datetime(2026, 11, 28, tzinfo=UTC)
+
+
+class World:
+    """A pool, the store's content, and what is sent."""
+
+    def __init__(self, **strategy: object) -> None:
+        self.clock = ManualClock()
+        self.store = RolloutStore(Database("postgresql://penstock@127.0.0.1:1/none"), 1)
+        self.acts: list[PoolAct] = []
+        self.commands: list[ReplicaCommand] = []
+        self.condemned: set[str] = set()
+        self.state = SchedulerState("epoch", 0.0)
+        self.runner = RolloutRunner(self.store, self.acts.append, self.clock.monotonic)
+        self.runner.connect(
+            lambda runner, command: self.commands.append(command), self.condemned.__contains__
+        )
+        self.rollout = Rollout(
+            uuid4(), MODEL, EngineSpec(), NEW, Strategy(min_ready_s=0.0, **strategy), RolloutState.PROGRESSING,
+            "faster", NOW, NOW, None, Progress(),
+        )  # type: ignore[arg-type]  # fmt: skip
+        self.store.active = {MODEL: self.rollout}
+        self.clock.advance(SETTLE_S)
+
+    def look(self, *rows: ReplicaStatus) -> list[ReplicaCommand]:
+        """The commands that follow when the replicas are `rows`."""
+        self.clock.advance(1.0)
+        self.state.heartbeat(beat(*rows), self.clock.monotonic())
+        before = len(self.commands)
+        self.runner.run(self.state)
+        return self.commands[before:]
+
+    @property
+    def update(self) -> RolloutUpdate:
+        return self.store._updates[MODEL]
+
+    def answer(self, command: ReplicaCommand, ok: bool = True, message: str = "") -> None:
+        self.runner.send(CommandResult(command.command_id, ok, message))
+
+
+def row(
+    name: str, version: str = "", state: ReplicaState = ReplicaState.READY, **facts: object
+) -> ReplicaStatus:
+    phase = {ReplicaState.READY: "ready"}.get(state, "")
+    status = replica(name, version=version, state=state, deploys=True, phase=phase, phase_s=60.0)
+    return msgspec.structs.replace(status, **facts)
+
+
+def test_replicas_are_replaced_one_after_the_other() -> None:
+    world = World()
+    [first] = world.look(row("a"), row("b"))
+    assert (first.action, first.replica_id, first.same_answer, first.deadline_s) == (
+        "deploy",
+        "a",
+        True,
+        600.0,
+    )
+    assert msgspec.json.decode(first.spec, type=EngineSpec) == NEW
+    assert world.look(row("a"), row("b")) == []
+    world.answer(first)
+    assert world.look(row("a", NEW.version, ReplicaState.LOADING), row("b")) == []
+    [second] = world.look(row("a", NEW.version), row("b"))
+    assert second.replica_id == "b"
+    world.answer(second)
+    assert world.look(row("a", NEW.version), row("b", NEW.version)) == []
+    assert (world.update.state, world.update.progress.wanted) == (RolloutState.PROMOTED, 2)
+    assert world.look(row("a", NEW.version), row("b", NEW.version)) == []  # until it is stored
+    assert [(act.target, act.act, act.result) for act in world.acts] == [
+        ("a", "deploy", "done"), ("b", "deploy", "done"), (f"version {NEW.version}", "promoted", "done")
+    ]  # fmt: skip
+    assert world.runner.is_rolling(MODEL)
+
+
+def test_a_refusal_is_tried_again_after_a_pause_and_then_ends_the_rollout() -> None:
+    world = World()
+    [first] = world.look(row("a"), row("b"))
+    world.answer(first, False, "this host has no engine 0.33.0")
+    assert world.look(row("a"), row("b")) == []
+    world.clock.advance(10.0)
+    [again] = world.look(row("a"), row("b"))
+    world.answer(again, False, "this host has no engine 0.33.0")
+    world.look(row("a"), row("b"))
+    assert world.update.state is RolloutState.ROLLING_BACK
+    assert world.update.reason == "a cannot get the version: this host has no engine 0.33.0"
+
+
+def test_a_roll_back_asks_for_no_stored_answer() -> None:
+    world = World()
+    world.rollout = msgspec.structs.replace(world.rollout, state=RolloutState.ROLLING_BACK)
+    world.store.active = {MODEL: world.rollout}
+    [back] = world.look(row("a", NEW.version, ReplicaState.FAILED, phase="unfit"), row("b"))
+    assert (back.replica_id, back.same_answer, back.spec) == ("a", False, b"{}")
+    world.answer(back)
+    world.look(row("a"), row("b"))
+    assert (world.update.state, world.update.reason) == (RolloutState.ROLLED_BACK, "faster")
+
+
+def test_an_agent_that_knows_no_rollouts_ends_it() -> None:
+    world = World()
+    assert world.look(row("a", deploys=False), row("b")) == []
+    assert world.update.reason == f"a cannot get the version: {TOO_OLD}"
+
+
+def test_a_host_that_is_being_destroyed_is_left_alone() -> None:
+    world = World()
+    world.condemned.add("agent-1")
+    assert world.look(row("a"), row("b")) == []
+
+
+def test_nothing_is_decided_before_agents_have_reconnected() -> None:
+    world = World()
+    world.runner._begins_at = world.clock.monotonic() + 2.0
+    assert world.look(row("a"), row("b")) == []
+    assert len(world.look(row("a"), row("b"))) == 1
+
+
+@pytest.mark.parametrize("state", [ReplicaState.LOADING, ReplicaState.READY])
+def test_a_replica_of_a_new_host_gets_the_promoted_version(state: ReplicaState) -> None:
+    world = World()
+    world.store.active, world.store.deployed = {}, {MODEL: NEW}
+    [command] = world.look(row("a", NEW.version), row("b", state=state))
+    assert (command.action, command.replica_id, command.same_answer) == ("deploy", "b", False)
+    world.answer(command, False, "no")
+    assert world.look(row("a", NEW.version), row("b", state=state)) == []
+    assert not world.runner.is_rolling(MODEL)

@@ -1,0 +1,107 @@
+"""The comparison of two versions: whose requests count, in which time, and what is a regression."""
+
+import msgspec
+import pytest
+
+from scheduler.core.placement import ActivePlacement
+from scheduler.core.rollout import Verdict
+from scheduler.version_figures import VersionComparison, verdict
+from scheduler.wire import Placement, Released
+from tests.support.scheduling import MODEL, beat, replica
+from workers.rollouts import Strategy, VersionFigures
+from workers.wire import EngineCounters
+
+OLD, NEW = "", "0a1b2c3d"
+BOOTS = {OLD: "boot-old", NEW: "boot-new"}
+
+
+class World:
+    """Both versions with one replica each."""
+
+    def __init__(self) -> None:
+        self.comparison = VersionComparison()
+        self.comparison.watch({MODEL: (OLD, NEW)})
+        self.comparison.on_heartbeat(
+            beat(
+                replica("a", boot_id=BOOTS[OLD]),
+                replica(
+                    "b",
+                    boot_id=BOOTS[NEW],
+                    version=NEW,
+                    counters=EngineCounters(drafts=10, accepted_tokens=6),
+                ),
+            ),
+            lambda name: 0,
+            0.0,
+        )
+
+    def serve(
+        self, version: str, at: float, *, ttft: float = 0.1, tpot: float = 0.01, failed: bool = False
+    ) -> None:
+        boot, tokens = BOOTS[version], 11
+        placement = Placement("r", "e", "a", "http://a", MODEL, boot)
+        self.comparison.on_place("api", placement, "standard", at)
+        active = ActivePlacement("api", "t", MODEL, "a", boot, 100, 0, 50, 0, prefilled=False, placed_at=at)
+        self.comparison.on_first_token("api", "r", active, at + ttft)
+        active.first_token_at = at + ttft
+        released = Released("r", "a", 100, 0, tokens, failed=failed)
+        self.comparison.on_release("api", released, active, at + ttft + tpot * (tokens - 1))
+
+    def figures(self, now: float) -> tuple[VersionFigures, VersionFigures]:
+        return self.comparison.compare(MODEL, OLD, NEW, now)
+
+
+def test_requests_count_while_both_versions_serve() -> None:
+    world = World()
+    for second in range(100):
+        world.serve(OLD, float(second), ttft=0.2 if second < 50 else 0.1)
+    for second in range(50, 60):
+        world.serve(NEW, float(second), ttft=0.3, tpot=0.02, failed=second == 50)
+    old, new = world.figures(100.0)
+    assert (new.requests, new.failed, new.error_rate, new.output_tokens) == (10, 1, 0.1, 11.0)
+    assert old.requests == 51  # the one that was placed before and ended afterwards
+    assert old.ttft_p50_s == pytest.approx(0.1)
+    assert (new.ttft_p50_s, new.tpot_p50_s) == (pytest.approx(0.3), pytest.approx(0.02))
+    assert (old.acceptance, new.acceptance) == (None, 0.6)
+
+
+def test_requests_of_other_models_and_engines_do_not_count() -> None:
+    world = World()
+    world.comparison.watch({"other": (OLD, NEW)})
+    world.serve(NEW, 1.0)
+    world.comparison.watch({MODEL: (OLD, NEW)})
+    assert world.figures(2.0)[1].requests == 0
+    world.serve(NEW, 1.0)
+    assert world.figures(2.0)[1].requests == 1
+
+
+GOOD = VersionFigures("x", 100, 1, 0.01, 0.2, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "enough", "problem"),
+    [
+        ({}, True, ""),
+        ({"failed": 5, "error_rate": 0.05}, True, "5 of its 100 requests failed (5.0%), before 1.0%"),
+        ({"requests": 10, "failed": 2, "error_rate": 0.2}, False, ""),
+        (
+            {"requests": 10, "failed": 3, "error_rate": 0.3},
+            False,
+            "3 of its 10 requests failed (30.0%), before 1.0%",
+        ),
+        ({"requests": 10, "tpot_p50_s": 9.0}, False, ""),
+        ({"ttft_p50_s": 0.31}, True, "its median time to a first token is 310.0 ms, before 200.0 ms"),
+        ({"tpot_p50_s": 0.014}, True, "its median time to an output token is 14.0 ms, before 10.0 ms"),
+        ({"tpot_p50_s": 0.0125}, True, ""),
+        ({"tpot_p50_s": None, "ttft_p50_s": None}, True, ""),
+    ],
+)
+def test_what_is_a_regression(change: dict[str, object], enough: bool, problem: str) -> None:
+    new = msgspec.structs.replace(GOOD, **change)
+    assert verdict(Strategy(), GOOD, new) == Verdict(problem, enough)
+
+
+def test_short_times_may_differ_by_noise() -> None:
+    fast = msgspec.structs.replace(GOOD, ttft_p50_s=0.01, tpot_p50_s=0.001)
+    slower = msgspec.structs.replace(GOOD, ttft_p50_s=0.05, tpot_p50_s=0.0025)
+    assert verdict(Strategy(), fast, slower) == Verdict(enough=True)
