@@ -44,6 +44,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     """validated | unvalidated | learnt: what its speeds in the catalog rest on."""
     url: str
     detail: str
+    version: str = ""
+    """Of its engine, by the last rollout; empty = as its host's settings say."""
 
 
 class PoolsView(msgspec.Struct, frozen=True):
@@ -165,4 +167,5 @@ def _view(status: ReplicaStatus) -> ReplicaView:
         basis_of(status.capacity),
         status.url,
         status.detail,
+        status.version,
     )

@@ -35,6 +35,9 @@ class ReplicaOut(ResponseModel):
     gpus: int
     url: str
     detail: str = Field(description="Why it is not ready; empty when it is.")
+    version: str = Field(
+        description="Of its engine, by the last rollout; empty = as its host's settings say."
+    )
 
 
 class FindingOut(ResponseModel):

@@ -25,6 +25,7 @@ from console.panels.model_life import (
     status_cell,
 )
 from console.panels.prices import COLUMNS, end_or_withdraw, open_price_form, price_rows, price_state
+from console.panels.rollouts import RolloutsPanel
 from console.viewer import Viewer
 from scheduler.wire import PoolSnapshot
 from workers.wire import ReplicaState
@@ -62,6 +63,8 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
             sort_by="name",
             on_action=viewer.act(page.model_act),
         )
+    page.rollouts = RolloutsPanel(console, viewer, lambda: scaled(page.models))
+    await page.rollouts.reload()
     with card("Prices", "Contract prices go before list prices.", flush=True) as actions:
         with actions:
             history = ui.checkbox("Show ended prices")
@@ -97,6 +100,11 @@ def offered(models: Sequence[ModelView]) -> list[str]:
     return [model.name for model in models if model.status != "retired" and not model.alias_of]
 
 
+def scaled(models: Sequence[ModelView]) -> list[str]:
+    """Names of the models whose engines Penstock runs, and may replace."""
+    return [name for model in models if model.origin != "external" for name in offered([model])]
+
+
 def _price_cell(model: ModelView, missing: set[str]) -> Cell:
     if model.alias_of is not None or model.status == "retired":
         return cell("–")
@@ -113,6 +121,7 @@ class _ModelsPage:
         self.alerts: ui.element
         self.model_table: ui.table
         self.price_table: ui.table
+        self.rollouts: RolloutsPanel
 
     async def read(self) -> None:
         """Read models, prices, refused traffic and the names of tenants."""
@@ -131,6 +140,7 @@ class _ModelsPage:
         await self.read()
         set_rows(self.model_table, self.model_rows())
         set_rows(self.price_table, self.price_rows())
+        await self.rollouts.reload()
         self.show_unpriced()
 
     def model_rows(self) -> list[Row]:

@@ -248,7 +248,8 @@ def _replica_row(replica: ReplicaStatus, may_act: bool) -> Row:
         "id": replica.replica_id,
         "replica": cell(
             replica.replica_id,
-            sub=f"{replica.model} · {engine} · {basis_of(replica.capacity)} figures",
+            sub=f"{replica.model} · {engine} · {basis_of(replica.capacity)} figures"
+            + (f" · version {replica.version}" if replica.version else ""),
             text=True,
         ),
         "state": cell(

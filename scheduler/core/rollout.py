@@ -19,6 +19,8 @@ from workers.wire import ReplicaState
 
 MAX_FAILURES = 2
 """Failures in a row of an engine of the new version, or of commands to a replica, after which a rollout is aborted."""
+NO_ROOM_S = 20.0
+"""Seconds without room for a canary after which it is given up: replicas may be starting, or silent for a moment."""
 RESTING = frozenset({ReplicaState.STOPPED, ReplicaState.ASLEEP})
 
 
@@ -165,12 +167,8 @@ def _served(now: Situation) -> int:
 def _canary(now: Situation) -> Decision:
     served, strategy = _served(now), now.strategy
     moves = _replace(now, now.canaries)
-    under_way = any(
-        member.changing or member.version == now.after or member.state is ReplicaState.LOADING
-        for member in now.members
-        if not member.rests
-    )
-    if not moves and not under_way:
+    begun = any(member.changing or member.version == now.after for member in now.members if not member.rests)
+    if not moves and not begun and now.stalled_s > NO_ROOM_S:
         return Decision(
             RolloutState.ROLLING_BACK,
             "a canary needs two replicas: two that serve, or one that may be started beside",

@@ -19,7 +19,7 @@ from workers.wire import ReplicaState
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 MODEL = "penstock/tiny"
-CLIENTS = 2
+CLIENTS = 1
 QUICK = {"min_ready_s": 0.5, "drain_s": 60.0, "progress_deadline_s": 60.0}
 FAULTS = "wrong:garbled=true;slow:step_delay_s=0.05"
 
@@ -95,7 +95,7 @@ def versions(pool: PoolView) -> set[str]:
 
 
 async def test_versions_are_rolled_out_and_bad_ones_rolled_back_under_load(stack: Stack) -> None:
-    tenant = stack.make_tenant("steady")
+    tenant, early = stack.make_tenant("steady"), stack.make_tenant("early")
     good = EngineSpec(engine_version="0.33.0").version
     async with watching(stack) as pool:
         await until(lambda: len(pool.in_state(ReplicaState.READY)) == 2)
@@ -121,13 +121,16 @@ async def test_versions_are_rolled_out_and_bad_ones_rolled_back_under_load(stack
             assert "has not the stored greedy answer" in second["reason"]
             assert second["new"]["requests"] == 0
 
-            await start(stack, "slow", max_tpot_ratio=1.5, min_requests=5, min_ready_s=30.0)
-            third = await ended(stack)
+            async with under_load(stack, early) as theirs:
+                await start(stack, "slow", canary_tenants=[early.id], min_requests=5)
+                third = await ended(stack)
             assert third["state"] == "rolled_back"
             assert "the new version is worse: its median time to" in third["reason"]
+            assert third["new"]["requests"] >= 5
             assert versions(pool) == {good}
-        assert outcomes(seen) == {"answered": len(seen)}
-        await rows_match(stack, tenant.id, seen)
+        for who, whole in ((tenant, seen), (early, theirs)):
+            assert outcomes(whole) == {"answered": len(whole)}
+            await rows_match(stack, who.id, whole)
     print(stack.command("pools", "timeline", "--model", MODEL))
     acts = json.loads(stack.command("pools", "timeline", "--model", MODEL, "--json"))
     assert [each["act"] for each in acts if each["target"].startswith("version ")] == [

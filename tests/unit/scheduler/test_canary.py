@@ -67,7 +67,8 @@ def test_requests_go_to_the_version_of_their_track() -> None:
         assert where == ("new" if SOME.track_of(tenant) == CANARY else "old")
         world.state.release("api", Released(tenant, where, 100, 0, 50), 0.0)
     world.state.set_canaries({}, 0.0)
-    assert {world.ask("early", f"later-{number}") for number in range(4)} == {"new", "old"}
+    assert world.state.fleet.track_of(MODEL, "early") == ""
+    assert world.state.fleet.places_of(MODEL) == {("", "", "")}
 
 
 def test_a_full_canary_holds_back_no_other_request_and_the_other_way_round() -> None:

@@ -213,7 +213,7 @@ def test_a_request_too_large_for_its_region_is_refused_at_once() -> None:
 
 
 def test_full_places_are_tried_again_from_time_to_time_so_that_they_are_woken() -> None:
-    east: frozenset[tuple[str, str]] = frozenset({(EAST, "b300", "")})
+    east: frozenset[tuple[str, str, str]] = frozenset({(EAST, "b300", "")})
     looked: dict[Where, float] = {}
     tries = Tries(frozenset(), looked, 3, 10.0)
     assert not tries.over(east)
