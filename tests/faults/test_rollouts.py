@@ -131,7 +131,6 @@ async def test_versions_are_rolled_out_and_bad_ones_rolled_back_under_load(stack
         for who, whole in ((tenant, seen), (early, theirs)):
             assert outcomes(whole) == {"answered": len(whole)}
             await rows_match(stack, who.id, whole)
-    print(stack.command("pools", "timeline", "--model", MODEL))
     acts = json.loads(stack.command("pools", "timeline", "--model", MODEL, "--json"))
     assert [each["act"] for each in acts if each["target"].startswith("version ")] == [
         *("rolled_back", "rolling_back") * 2,
