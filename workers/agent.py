@@ -329,7 +329,10 @@ class Agent:
             fetch=(
                 (
                     lambda tell: fetch_weights(
-                        hub_models(runner.plan), settings.weights_cache_gb, logs / f"prefetch-{name}.log", tell
+                        hub_models(runner.plan),
+                        settings.weights_cache_gb,
+                        logs / f"prefetch-{name}.log",
+                        tell,
                     )
                 )
                 if models

@@ -17,7 +17,7 @@ from tests.support.waiting import until
 from workers.catalog import load_catalog
 from workers.engine_api import EngineApi
 from workers.held_engine import EngineAccess
-from workers.plan import plan_sim
+from workers.plan import ReplicaPlan, plan_sim
 from workers.prefetch import prefetch
 from workers.replica import ReplicaRunner
 from workers.replica_view import EngineRefused
@@ -168,7 +168,7 @@ async def test_two_replicas_prefetch_once_and_load(tmp_path: Path, hub: FakeHub)
     runners, seen = [], []
     for number, plan in enumerate(plan_sim(load_catalog(), "h", "", 2).replicas):
 
-        def access(url: str | None, number: int = number) -> EngineAccess:
+        def access(plan: ReplicaPlan, url: str | None, number: int = number) -> EngineAccess:
             api = cast(EngineApi, PlayedApi(lambda: metrics(0)))
             return EngineAccess(url or f"http://engine:{number}", COMMAND, api)
 
