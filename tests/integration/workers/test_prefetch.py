@@ -214,7 +214,7 @@ async def test_a_stop_ends_the_prefetch_and_a_start_begins_it_again(tmp_path: Pa
 
     (plan,) = plan_sim(load_catalog(), "h", "", 1).replicas
     runner = ReplicaRunner(
-        plan, access=lambda _: EngineAccess("http://e", COMMAND, cast(EngineApi, PlayedApi(lambda: metrics(0)))),
+        plan, access=lambda plan, url: EngineAccess("http://e", COMMAND, cast(EngineApi, PlayedApi(lambda: metrics(0)))),
         log_file=tmp_path / "log", clock=ManualClock(), saved=None, save=lambda: None, fetch=lambda _: never(),
     )  # fmt: skip
     task = asyncio.create_task(runner.run())

@@ -51,11 +51,15 @@ def test_what_a_replica_cannot_run_is_refused(spec: EngineSpec, problem: str) ->
 
 
 def test_a_profile_with_other_gpus_is_refused() -> None:
-    base = MODEL.profile()
-    other = next((name for name, each in MODEL.profiles.items() if each.gpus != base.gpus), None)
-    assert other is not None
+    model, base, other = next(
+        (model, base, other)
+        for model in load_catalog().models.values()
+        for base in model.profiles.values()
+        for other in model.profiles.values()
+        if (other.gpus, other.dp_ranks) != (base.gpus, base.dp_ranks)
+    )
     with pytest.raises(InvalidRequest, match="a rollout keeps both"):
-        profile_of(MODEL, base, EngineSpec(profile=other))
+        profile_of(model, base, EngineSpec(profile=other.name))
 
 
 def test_an_engine_version_has_a_directory_beside_the_hosts_own() -> None:
