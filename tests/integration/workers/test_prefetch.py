@@ -213,8 +213,9 @@ async def test_a_stop_ends_the_prefetch_and_a_start_begins_it_again(tmp_path: Pa
             ended += 1
 
     (plan,) = plan_sim(load_catalog(), "h", "", 1).replicas
+    api = cast(EngineApi, PlayedApi(lambda: metrics(0)))
     runner = ReplicaRunner(
-        plan, access=lambda plan, url: EngineAccess("http://e", COMMAND, cast(EngineApi, PlayedApi(lambda: metrics(0)))),
+        plan, access=lambda plan, url: EngineAccess("http://e", COMMAND, api),
         log_file=tmp_path / "log", clock=ManualClock(), saved=None, save=lambda: None, fetch=lambda _: never(),
     )  # fmt: skip
     task = asyncio.create_task(runner.run())
