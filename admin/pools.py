@@ -30,6 +30,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     replica_id: str
     model: str
     state: ReplicaState
+    phase: str
+    """What it does in more detail than `state`; empty = an older agent reports it."""
     engine: str
     simulated: bool
     running: int
@@ -46,6 +48,10 @@ class ReplicaView(msgspec.Struct, frozen=True):
     detail: str
     version: str = ""
     """Of its engine, by the last rollout; empty = as its host's settings say."""
+    weights_done_bytes: int = 0
+    """While it prefetches: bytes of its weights that are on the host, or that are checked; else 0."""
+    weights_total_bytes: int = 0
+    """Bytes of all its weights then; 0 = not known."""
 
 
 class PoolsView(msgspec.Struct, frozen=True):
@@ -156,6 +162,7 @@ def _view(status: ReplicaStatus) -> ReplicaView:
         status.replica_id,
         status.model,
         status.state,
+        status.phase,
         status.engine,
         status.simulated,
         status.running,
@@ -168,4 +175,6 @@ def _view(status: ReplicaStatus) -> ReplicaView:
         status.url,
         status.detail,
         status.version,
+        status.weights_done_bytes,
+        status.weights_total_bytes,
     )

@@ -17,6 +17,8 @@ MAX_TOKENS = 1 << 30
 """Most tokens of a request or of a replica's cache, far above those of any model."""
 MAX_AGE_S = 86_400.0
 """Largest age of an announced request, a placement or an ended engine, in seconds."""
+MAX_BYTES = 1 << 60
+"""Most bytes of weights."""
 MAX_ENDS = 256
 """Ended engines of one heartbeat."""
 MAX_SERVICE = 1e15
@@ -54,6 +56,8 @@ def valid_replicas(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], 
         status.running, status.waiting = _count(status.running), _count(status.waiting)
         status.kv_blocks, status.block_size = _count(status.kv_blocks), _count(status.block_size)
         status.phase_s, status.times = _within(status.phase_s, MAX_AGE_S), _times(status.times)
+        status.weights_total_bytes = min(max(status.weights_total_bytes, 0), MAX_BYTES)
+        status.weights_done_bytes = min(max(status.weights_done_bytes, 0), status.weights_total_bytes)
         status.ranks = [
             msgspec.structs.replace(
                 rank,

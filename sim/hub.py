@@ -11,21 +11,28 @@ from typing import Any
 
 COMMIT = "c0ffee" + "0" * 34
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<what>revision|tree)/(?P<revision>[^/?]+)")
+_STORAGE = "/storage/"
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>[^?]+)")
 
 
 class FakeHub:
     """One model at one commit, `main`. `faults`: per path, what each next download of it suffers.
 
-    A fault is `wrong` (other bytes), `truncated` (half of the content), or `500`.
+    A fault is `wrong` (other bytes), `truncated` (half of the content), `stalled` (half, and then nothing until the
+    client hangs up), or `500`. With `stores` large files are at another host, as the hub has them.
     """
 
-    def __init__(self, repo: str, files: dict[str, bytes]) -> None:
+    def __init__(self, repo: str, files: dict[str, bytes], *, stores: bool = False) -> None:
         self.repo = repo
+        self.stores = stores
         self.files = files
         self.faults: dict[str, list[str]] = {}
         self.downloads: list[str] = []
         """Paths of the downloads so far."""
+        self.ranges: list[str] = []
+        """Ranges that downloads have asked for."""
+        self.tokens: dict[str, set[str]] = {"hub": set(), "storage": set()}
+        """`Authorization` of the requests for a model to each host; "" = none."""
         self.clients: set[str] = set()
         """User agents that have asked for anything."""
         self.url = ""
@@ -81,10 +88,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         hub = self.served
         hub.clients.add(self.headers.get("User-Agent", ""))
+        stored = self.path.removeprefix(_STORAGE) if self.path.startswith(_STORAGE) else ""
+        token = self.headers.get("Authorization", "")
+        if stored:
+            hub.tokens["storage"].add(token)
+            return self._content(stored, {}, with_body)
         for pattern in (_API, _RESOLVE):
             match = pattern.match(self.path)
             if match is None:
                 continue
+            hub.tokens["hub"].add(token)
             if match["repo"] != hub.repo:
                 return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body)
             if match["revision"] not in (COMMIT, "main"):
@@ -120,21 +133,35 @@ class _Handler(BaseHTTPRequestHandler):
             "X-Repo-Commit": COMMIT,
             "X-Linked-Size": str(len(content)),
         }
+        if hub.stores and path.endswith(".safetensors"):
+            place = f"http://localhost:{hub.url.rsplit(':', 1)[1]}{_STORAGE}{path}"
+            linked = {**headers, "X-Linked-ETag": headers["ETag"], "Location": place}
+            return self._send(302, b"", linked, with_body)
+        return self._content(path, headers, with_body)
+
+    def _content(self, path: str, headers: dict[str, str], with_body: bool) -> None:
+        hub = self.served
+        content = hub.files[path]
         if not with_body:
-            return self._send(200, content, headers, with_body)
+            self._send(200, content, headers, with_body)
+            return
         hub.downloads.append(path)
         fault = hub.faults[path].pop(0) if hub.faults.get(path) else ""
         if fault == "500":
-            return self._send(500, b"", {}, with_body)
+            self._send(500, b"", {}, with_body)
+            return
         stated, start = len(content), 0
         if given := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
+            hub.ranges.append(given[0])
             start = int(given[1])
             headers["Content-Range"] = f"bytes {start}-{stated - 1}/{stated}"
         body = content[start:]
         if fault == "wrong":
             body = bytes(byte ^ 1 for byte in body)
-        sent = body[: len(body) // 2] if fault == "truncated" else body
-        return self._send(206 if start else 200, sent, headers, with_body, length=len(body))
+        sent = body[: len(body) // 2] if fault in ("truncated", "stalled") else body
+        self._send(206 if start else 200, sent, headers, with_body, length=len(body))
+        if fault == "stalled":
+            self.connection.recv(1)
 
     def _send(
         self, status: int, body: bytes, headers: dict[str, str], with_body: bool, *, length: int | None = None

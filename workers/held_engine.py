@@ -18,6 +18,7 @@ from workers.plan import ReplicaPlan
 from workers.replica_states import SLEPT, Event, Life, Phase
 from workers.replica_view import ReplicaView
 from workers.saved_engine import SavedEngine
+from workers.weights_manifest import PrefetchLine
 from workers.wire import EndedEngine, EngineCounters, LifeTimes, ReplicaState, ReplicaStatus
 
 POLL_S = 0.1
@@ -69,6 +70,8 @@ class HeldEngine(ReplicaView):
         self._condemned = ""
         """Why the engine has been given up."""
         self._scraped_at = clock.monotonic()
+        self._fetched = PrefetchLine()
+        """How far its prefetch is; without bytes when there is none in progress."""
         self._ended: deque[tuple[ReplicaStatus, float, float]] = deque(maxlen=ENDED_KEPT)
         """The last statuses of ended engines, with the instants of their last scrape and their end."""
 
@@ -88,6 +91,8 @@ class HeldEngine(ReplicaView):
             sleep_level=life.sleep_level,
             phase=life.phase.value,
             phase_s=life.elapsed(now),
+            weights_done_bytes=self._fetched.done_bytes,
+            weights_total_bytes=self._fetched.total_bytes,
             times=life.times,
             gpu_ids=list(self.plan.gpu_ids),
             version=self.plan.spec.version,

@@ -24,6 +24,7 @@ from workers.plan import ReplicaPlan
 from workers.replica_states import ADOPTED_ASLEEP, ASLEEP, CHANGING, Event, Phase
 from workers.replica_view import EngineRefused
 from workers.saved_engine import BASE_VERSION, Deployed, SavedEngine
+from workers.weights_manifest import PrefetchLine, progress_text
 from workers.wire import Capacity, EngineCounters, LifeTimes, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ DEATH_GRACE_S = 10.0
 """Seconds to wait for an unhealthy engine's exit: when its core has died, vLLM ends by itself in about 6 s."""
 
 
-Fetch = Callable[[Callable[[str], None]], Coroutine[None, None, None]]
-"""Has the weights on this host, and says how far it is. Raises EngineFailed, EngineRefused and OSError."""
+Fetch = Callable[[Callable[[PrefetchLine], None]], Coroutine[None, None, None]]
+"""Has the weights on this host, and tells how far it is. Raises EngineFailed, EngineRefused and OSError."""
 
 
 class ReplicaRunner(HeldEngine):
@@ -163,7 +164,12 @@ class ReplicaRunner(HeldEngine):
     async def _prefetch(self, fetch: Fetch) -> None:
         """Have the weights on this host. Raises EngineFailed when that fails or a command stops the replica."""
         self._fire(Event.FETCH, "prefetching the weights")
-        fetching = asyncio.create_task(fetch(lambda text: self.enter(self.state, text)))
+
+        def tell(line: PrefetchLine) -> None:
+            self._fetched = line
+            self.enter(self.state, progress_text(line))
+
+        fetching = asyncio.create_task(fetch(tell))
         try:
             while self._life.phase is Phase.PREFETCHING and not fetching.done():
                 await asyncio.wait({fetching}, timeout=POLL_S)
@@ -173,6 +179,7 @@ class ReplicaRunner(HeldEngine):
         finally:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
+            self._fetched = PrefetchLine()
         self._fire(Event.FETCHED)
 
     def _adopt(self, saved: SavedEngine) -> None:

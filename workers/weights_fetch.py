@@ -40,17 +40,10 @@ def hub_models(plan: ReplicaPlan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def progress_text(line: PrefetchLine) -> str:
-    """One sentence on how far a prefetch is."""
-    verb = "checking" if line.stage == "verify" else "prefetching"
-    share = 100 * line.done_bytes // line.total_bytes if line.total_bytes else 0
-    return f"{verb} the weights: {line.done_bytes / 1e9:.1f} of {line.total_bytes / 1e9:.1f} GB ({share} %)"
-
-
 async def fetch_weights(
-    models: tuple[str, ...], bound_gb: float, log_file: Path, tell: Callable[[str], None]
+    models: tuple[str, ...], bound_gb: float, log_file: Path, tell: Callable[[PrefetchLine], None]
 ) -> None:
-    """Have the weights of `models` in the hub's cache of this host; `tell` gets the progress as a sentence.
+    """Have the weights of `models` in the hub's cache of this host; `tell` gets how far it is.
 
     Raises EngineRefused when another try cannot succeed, EngineFailed for other failures, and OSError.
     """
@@ -71,7 +64,7 @@ async def fetch_weights(
             async for text in process.stdout:
                 last = msgspec.json.decode(text, type=PrefetchLine)
                 if last.total_bytes:
-                    tell(progress_text(last))
+                    tell(last)
         await process.wait()
     finally:
         await _end(process)

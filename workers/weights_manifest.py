@@ -58,6 +58,13 @@ class PrefetchLine(msgspec.Struct, omit_defaults=True):
     """Whether another try cannot succeed."""
 
 
+def progress_text(line: PrefetchLine) -> str:
+    """One sentence on how far a prefetch is."""
+    verb = "checking" if line.stage == "verify" else "prefetching"
+    share = 100 * line.done_bytes // line.total_bytes if line.total_bytes else 0
+    return f"{verb} the weights: {line.done_bytes / 1e9:.1f} of {line.total_bytes / 1e9:.1f} GB ({share} %)"
+
+
 def needed(files: Iterable[WeightsFile]) -> list[WeightsFile]:
     """The files that an engine reads: without weights in other formats where there are safetensors."""
     files = list(files)
@@ -166,7 +173,12 @@ def bytes_present(model: Path, files: Iterable[WeightsFile]) -> int:
     for path in (model / "blobs").glob("*"):
         digest = path.name.split(".")[0]
         with suppress(OSError):  # renamed meanwhile
-            sizes[digest] = max(sizes.get(digest, 0), path.stat().st_size)
+            found = path.stat()
+            # A part may have gaps, which take no blocks.
+            written = (
+                min(found.st_size, 512 * found.st_blocks) if path.suffix == ".incomplete" else found.st_size
+            )
+            sizes[digest] = max(sizes.get(digest, 0), written)
     wanted = {each.digest: each.size for each in files}
     return sum(min(sizes.get(digest, 0), size) for digest, size in wanted.items())
 

@@ -210,6 +210,10 @@ class ReplicaStatus(msgspec.Struct):
     """What it does in more detail than `state` (workers.replica_states.Phase); an older agent sends none."""
     phase_s: float = 0.0
     """Seconds in this phase, or of the stage (load, drain, wake) that it belongs to."""
+    weights_done_bytes: int = 0
+    """While it prefetches: bytes of its weights that are on the host, or that are checked; else 0."""
+    weights_total_bytes: int = 0
+    """Bytes of all its weights then; 0 = not known."""
     times: LifeTimes = LifeTimes()
     """How long its stages took."""
     held: bool = False

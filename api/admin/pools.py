@@ -23,6 +23,9 @@ class ReplicaOut(ResponseModel):
     replica_id: str
     model: str
     state: State
+    phase: str = Field(
+        description="What it does in more detail, such as prefetching; empty when an older agent reports it."
+    )
     engine: str
     simulated: bool
     running: int = Field(description="Requests in its batch.")
@@ -38,6 +41,10 @@ class ReplicaOut(ResponseModel):
     version: str = Field(
         description="Of its engine, by the last rollout; empty = as its host's settings say."
     )
+    weights_done_bytes: int = Field(
+        description="While it is prefetching: bytes of its weights that are on the host, or checked; else 0."
+    )
+    weights_total_bytes: int = Field(description="Bytes of all its weights then; 0 when not known.")
 
 
 class FindingOut(ResponseModel):

@@ -72,7 +72,10 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if as_json:
         emit(view, as_json)
         return
-    emit(view.replicas, as_json, title="Replicas")
+    replicas = [msgspec.to_builtins(replica) for replica in view.replicas]
+    for replica in replicas:  # the detail says it in words
+        del replica["weights_done_bytes"], replica["weights_total_bytes"]
+    emit(replicas, as_json, title="Replicas")
     hosts = [msgspec.to_builtins(host) for host in view.hosts]
     for host in hosts:
         host["acceptance"] = (host["acceptance"] or {}).get("verdict", "")

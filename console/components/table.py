@@ -23,7 +23,8 @@ _CELL = r"""
         @click="$parent.$emit('act', {id: act.id, row: props.row.id})" />
     </template>
     <span v-else :class="props.value.mono ? 'mono' : ''" :title="props.value.h">{{ props.value.t }}</span>
-    <span v-if="props.value.bar >= 0" :class="'bar cellbar ' + (props.value.bar >= 0.9 ? 'bad' : '')"><i
+    <span v-if="props.value.bar >= 0"
+      :class="'bar cellbar ' + (props.value.bar >= 0.9 && !props.value.progress ? 'bad' : '')"><i
       :style="{display: 'block', width: Math.min(100, props.value.bar * 100) + '%'}"></i></span>
     <span v-if="props.value.sub" class="sub">{{ props.value.sub }}</span>
   </div>
@@ -64,10 +65,12 @@ def cell(
     wrap: bool = False,
     text: bool = False,
     bar: float | None = None,
+    progress: bool = False,
 ) -> Cell:
     """A cell with a value: a link with `href`, a badge with `tone`, a second line with `sub`.
 
-    `wrap` is for sentences, `text` for names that may be long, `bar` a usage bar from 0 to 1.
+    `wrap` is for sentences, `text` for names that may be long, `bar` a usage bar from 0 to 1,
+    with `progress` one of work that is done, which is not bad when it is full.
     """
     made: Cell = (
         {"t": value} if isinstance(value, str) else {"t": value.text, "h": value.exact, "s": value.sort}
@@ -83,6 +86,7 @@ def cell(
         ("mono", mono),
         ("wrap", wrap),
         ("text", text),
+        ("progress", progress),
     ):
         if given:
             made[name] = given

@@ -252,15 +252,26 @@ def _replica_row(replica: ReplicaStatus, may_act: bool) -> Row:
             + (f" · version {replica.version}" if replica.version else ""),
             text=True,
         ),
-        "state": cell(
-            replica.state.value.capitalize(), tone=STATE_TONES[replica.state], sub=replica.detail, text=True
-        ),
+        "state": _state(replica),
         "kv": cell(percent(replica.kv_usage), bar=replica.kv_usage),
         "running": cell(count(replica.running)),
         "waiting": cell(count(replica.waiting)),
         "restarts": cell(count(replica.restarts)),
         "acts": actions_cell(acts, replica.replica_id),
     }
+
+
+def _state(replica: ReplicaStatus) -> Cell:
+    """The state; while weights come to the host, that phase and how far it is."""
+    total = replica.weights_total_bytes
+    return cell(
+        (replica.phase if total else replica.state.value).capitalize(),
+        tone=STATE_TONES[replica.state],
+        sub=replica.detail,
+        text=True,
+        bar=replica.weights_done_bytes / total if total else None,
+        progress=bool(total),
+    )
 
 
 def _acceptance(host: HostView) -> Cell:

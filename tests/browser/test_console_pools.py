@@ -17,7 +17,8 @@ from workers.acting.plan import Mode, PoolAct
 from workers.acting.store import add_acts
 from workers.host_credentials import read_credentials
 from workers.join_token import parse_token
-from workers.wire import AcceptanceFinding, AcceptanceReport
+from workers.weights_manifest import PrefetchLine, progress_text
+from workers.wire import AcceptanceFinding, AcceptanceReport, ReplicaState
 
 
 async def refuse_a_host(site: Site, reason: str) -> None:
@@ -99,6 +100,36 @@ async def test_a_host_shows_what_its_checks_found_and_what_it_registered(
         await expect(row).to_contain_text("agent 9.8.7")
         await expect(row.locator("td").nth(5)).to_contain_text(re.compile("just now|min ago"))
         assert await person.overflow() <= 0
+    await context.close()
+    assert person.troubles == []
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 400])
+async def test_a_replica_shows_how_far_its_weights_are(site: Site, browser: Browser, width: int) -> None:
+    context = await browser.new_context(viewport={"width": width, "height": 900})
+    person = Person(site, context, await context.new_page())
+    loading = replica(
+        "host-1/tiny-0",
+        model=MODEL,
+        state=ReplicaState.LOADING,
+        phase="prefetching",
+        detail=progress_text(PrefetchLine("verify", 385_000_000_000, 404_000_000_000)),
+        weights_done_bytes=385_000_000_000,
+        weights_total_bytes=404_000_000_000,
+    )
+    async with agent(site.scheduler_port, loading) as host:
+        await person.sign_in(ADMIN)
+        await person.open("/pools")
+        row = person.page.locator("[aria-label='Replicas'] tbody tr", has_text="host-1/tiny-0")
+        await expect(row.locator(".badge")).to_have_text("Prefetching")
+        await expect(row).to_contain_text("checking the weights: 385.0 of 404.0 GB (95 %)")
+        bar = row.locator("td", has_text="Prefetching").locator(".bar")
+        await expect(bar).not_to_have_class(re.compile("bad"))
+        await expect(bar.locator("i")).to_have_attribute("style", re.compile(r"width: 95\.2"))
+        assert await person.overflow() <= 0
+        host.replicas = [replica("host-1/tiny-0", model=MODEL, state=ReplicaState.LOADING, phase="loading")]
+        await expect(row.locator(".badge")).to_have_text("Loading")
+        await expect(bar).to_have_count(0)
     await context.close()
     assert person.troubles == []
 

@@ -97,7 +97,9 @@ async def test_the_admin_rest_shows_and_commands(database: Database, redis_clien
     headers = {"authorization": f"Bearer {token}"}
     async with (
         service() as scheduler,
-        agent(scheduler.port, replica()) as host,
+        agent(
+            scheduler.port, replica(phase="prefetching", weights_done_bytes=3, weights_total_bytes=4)
+        ) as host,
         client(scheduler.port) as api,
     ):
         await until(lambda: api.snapshot().replicas)
@@ -109,6 +111,10 @@ async def test_the_admin_rest_shows_and_commands(database: Database, redis_clien
         async with httpx.AsyncClient(transport=transport, base_url="http://t", headers=headers) as http:
             shown = (await http.get("/admin/v1/pools")).json()
             assert shown["replicas"][0]["replica_id"] == "host/r0"
+            progress = [
+                shown["replicas"][0][name] for name in ("phase", "weights_done_bytes", "weights_total_bytes")
+            ]
+            assert progress == ["prefetching", 3, 4]
             assert shown["hosts"][0]["host_kind"] == "local-cpu"
             path = "/admin/v1/pools/replicas/host/r0/drain"
             done = await http.post(path, json={"reason": "new driver"})

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -18,10 +19,11 @@ from workers.catalog import load_catalog
 from workers.engine_api import EngineApi
 from workers.held_engine import EngineAccess
 from workers.plan import ReplicaPlan, plan_sim
-from workers.prefetch import prefetch
+from workers.prefetch import ATTEMPTS, RESERVE_BYTES, prefetch
 from workers.replica import ReplicaRunner
 from workers.replica_view import EngineRefused
 from workers.weights_fetch import fetch_weights
+from workers.weights_manifest import PrefetchLine, WeightsFile
 from workers.wire import ReplicaState
 
 WEIGHTS = "model.safetensors"
@@ -38,8 +40,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield fake
 
 
-async def fetch(tmp_path: Path, revision: str = "main", bound_gb: float = 0.0) -> list[str]:
-    told: list[str] = []
+async def fetch(tmp_path: Path, revision: str = "main", bound_gb: float = 0.0) -> list[PrefetchLine]:
+    told: list[PrefetchLine] = []
     await fetch_weights((f"{MODEL}@{revision}",), bound_gb, tmp_path / "log", told.append)
     return told
 
@@ -54,7 +56,7 @@ def manifest(tmp_path: Path) -> Path:
 
 async def test_weights_are_downloaded_once_and_a_changed_file_again(tmp_path: Path, hub: FakeHub) -> None:
     told = await fetch(tmp_path)
-    assert told[0].startswith("prefetching the weights: 0.0 of 0.0 GB")
+    assert told[0] == PrefetchLine("download", 0, len(hub.files["config.json"]) + len(hub.files[WEIGHTS]))
     assert sorted(hub.downloads) == ["config.json", WEIGHTS]
     assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
     hub.downloads.clear()
@@ -73,6 +75,54 @@ async def test_a_faulty_download_is_repeated(tmp_path: Path, hub: FakeHub, fault
     await fetch(tmp_path)
     assert hub.downloads.count(WEIGHTS) == 2
     assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+async def test_a_download_that_stalls_goes_on_where_it_was(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
+    hub.files[WEIGHTS] = bytes(range(256)) * 100_000  # the client writes 10 MiB at a time
+    hub.faults[WEIGHTS] = ["stalled"]
+    await fetch(tmp_path)
+    assert hub.ranges == [f"bytes={10 << 20}-"]
+    assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+async def test_the_token_goes_to_the_hub_and_not_to_its_storage(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.stores = True
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    await fetch(tmp_path)
+    assert hub.tokens == {"hub": {"Bearer hf_secret"}, "storage": {""}}
+    assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+def test_nothing_is_downloaded_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing, downloads = 200_000_000, []
+
+    def download(repo: str, *_: object) -> str:
+        downloads.append(repo)
+        return "not now"
+
+    def fetch_with(free: int) -> str:
+        monkeypatch.setattr("workers.prefetch.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+        with pytest.raises(EngineFailed) as raised:
+            prefetch(MODEL, "main", tmp_path / "hub", lambda _: None, pause=lambda _: None)
+        assert not isinstance(raised.value, EngineRefused), "another try may succeed"
+        return raised.value.message
+
+    files = [WeightsFile(WEIGHTS, missing, "0" * 64)]
+    monkeypatch.setattr("workers.prefetch._listed", lambda *_: (COMMIT, files))
+    monkeypatch.setattr("workers.prefetch._download", download)
+    room = RESERVE_BYTES + missing
+    assert fetch_with(room - 1) == (
+        f"{tmp_path}/hub has 1.3 GB free, and acme/tiny needs 0.2 GB more and 1.1 GB in reserve; "
+        "free space or set PENSTOCK_WEIGHTS_CACHE_GB"
+    )
+    assert downloads == []
+    assert "could not be downloaded: not now" in fetch_with(room)
+    assert downloads == [MODEL] * ATTEMPTS
 
 
 async def test_a_hub_that_serves_wrong_content_is_given_up(tmp_path: Path, hub: FakeHub) -> None:
@@ -194,6 +244,9 @@ async def test_two_replicas_prefetch_once_and_load(tmp_path: Path, hub: FakeHub)
         assert sorted(hub.downloads) == ["config.json", WEIGHTS]
         assert all(each.times.prefetch.count == each.times.load.count == 1 for each in runners)
         assert ("prefetching", True) not in seen
+        assert all(each.status().weights_total_bytes == 0 for each in runners), (
+            "of a prefetch in progress only"
+        )
     finally:
         for task in tasks:
             task.cancel()
@@ -204,9 +257,10 @@ async def test_two_replicas_prefetch_once_and_load(tmp_path: Path, hub: FakeHub)
 async def test_a_stop_ends_the_prefetch_and_a_start_begins_it_again(tmp_path: Path) -> None:
     begun, ended = 0, 0
 
-    async def never() -> None:
+    async def never(tell: Callable[[PrefetchLine], None]) -> None:
         nonlocal begun, ended
         begun += 1
+        tell(PrefetchLine("download", 3_000_000_000, 4_000_000_000))
         try:
             await asyncio.Event().wait()
         finally:
@@ -216,14 +270,20 @@ async def test_a_stop_ends_the_prefetch_and_a_start_begins_it_again(tmp_path: Pa
     api = cast(EngineApi, PlayedApi(lambda: metrics(0)))
     runner = ReplicaRunner(
         plan, access=lambda plan, url: EngineAccess("http://e", COMMAND, api),
-        log_file=tmp_path / "log", clock=ManualClock(), saved=None, save=lambda: None, fetch=lambda _: never(),
+        log_file=tmp_path / "log", clock=ManualClock(), saved=None, save=lambda: None, fetch=never,
     )  # fmt: skip
     task = asyncio.create_task(runner.run())
     try:
         await until(lambda: begun == 1)
+        status = runner.status()
+        assert (status.phase, status.detail) == (
+            "prefetching",
+            "prefetching the weights: 3.0 of 4.0 GB (75 %)",
+        )
+        assert (status.weights_done_bytes, status.weights_total_bytes) == (3_000_000_000, 4_000_000_000)
         await runner.command("stop", 0.0)
         await until(lambda: ended == 1)
-        assert runner.status().phase == "stopped"
+        assert (runner.status().phase, runner.status().weights_total_bytes) == ("stopped", 0)
         await runner.command("resume", 0.0)
         await until(lambda: begun == 2)
         assert runner.status().phase == "prefetching"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.fleet import Fleet
-from scheduler.limits import MAX_TOKENS, clamp_client_message, valid_replicas
+from scheduler.limits import MAX_BYTES, MAX_TOKENS, clamp_client_message, valid_replicas
 from scheduler.messages import Announce, AnnouncedRequest, ClientBatch
 from scheduler.wire import HostView, QueueView
 from tests.support.scheduling import beat, capacity, replica, request
@@ -52,6 +52,21 @@ def test_whatever_is_let_through_can_be_planned_with(
         for each in fleet.replicas.values():
             each.load.unprefilled = waits
         planner.plan(fleet.replicas, HOSTS, [QueueView(TINY, waits)], 30.0 * number)
+
+
+@pytest.mark.parametrize(
+    ("stated", "shown"),
+    [
+        ((3, 4), (3, 4)),
+        ((5, 4), (4, 4)),
+        ((-1, 4), (0, 4)),
+        ((3, -4), (0, 0)),
+        ((1 << 62, 1 << 62), (MAX_BYTES,) * 2),
+    ],
+)
+def test_how_far_a_prefetch_is_lies_within_the_whole(stated: tuple[int, int], shown: tuple[int, int]) -> None:
+    (good,), _ = valid_replicas([replica(weights_done_bytes=stated[0], weights_total_bytes=stated[1])])
+    assert (good.weights_done_bytes, good.weights_total_bytes) == shown
 
 
 @pytest.mark.parametrize(

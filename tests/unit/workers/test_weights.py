@@ -9,8 +9,16 @@ import pytest
 from workers.catalog import load_catalog
 from workers.machine import Gpus
 from workers.plan import ReplicaPlan, plan_sim, plan_vllm
-from workers.weights_fetch import hub_models, progress_text
-from workers.weights_manifest import PrefetchLine, WeightsFile, is_right, least_recently_used, needed
+from workers.weights_fetch import hub_models
+from workers.weights_manifest import (
+    PrefetchLine,
+    WeightsFile,
+    bytes_present,
+    is_right,
+    least_recently_used,
+    needed,
+    progress_text,
+)
 
 CATALOG = load_catalog()
 
@@ -36,6 +44,16 @@ def test_a_file_is_right_by_size_and_either_checksum(tmp_path: Path, digest: str
     for content, expected in [(b"ab", True), (b"ac", False), (b"a", False)]:
         path.write_bytes(content)
         assert is_right(path, file) is expected
+
+
+def test_bytes_that_are_not_written_yet_are_not_present(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "a").write_bytes(b"1234")
+    with (tmp_path / "blobs" / "b.1f.incomplete").open("wb") as part:
+        part.write(bytes(range(256)) * 256)
+        part.truncate(1 << 30)  # as parts are written in any order
+    found = bytes_present(tmp_path, [WeightsFile("a", 4, "a"), WeightsFile("b", 1 << 30, "b")])
+    assert 4 + 65_536 <= found < 1 << 20
 
 
 def test_the_least_recently_used_are_removed_until_it_fits() -> None:
