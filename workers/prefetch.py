@@ -73,6 +73,7 @@ def prefetch(
     with _reporting(line, lambda: manifests.bytes_present(model, files), report), _locked(model):
         if _is_ready(model, revision):
             return
+        _remove_parts(model)
         missing = total - manifests.bytes_present(model, files)
         _remove_unused(cache, missing, bound_bytes, kept | {repo})
         _check_room(cache, repo, missing)
@@ -156,6 +157,19 @@ def _download(repo: str, commit: str, cache: Path, files: list[WeightsFile]) -> 
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""
+
+
+def _remove_parts(model: Path) -> None:
+    """Remove parts of downloads that have ended: the client begins each one anew, under another name.
+
+    A part whose lock is held, as the client does while it downloads, stays.
+    """
+    locks = model.parent / ".locks" / model.name
+    for part in (model / "blobs").glob("*.incomplete"):
+        locks.mkdir(parents=True, exist_ok=True)
+        with (locks / f"{part.name.split('.')[0]}.lock").open("a") as lock, suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink(missing_ok=True)
 
 
 def _remove_wrong(model: Path, commit: str, files: list[WeightsFile], line: PrefetchLine) -> list[str]:

@@ -150,7 +150,7 @@ def is_unchanged(model: Path, manifest: Manifest) -> bool:
 def files_on_disk(model: Path, commit: str) -> list[WeightsFile]:
     """The files of a cached snapshot, with the checksums that name its blobs; empty when weights are missing."""
     snapshot = model / "snapshots" / commit
-    if not commit or not snapshot.is_dir() or any((model / "blobs").glob("*.incomplete")):
+    if not commit or not snapshot.is_dir():
         return []
     found = [
         WeightsFile(str(path.relative_to(snapshot)), path.stat().st_size, path.resolve().name)
@@ -159,11 +159,12 @@ def files_on_disk(model: Path, commit: str) -> list[WeightsFile]:
     ]
     paths = {each.path for each in found}
     for suffix, index in _INDEXES.items():
-        if any(path.endswith(suffix) for path in paths):
-            if index in paths:
-                named = msgspec.json.decode((snapshot / index).read_bytes())["weight_map"].values()
-                return found if paths.issuperset(named) else []
-            return found
+        weights = [path for path in paths if path.endswith(suffix)]
+        if weights and index in paths:
+            named = msgspec.json.decode((snapshot / index).read_bytes())["weight_map"].values()
+            return found if paths.issuperset(named) else []
+        if weights:  # parts, such as model-00001-of-00030.safetensors, have an index
+            return [] if any("-of-" in path for path in weights) else found
     return []
 
 

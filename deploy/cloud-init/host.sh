@@ -17,6 +17,12 @@ address="$(metadata interfaces/private/0/ipv4/address)"
 mkdir -p "$data" "$etc"
 printf '%s\n' "$name" >"$data/host-id"
 printf '%s\n' @join_token@ >"$data/join-token"
+# Weights go to the scratch disk where one is mounted, unless the image brings them.
+hub="$data/hub"
+if [ ! -d "$hub" ] && mountpoint -q "$root/mnt/scratch"; then
+    hub="$root/mnt/scratch/penstock-hub"
+fi
+mkdir -p "$hub"
 cat >"$etc/agent.env" <<EOF
 PENSTOCK_DATA_DIR="$data"
 PENSTOCK_HOST="$address"
@@ -24,6 +30,7 @@ PENSTOCK_SCHEDULERS="@schedulers@"
 PENSTOCK_REGION="@region@"
 PENSTOCK_HOST_KIND="@kind@"
 PENSTOCK_MODEL="@model@"
+HF_HOME="$hub"
 EOF
 
 if [ -f "$etc/local.env" ]; then
@@ -31,7 +38,7 @@ if [ -f "$etc/local.env" ]; then
 fi
 # Of an image that was baked by deploy/images/prepare.sh, whose agent is not root.
 if [ -z "$root" ] && id penstock >/dev/null 2>&1; then
-    chown penstock: "$data" "$data/host-id" "$data/join-token"
+    chown penstock: "$data" "$data/host-id" "$data/join-token" "$hub"
 fi
 
 unit=/etc/systemd/system/penstock-agent.service

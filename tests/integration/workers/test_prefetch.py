@@ -1,6 +1,7 @@
 """Weights come from a stand-in for the hub by the real client, in the process that the agent starts."""
 
 import asyncio
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -88,6 +89,24 @@ async def test_a_download_that_stalls_goes_on_where_it_was(
     assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
 
 
+async def test_what_an_ended_download_has_left_is_removed(tmp_path: Path, hub: FakeHub) -> None:
+    model = tmp_path / "hub" / "models--acme--tiny"
+    left, held = (
+        model / "blobs" / f"{hub.digest(WEIGHTS)}.0a.incomplete",
+        model / "blobs" / "f0.0b.incomplete",
+    )
+    left.parent.mkdir(parents=True)
+    for part in (left, held):
+        part.write_bytes(b"part")
+    lock = tmp_path / "hub" / ".locks" / model.name / "f0.lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        await fetch(tmp_path)
+    assert (left.exists(), held.exists()) == (False, True)
+    assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
 async def test_the_token_goes_to_the_hub_and_not_to_its_storage(
     tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +175,7 @@ async def test_without_a_hub_the_cache_serves(
 async def test_weights_in_another_format_serve_without_a_hub(
     tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = {"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}
+    index = {"weight_map": {"a": "pytorch_model-1-of-2.bin", "b": "pytorch_model-2-of-2.bin"}}
     hub.files = {
         "pytorch_model.bin.index.json": json.dumps(index).encode(),
         **{path: path.encode() for path in index["weight_map"].values()},
@@ -167,9 +186,10 @@ async def test_weights_in_another_format_serve_without_a_hub(
     manifest(tmp_path).unlink()
     await fetch(tmp_path)
     manifest(tmp_path).unlink()
-    (snapshot(tmp_path) / "pytorch_model-2.bin").unlink()
-    with pytest.raises(EngineFailed, match="not in the cache and the hub does not answer"):
-        await fetch(tmp_path)
+    for missing in ("pytorch_model-2-of-2.bin", "pytorch_model.bin.index.json"):
+        (snapshot(tmp_path) / missing).unlink()
+        with pytest.raises(EngineFailed, match="not in the cache and the hub does not answer"):
+            await fetch(tmp_path)
 
 
 async def test_weights_of_an_image_that_is_read_only_serve(

@@ -65,7 +65,7 @@ def test_an_image_and_the_first_start_agree() -> None:
     assert "EnvironmentFile=/etc/penstock/agent.env" in unit
     assert "PENSTOCK_DATA_DIR=/var/lib/penstock " in unit
     assert 'if [ ! -f "$unit" ]' in text, "the image's unit is kept"
-    assert re.search(r'chown penstock: "\$data" "\$data/host-id" "\$data/join-token"', text)
+    assert re.search(r'chown penstock: "\$data" "\$data/host-id" "\$data/join-token" "\$hub"', text)
     seal = (images / "prepare.sh").read_text().partition("\nseal() {")[2].partition("\n}")[0]
     for name in ("host-id", "join-token", "host-credentials*.json"):
         assert name in seal
@@ -80,7 +80,17 @@ def test_the_script_passes_shellcheck(tmp_path: Path) -> None:
     subprocess.run([tool, "--exclude=SC1090,SC1091", str(path)], check=True)
 
 
-async def test_the_script_writes_what_the_agent_reads_and_starts_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("baked", "scratch", "hub"),
+    [
+        (False, False, "var/lib/penstock/hub"),
+        (False, True, "mnt/scratch/penstock-hub"),
+        (True, True, "var/lib/penstock/hub"),
+    ],
+)
+async def test_the_script_writes_what_the_agent_reads_and_starts_it(
+    tmp_path: Path, baked: bool, scratch: bool, hub: str
+) -> None:
     """Without systemd, with a metadata service that curl stands for."""
     if Path("/run/systemd/system").is_dir():
         pytest.skip("it would install a unit on this machine")
@@ -90,8 +100,12 @@ async def test_the_script_writes_what_the_agent_reads_and_starts_it(tmp_path: Pa
     curl.write_text('#!/bin/sh\ncase "$*" in *hostname) echo test-3f9a;; *address) echo 10.118.0.5;; esac\n')
     seen_by = tmp_path / "env"
     agent.write_text(f'#!/bin/sh\n{{ env; echo "$1"; }} > {seen_by}.part\nmv {seen_by}.part {seen_by}\n')
-    for tool in (curl, agent):
+    mountpoint = tools / "mountpoint"
+    mountpoint.write_text(f"#!/bin/sh\n{'true' if scratch else 'false'}\n")
+    for tool in (curl, agent, mountpoint):
         tool.chmod(0o755)
+    if baked:
+        (tmp_path / "root" / "var/lib/penstock/hub").mkdir(parents=True)
     local = tmp_path / "root" / "etc" / "penstock" / "local.env"
     local.parent.mkdir(parents=True)
     local.write_text("PENSTOCK_ENGINE=sim\n")
@@ -110,4 +124,6 @@ async def test_the_script_writes_what_the_agent_reads_and_starts_it(tmp_path: Pa
     assert {"PENSTOCK_HOST=10.118.0.5", "PENSTOCK_ENGINE=sim", f"PENSTOCK_DATA_DIR={data}", "agent"} <= set(
         seen
     )
+    assert f"HF_HOME={tmp_path / 'root' / hub}" in seen
+    assert (tmp_path / "root" / hub).is_dir()
     assert not any(BOOT.join_token in line for line in seen), "other processes could read it there"
