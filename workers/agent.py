@@ -52,7 +52,7 @@ from workers.scheduler_dialer import SchedulerDialer
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
 from workers.stray_engines import end_strays
-from workers.weights_fetch import fetch_weights, hub_models
+from workers.weights_fetch import fetch_of
 from workers.wire import SIMULATED_HOST, CommandResult, Heartbeat, ReplicaCommand, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
@@ -317,7 +317,7 @@ class Agent:
             return EngineAccess(url, command, EngineApi(session, url, key, own_key))
 
         name = plan.replica_id.replace("/", "-")
-        models, logs = hub_models(plan), settings.data_dir / "logs"
+        logs = settings.data_dir / "logs"
         runner = ReplicaRunner(
             plan,
             access=access,
@@ -326,18 +326,7 @@ class Agent:
             saved=state.engines.get(plan.replica_id),
             save=self._save,
             times=state.times.get(plan.replica_id),
-            fetch=(
-                (
-                    lambda tell: fetch_weights(
-                        hub_models(runner.plan),
-                        settings.weights_cache_gb,
-                        logs / f"prefetch-{name}.log",
-                        tell,
-                    )
-                )
-                if models
-                else None
-            ),
+            fetch=fetch_of(lambda: runner.plan, settings.weights_cache_gb, logs / f"prefetch-{name}.log"),
             measure=(lambda api: self._gate.probe(runner.plan, api)) if plan.gpu_ids else None,
             deployed=self._deployed(plan, state),
         )

@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from workers.plan import ReplicaPlan
 from workers.replica_states import ADOPTED_ASLEEP, ASLEEP, CHANGING, Event, Phase
 from workers.replica_view import EngineRefused
 from workers.saved_engine import BASE_VERSION, Deployed, SavedEngine
+from workers.weights_fetch import Fetch
 from workers.weights_manifest import PrefetchLine, progress_text
 from workers.wire import Capacity, EngineCounters, LifeTimes, ReplicaState, ReplicaStatus
 
@@ -37,10 +38,6 @@ LOAD_TIMEOUT_S = 3600.0
 """Seconds that an engine may take until it responds."""
 DEATH_GRACE_S = 10.0
 """Seconds to wait for an unhealthy engine's exit: when its core has died, vLLM ends by itself in about 6 s."""
-
-
-Fetch = Callable[[Callable[[PrefetchLine], None]], Coroutine[None, None, None]]
-"""Has the weights on this host, and tells how far it is. Raises EngineFailed, EngineRefused and OSError."""
 
 
 class ReplicaRunner(HeldEngine):
@@ -163,13 +160,16 @@ class ReplicaRunner(HeldEngine):
 
     async def _prefetch(self, fetch: Fetch) -> None:
         """Have the weights on this host. Raises EngineFailed when that fails or a command stops the replica."""
-        self._fire(Event.FETCH, "prefetching the weights")
 
         def tell(line: PrefetchLine) -> None:
             self._fetched = line
             self.enter(self.state, progress_text(line))
 
-        fetching = asyncio.create_task(fetch(tell))
+        work = fetch(tell)
+        if work is None:
+            return
+        self._fire(Event.FETCH, "prefetching the weights")
+        fetching = asyncio.create_task(work)
         try:
             while self._life.phase is Phase.PREFETCHING and not fetching.done():
                 await asyncio.wait({fetching}, timeout=POLL_S)

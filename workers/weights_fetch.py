@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from workers.engine_command import CHECKOUT
 from workers.plan import ReplicaPlan
 from workers.replica_view import EngineRefused
 from workers.weights_manifest import PrefetchLine
+
+Fetch = Callable[[Callable[[PrefetchLine], None]], Coroutine[None, None, None] | None]
+"""Has the weights on this host, and tells how far it is; None = there are none to fetch. Raises as `fetch_weights`."""
 
 _END_S = 5.0
 """Seconds that the process gets after SIGTERM."""
@@ -38,6 +41,16 @@ def hub_models(plan: ReplicaPlan) -> tuple[str, ...]:
         f"{name}@{revision or 'main'}" for name, revision in stated if name and not Path(name).is_absolute()
     ]
     return tuple(dict.fromkeys(names))
+
+
+def fetch_of(plan: Callable[[], ReplicaPlan], bound_gb: float, log_file: Path) -> Fetch:
+    """The fetch of a replica, whose plan changes with the version that is deployed."""
+
+    def fetch(tell: Callable[[PrefetchLine], None]) -> Coroutine[None, None, None] | None:
+        models = hub_models(plan())
+        return fetch_weights(models, bound_gb, log_file, tell) if models else None
+
+    return fetch
 
 
 async def fetch_weights(

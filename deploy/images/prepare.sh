@@ -92,8 +92,9 @@ service() {
 }
 
 fetch() {
-  for name in "${weights[@]}"; do
-    HF_HOME=$data_dir/hub "$prefix/.venv/bin/python" -m workers.prefetch "$name"
+  local model  # `name` is that of the stage
+  for model in "${weights[@]}"; do
+    HF_HOME=$data_dir/hub "$prefix/.venv/bin/python" -m workers.prefetch "$model"
   done
   if [ "$system" = yes ]; then chown -R penstock:penstock "$data_dir/hub"; fi
 }

@@ -274,6 +274,23 @@ async def test_two_replicas_prefetch_once_and_load(tmp_path: Path, hub: FakeHub)
         await asyncio.gather(*(runner.shut_down(0.0) for runner in runners))
 
 
+async def test_an_engine_without_weights_to_fetch_starts_at_once(tmp_path: Path) -> None:
+    (plan,) = plan_sim(load_catalog(), "h", "", 1).replicas
+    api = cast(EngineApi, PlayedApi(lambda: metrics(0)))
+    runner = ReplicaRunner(
+        plan, access=lambda plan, url: EngineAccess("http://e", COMMAND, api),
+        log_file=tmp_path / "log", clock=ManualClock(), saved=None, save=lambda: None, fetch=lambda _: None,
+    )  # fmt: skip
+    task = asyncio.create_task(runner.run())
+    try:
+        await until(lambda: runner.state is ReplicaState.READY)
+        assert (runner.times.prefetch.count, runner.times.load.count) == (0, 1)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await runner.shut_down(0.0)
+
+
 async def test_a_stop_ends_the_prefetch_and_a_start_begins_it_again(tmp_path: Path) -> None:
     begun, ended = 0, 0
 

@@ -176,6 +176,25 @@ def test_the_scripts_are_clean(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
+def test_an_image_is_filled_by_the_prefetch_and_its_stages_are_noted(tmp_path: Path) -> None:
+    """With stand-ins for the tools of the agent's environment."""
+    tools, said = tmp_path / "opt" / ".venv" / "bin", tmp_path / "said"
+    tools.mkdir(parents=True)
+    for name in ("python", "pip", "uv"):
+        path = tools / name
+        path.write_text(f'#!/bin/sh\necho "$HF_HOME {name} $*" >> {said}\n')
+        path.chmod(0o755)
+    places = ("--prefix", tmp_path / "opt", "--data-dir", tmp_path / "data")
+    asked = ("--weights", "acme/a", "--weights", "acme/b@v2")
+    subprocess.run(
+        [IMAGES / "prepare.sh", *places, "--engine", "none", "--without-system", *asked], check=True
+    )
+    fetched = [f"{tmp_path}/data/hub python -m workers.prefetch {name}" for name in ("acme/a", "acme/b@v2")]
+    assert said.read_text().splitlines()[-2:] == fetched
+    stages = (tmp_path / "opt" / "image-stages.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in stages] == ["agent", "weights"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"), [(["--prefx", "/x"], "--prefx"), (["--engine", "rocm"], "rocm")]
 )

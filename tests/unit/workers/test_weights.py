@@ -9,7 +9,7 @@ import pytest
 from workers.catalog import load_catalog
 from workers.machine import Gpus
 from workers.plan import ReplicaPlan, plan_sim, plan_vllm
-from workers.weights_fetch import hub_models
+from workers.weights_fetch import fetch_of, hub_models
 from workers.weights_manifest import (
     PrefetchLine,
     WeightsFile,
@@ -88,6 +88,17 @@ def test_a_directory_a_toy_and_a_simulated_engine_need_no_hub() -> None:
     assert hub_models(plan_sim(CATALOG, "h", "llama-3.3-70b", 1).replicas[0]) == ()
     toy = plan_vllm(CATALOG, "h", "penstock/tiny", 1, Gpus(), hub_answers=False)
     assert hub_models(toy.replicas[0]) == ()
+
+
+def test_a_fetch_is_that_of_the_version_that_is_deployed(tmp_path: Path) -> None:
+    toy = plan_vllm(CATALOG, "h", "penstock/tiny", 1, Gpus(), hub_answers=False).replicas[0]
+    plan = toy
+    fetch = fetch_of(lambda: plan, 0.0, tmp_path / "log")
+    assert fetch(lambda _: None) is None
+    plan = large()
+    work = fetch(lambda _: None)
+    assert work is not None
+    work.close()
 
 
 def test_progress_in_words() -> None:
