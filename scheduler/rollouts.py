@@ -148,10 +148,10 @@ class RolloutRunner:
                 state_s=max(now - clock.state_since, rollout.state_age_s),
             )
         )
-        self._store.put(
-            rollout,
-            RolloutUpdate(rollout.rollout_id, rollout.state, found.state, _reason(rollout, found), progress),
-        )
+        reason = _reason(rollout, found)
+        if (found.state, reason, progress) != (rollout.state, rollout.reason, rollout.progress):
+            update = RolloutUpdate(rollout.rollout_id, rollout.state, found.state, reason, progress)
+            self._store.put(rollout, update)
         if found.state is not rollout.state:
             self._say(rollout, found)
             return
