@@ -23,7 +23,7 @@ class RolloutStore(StoreLoop):
         self.active: Mapping[str, Rollout] = {}
         """By model."""
         self.deployed: Mapping[str, EngineSpec] = {}
-        """By model, of those that ever had a rollout promoted."""
+        """By model, of those whose last rollout has ended."""
 
     def put(self, rollout: Rollout, update: RolloutUpdate) -> None:
         """Take a decision, without waiting. One that changes the state is not replaced before it is stored."""

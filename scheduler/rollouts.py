@@ -237,7 +237,7 @@ class RolloutRunner:
             changing=name in self._changing,
             startable=startable,
             surged=name in self._surged,
-            silent=now - replica.last_seen_at > HEARTBEAT_STALE_S or waits,
+            silent=now - replica.last_seen_at > HEARTBEAT_STALE_S or waits or not status.deploys,
             refusals=refusals,
             detail=why or status.detail,
         )

@@ -183,7 +183,7 @@ _UPDATE = text(
         ended_at = CASE WHEN :ended THEN clock_timestamp() END
     WHERE rollout_id = :rollout_id AND state = :was
         AND NOT EXISTS (SELECT FROM scheduler_lease WHERE term > :term)
-    RETURNING model, after::text AS after
+    RETURNING model, CASE WHEN state = 'promoted' THEN after ELSE before END::text AS spec
     """
 )
 _DEPLOY = text(
@@ -207,7 +207,7 @@ async def read_rollouts(
 
 
 async def read_deployments(connection: AsyncConnection) -> dict[str, EngineSpec]:
-    """By model: the version that its replicas have to have; others have the base version or any."""
+    """By model: the version that its replicas have to have since its last rollout ended."""
     rows = await connection.execute(select(model_deployments))
     return {row.model: msgspec.convert(row.spec, EngineSpec) for row in rows}
 
@@ -255,8 +255,8 @@ async def write_updates(connection: AsyncConnection, updates: Sequence[RolloutUp
                 },
             )
         ).one_or_none()
-        if written is not None and update.state is RolloutState.PROMOTED:
-            await connection.execute(_DEPLOY, {"model": written.model, "spec": written.after})
+        if written is not None and update.state in ENDED:
+            await connection.execute(_DEPLOY, {"model": written.model, "spec": written.spec})
 
 
 def _of(row: Row[Any]) -> Rollout:

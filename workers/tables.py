@@ -128,7 +128,7 @@ model_deployments = Table(
     Column("spec", JSONB, nullable=False),
     clock_instant("since"),
 )
-"""The version of a model's engines that was promoted last (workers/engine_spec.py)."""
+"""The version that a model's engines have to have since its last rollout ended (workers/engine_spec.py)."""
 
 replica_holds = Table(
     "replica_holds",

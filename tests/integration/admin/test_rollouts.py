@@ -85,7 +85,7 @@ async def test_a_canary_is_promoted_or_aborted_once(offered: Database) -> None:
     store = await scheduler(offered)
     decided(store, RolloutState.ROLLED_BACK)
     await store.write()
-    assert store.deployed == {}
+    assert store.deployed == {MODEL: EngineSpec()}
     with pytest.raises(Conflict, match="the last one was rolled_back"):
         await rollouts.abort_rollout(offered, ADMIN, model=MODEL, reason="x")
     acts = [act for act in await audit_actions(offered) if act.startswith("model.rollout")]

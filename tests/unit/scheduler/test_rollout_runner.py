@@ -143,3 +143,4 @@ def test_a_replica_of_a_new_host_gets_the_promoted_version(state: ReplicaState) 
     world.answer(command, False, "no")
     assert world.look(row("a", NEW.version), row("b", state=state)) == []
     assert not world.runner.is_rolling(MODEL)
+    assert World().look(row("a", deploys=False)) == []
