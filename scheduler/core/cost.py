@@ -23,7 +23,7 @@ class ScoreInputs(NamedTuple, Generic[T]):
     """Until when the replica takes requests without another heartbeat; -inf = it is not ready, or has no free
     slot."""
     kv_room: T
-    """Tokens (prompt and answer) that still fit into its KV cache."""
+    """Tokens (of a prompt what is not cached, and the answer) that still fit into its KV cache."""
     prefill_done_at: T
     """When its prefill backlog should be done."""
     min_backlog_s: T
@@ -53,7 +53,7 @@ class Gate(NamedTuple, Generic[T]):
     warm_until: T
     """The same, while its batch nearly keeps the target: it takes requests whose prompt it holds."""
     room: T
-    """Tokens that still fit into its KV cache and its target time per token."""
+    """Tokens of context, cached or not, whose reading still fits into the target time per token."""
 
 
 def own_prefill_s(prompt: float, uncached: T, inputs: ScoreInputs[T]) -> T:

@@ -161,7 +161,8 @@ def cached_tokens(request: PlaceRequest, pool: Pool) -> Vector | None:
 
 
 def filter_(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Flags:
-    """The rows that may take the request: enough room, a batch within its target per token, a short prefill backlog.
+    """The rows that may take the request: enough room for what is not cached, a batch within its target per token, a
+    short prefill backlog.
 
     Other requests wait in the scheduler's queue, where they can be reordered. A row that holds the prompt has wider
     limits, because elsewhere the prompt would be prefilled again and evict what others need. Otherwise pools collapse
@@ -175,9 +176,9 @@ def filter_(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Fl
     if scores.hits is not None:
         warm = scores.hits >= sticky_threshold(request, config)
         warm &= gate.warm_until >= now
-        warm &= columns.kv_room >= need
         warm &= scores.backlog_s <= config.backlog_warm_s
         able |= warm
+    able &= columns.kv_room >= (need if scores.hits is None else need - scores.hits)
     if request.narrowed:
         able[pool.closed_to(request)] = False
     return able

@@ -253,9 +253,9 @@ class Pool:
             warm = not running or batch_s <= limit_s * slack
             short = replica.status.waiting <= config.max_engine_waiting
             is_open = short and (not running or batch_s <= limit_s)
-            by_kv = (limit_s - batch_s) / per_kv if running and per_kv > 0 else kv_room
+            by_kv = (limit_s - batch_s) / per_kv if running and per_kv > 0 else INFINITE
             by_limit[target_s, slack] = Gate(
-                until if is_open else -INFINITE, until if warm else -INFINITE, min(kv_room, by_kv)
+                until if is_open else -INFINITE, until if warm else -INFINITE, by_kv
             )
         return tuple([by_limit[limit] for limit in limits])
 

@@ -43,13 +43,8 @@ def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: floa
         backlog_s = max(inputs.prefill_done_at - now, inputs.min_backlog_s)
         gate = pool.gates[row][band]
         cold = gate.open_until >= now and gate.room >= need and backlog_s <= config.backlog_cold_s
-        warm = (
-            hits >= holding
-            and gate.warm_until >= now
-            and inputs.kv_room >= need
-            and backlog_s <= config.backlog_warm_s
-        )
-        if not (cold or warm) or row in closed:
+        warm = hits >= holding and gate.warm_until >= now and backlog_s <= config.backlog_warm_s
+        if not (cold or warm) or inputs.kv_room < need - hits or row in closed:
             continue
         uncached = prompt - hits
         prefill = own_prefill_s(float(prompt), uncached, inputs)

@@ -317,6 +317,18 @@ def test_a_cold_prompt_waits_in_our_queue_and_a_warm_one_may_follow_its_prefix()
     assert fleet.has_room(MODEL, 0.0)
 
 
+def test_a_prompt_needs_no_room_for_what_the_replica_holds_of_it() -> None:
+    """Counted twice, a shared prefix drives its requests to other replicas, which evict what others need."""
+    fleet = fleet_of(replica(slots=64, kv=10_000))
+    shared = list(range(1, 9))
+    fleet.on_open(entry := opened(request(blocks=shared, prompt_tokens=8_000, block_tokens=1_000)))
+    fleet.on_prefill(entry, 0.0)
+    follower = request(blocks=[*shared, 9], prompt_tokens=8_200, output_tokens=100, block_tokens=1_000)
+    assert chosen(fleet, follower).hit_tokens == 8_000
+    cold = request(blocks=[100], prompt_tokens=8_200, output_tokens=100)
+    assert fleet.place(cold, 0.0, random.Random(0)) == Blocked(Reason.KV_FULL)
+
+
 def test_a_batch_stays_small_enough_for_the_promised_time_per_token() -> None:
     promised = replica(slots=64, kv=1_000_000, targets=Targets(tpot_s=0.03))
     fleet = fleet_of(promised)
