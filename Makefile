@@ -66,13 +66,14 @@ unit: env ## the quick tests: unit and architecture, on two cores
 
 # The quick ones first. Each call of pytest ends with its counts, above them the times of all calls so far.
 # Integration tests wait for servers half of their time: three workers keep two cores busy.
-# Whole platforms and consoles are started by files: a file stays on one worker.
+# Whole platforms and consoles are started by files: a file stays on one worker. The longest come first, in the order
+# of the folders, so that both workers end at about the same time.
 test: check docs ## test everything: checks, unit, integration, the real engine, killed processes, the browser
 	@rm -f $(TIMES)
 	$(PYTEST) --dist worksteal --times $(TIMES) tests/unit tests/architecture
 	@$(MAKE) --no-print-directory engine browser edge
 	$(PYTEST) -n 3 --dist worksteal --times $(TIMES) tests/integration tests/security
-	$(PYTEST) --dist loadfile --times $(TIMES) tests/browser tests/faults tests/e2e
+	$(PYTEST) --dist loadfile --no-loadscope-reorder --times $(TIMES) tests/e2e tests/faults tests/browser
 
 simulate-money: env ## 10,000 seeded schedules of the money path on virtual time, with faults: ARGS="--schedules 500", --help
 	@$(BIN)/python -m tests.simulation $(ARGS)

@@ -209,7 +209,7 @@ class Pool:
         if running:
             planned = kv_tokens + config.kv_reserve * load.outstanding
             kv_room = config.kv_fill * derived.kv_capacity - planned
-        self.gates[row] = gates = self._gates(replica, step / accept, until, kv_room, share)
+        self.gates[row] = gates = self._gates(replica, step / accept, until, share)
         believed = 1.0 if load.overdue(now) else config.backlog_floor
         self.inputs[row] = ScoreInputs(
             until,
@@ -231,7 +231,7 @@ class Pool:
             self._open_rows.discard(row)
 
     def _gates(
-        self, replica: Replica, batch_s: float, until: float, kv_room: float, prefill_share: float
+        self, replica: Replica, batch_s: float, until: float, prefill_share: float
     ) -> tuple[Gate[float], ...]:
         """What a replica takes of each band, when its batch would take `batch_s` seconds per token with one more.
 
