@@ -21,8 +21,8 @@ class PolicyConfig:
 
     near_tie: float = 0.03
     """Costs within this share of the least count as equal; a random choice among them keeps every replica in use."""
-    sticky_hit_fraction: float = 0.8
-    """A replica that holds this share of the prompt is preferred."""
+    sticky_hit_fraction: float = 0.3
+    """A replica that holds this share of the prompt is preferred (the threshold of SGLang's router)."""
     sticky_hit_tokens: int = 4096
     """A replica that holds this many tokens of the prompt is preferred too."""
     sticky_extra_s: float = 18.0
@@ -33,12 +33,12 @@ class PolicyConfig:
     sticky_min_s: float = 1.0
     """Lower bound of T_max. A short shared prompt is not worth a long wait; to lose a long one delays everyone."""
 
-    eta: float = 0.5
+    eta: float = 0.7
     """Weight of the delay of running requests: each waits `u/R` and `o*beta/accept`."""
 
     backlog_cold_s: float = 1.0
     """Prefill backlog above which a replica takes no prompt that it does not hold."""
-    backlog_warm_s: float = 18.0
+    backlog_warm_s: float = 4.0
     """Prefill backlog above which a replica takes no prompt at all. Elsewhere a prompt that it holds would be
     prefilled again and evict others."""
     backlog_floor: float = 0.25
