@@ -16,7 +16,7 @@ from tests.support.waiting import until
 from workers.engine_spec import EngineSpec
 from workers.wire import ReplicaState
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
 
 MODEL = "penstock/tiny"
 CLIENTS = 1
