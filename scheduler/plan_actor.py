@@ -148,7 +148,7 @@ class PlanActor:
         )
 
     def _stays_longer(self, status: ReplicaStatus, departure: Departure, served: Set[str]) -> bool:
-        """Whether a replica on a host that goes is not stopped yet: a person drains it, or it is the last of its model."""
+        """Whether a replica on a host that goes stays for now: a person drains it, or it is the last of a model."""
         if status.state is ReplicaState.DRAINING and departure.by_notice:
             return not self.drained_by_plan(status.replica_id)
         near_s = max(LEAST_DRAIN_S, DRAIN_MARGIN * status.times.drain.mean_s)
