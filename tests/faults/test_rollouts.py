@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -89,6 +90,19 @@ async def ended(stack: Stack) -> Any:
     return await until(found, timeout_s=90.0)
 
 
+async def served_by(stack: Stack, tenant: Tenant) -> set[str]:
+    """The versions whose engines have answered an organisation's requests, by its usage rows."""
+    connection = await stack.connect()
+    try:
+        rows = await connection.fetch(
+            "SELECT DISTINCT e.version FROM usage u JOIN engine_counters e USING (boot_id) WHERE u.tenant_id = $1",
+            UUID(tenant.id),
+        )
+    finally:
+        await connection.close()
+    return {row["version"] for row in rows}
+
+
 def versions(pool: PoolView) -> set[str]:
     assert len(pool.in_state(ReplicaState.READY)) == 2
     return {replica.version for replica in pool.now.replicas}
@@ -131,6 +145,9 @@ async def test_versions_are_rolled_out_and_bad_ones_rolled_back_under_load(stack
         for who, whole in ((tenant, seen), (early, theirs)):
             assert outcomes(whole) == {"answered": len(whole)}
             await rows_match(stack, who.id, whole)
+    assert await served_by(stack, early) == {good, EngineSpec(engine_version="slow").version}
+    shown = stack.command("models", "rollout", "status", MODEL)
+    assert "While both versions serve" in shown
     acts = json.loads(stack.command("pools", "timeline", "--model", MODEL, "--json"))
     assert [each["act"] for each in acts if each["target"].startswith("version ")] == [
         *("rolled_back", "rolling_back") * 2,
