@@ -285,9 +285,9 @@ async def note_reclaim(
 ) -> HostView:
     """Write down that the provider takes a host back at `at`; None = the notice was wrong.
 
-    A replacement is created at once, and the host is destroyed at that instant. Raises NotFound, InvalidRequest for an
-    instant without a zone, of the past or more than RECLAIM_WITHIN ahead, Conflict for a host that has ended, is not
-    wanted or was changed by a pass at the same time.
+    A replacement is created at once, and the host is destroyed at that instant, or before where it is not needed.
+    Raises NotFound, InvalidRequest for an instant without a zone, of the past or more than RECLAIM_WITHIN ahead,
+    Conflict for a host that has ended, is not wanted or was changed by a pass at the same time.
     """
     require(actor, PLATFORM_ADMIN)
     why = clean_reason(reason)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
@@ -47,6 +48,7 @@ async def act_on_plan(database: Database, settings: Settings, providers: frozens
         read = await read_plan(connection)
         if read is None or not read.current or read.now - read.at > PLAN_MAX_AGE:
             return 0
+        await _end_drains(connection, read)
         rules = await read_rules(connection)
         if rules.mode is Mode.OFF:
             return 0
@@ -77,10 +79,17 @@ async def act_on_plan(database: Database, settings: Settings, providers: frozens
     return len(decision.desired) + len(decision.retired)
 
 
+async def _end_drains(connection: AsyncConnection, read: PlanRead) -> None:
+    """Let hosts be destroyed that are not wanted any more, and on which no engine runs: whatever the switch says."""
+    for intent in await read_recent(connection):
+        if not intent.wanted and intent.drain_until is not None and intent.name in read.plan.emptied:
+            await write_intent(connection, intent, msgspec.structs.replace(intent, drain_until=None))
+
+
 async def _write(connection: AsyncConnection, decision: Decision, read: PlanRead) -> None:
     for intent, why in decision.retired:
         await write_intent(
-            connection, intent, noted(intent, Retire(intent.intent_id, why, failed=False), read.now)
+            connection, intent, noted(intent, Retire(intent.intent_id, why, drained=True), read.now)
         )
     for group, count in decision.desired.items():
         await set_desired(connection, DesiredHosts(group, count, "plan"), unless_persons=True)

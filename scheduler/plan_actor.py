@@ -1,15 +1,17 @@
 """Acts on the autoscaler's plan: gives the planner what providers do, stores the plan for jobs, commands replicas."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
 from core.clock import Clock
-from scheduler.core.autoscale.state import CreatingHost, CreationFailures
+from scheduler.core.autoscale.state import CreatingHost, CreationFailures, Rung
+from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
 from scheduler.core.state import SchedulerState
-from scheduler.plan_executor import PlanExecutor, gpus_taken, steps
+from scheduler.plan_executor import PlanExecutor, Step, gpus_taken, next_action, steps
 from scheduler.plan_store import PlanStore
+from scheduler.provider_hosts import Departure
 from scheduler.wire import HostView, PlanView
 from workers.acting.places import Places
 from workers.acting.plan import Mode, PlannedCreation, PlannedModel, PlannedRemoval, StoredPlan, mode_of
@@ -22,6 +24,14 @@ SETTLE_S = 30.0
 
 START_SEEN_S = 10.0
 """Seconds after a command that starts an engine in which its heartbeats need not show that yet."""
+
+
+LEAST_DRAIN_S = 60.0
+"""The last serving replica of a model stops at least so many seconds before its host goes."""
+DRAIN_MARGIN = 2.0
+"""And at least so many times its learnt time to drain before."""
+_SERVES = (ReplicaState.READY, ReplicaState.LOADING)
+"""States of a replica that serves, or is about to."""
 
 
 class PlanActor:
@@ -47,6 +57,10 @@ class PlanActor:
         self._executor: PlanExecutor | None = None
         self._started_at: dict[str, float] = {}
         """By host: when an engine on it was last told to start."""
+        self._left: dict[str, str] = {}
+        """The hosts of replicas that served and were stopped for a notice, by replica."""
+        self._emptied: tuple[str, ...] = ()
+        """Names of the hosts that are not wanted any more and on which no engine runs."""
 
     def connect(self, forward: Callable[[PlanExecutor, ReplicaCommand], None]) -> None:
         """Send commands by `forward`, which takes the executor to which their results go."""
@@ -57,14 +71,16 @@ class PlanActor:
 
     def start_on(self, host_id: str) -> bool:
         """Whether an engine on a host may be told to start now, which is noted; not if it may be destroyed."""
-        if self._store.is_condemned(host_id):
+        if self.is_condemned(host_id):
             return False
         self._started_at[host_id] = self._clock.monotonic()
         return True
 
     def is_condemned(self, host_id: str) -> bool:
-        """Whether a host may be destroyed at any moment."""
-        return self._store.is_condemned(host_id)
+        """Whether a host may be destroyed at any moment, or is drained because its provider takes it back."""
+        known = self._store.hosts
+        goes = known is not None and not self._hosts_dry_run and known.departure(host_id) is not None
+        return goes or self._store.is_condemned(host_id)
 
     def drained_by_plan(self, replica_id: str) -> bool:
         """Whether a replica that drains does so because of the plan, and not because of a person."""
@@ -86,21 +102,101 @@ class PlanActor:
         return known.failures(self._places) if known is not None else []
 
     def leave(self, hosts: Sequence[HostView], state: SchedulerState, now: float) -> None:
-        """Drain and stop the replicas on hosts that their providers take back soon.
+        """Drain and stop the replicas on hosts that go soon, and start those again whose notice is cancelled.
 
-        Whatever the switch of acting says: the notice is a person's.
+        Whatever the switch of acting says: hosts go by a notice or because they are too many, with or without the plan.
         """
         known = self._store.hosts
-        if known is None or self._executor is None or now < self._starts_at:
-            return
-        soon = {host.agent_id: why for host in hosts if (why := known.taken_back(host.host_id))}
-        if not soon:
+        self._emptied = ()
+        if known is None or self._executor is None or now < self._starts_at or self._hosts_dry_run:
             return
         ranks = _by_engine(state.fleet.replicas)
         statuses = {name: _status(rows[0]) for name, rows in ranks.items()}
-        doomed = {name: soon[rows[0].agent_id] for name, rows in ranks.items() if rows[0].agent_id in soon}
-        wanted = steps(PlanView(), statuses, doomed, lambda name: False, self._executor.has_drained)
-        self._executor.run(wanted, lambda model: Mode.ON)
+        agents = {host.agent_id: host.host_id for host in hosts}
+        homes = {name: agents.get(rows[0].agent_id, "") for name, rows in ranks.items()}
+        stay = {host.host_id for host in self.staying(hosts)}
+        going = {
+            host.host_id: found for host in hosts if (found := known.departure(host.host_id)) is not None
+        }
+        served = {
+            statuses[name].model
+            for name, rows in ranks.items()
+            if homes[name] in stay
+            and statuses[name].state is ReplicaState.READY
+            and now - rows[0].last_seen_at <= HEARTBEAT_STALE_S
+        }
+        doomed = {
+            name: going[home].why
+            for name, home in homes.items()
+            if home in going and not self._stays_longer(statuses[name], going[home], served)
+        }
+        self._left |= {
+            name: homes[name]
+            for name in doomed
+            if going[homes[name]].by_notice and statuses[name].state in _SERVES
+        }
+        self._executor.run(
+            steps(PlanView(), statuses, doomed, lambda name: False, self._executor.has_drained)
+            + self._returning(statuses, stay),
+            lambda model: Mode.ON,
+        )
+        busy = self._busy(ranks, homes, hosts, state)
+        self._emptied = tuple(
+            intent.name
+            for host_id in going.keys() - busy
+            if (intent := known.intent_of(host_id)) is not None and not intent.wanted
+        )
+
+    def _stays_longer(self, status: ReplicaStatus, departure: Departure, served: Set[str]) -> bool:
+        """Whether a replica on a host that goes stays for now: a person drains it, or it is the last of a model."""
+        if status.state is ReplicaState.DRAINING and departure.by_notice:
+            return not self.drained_by_plan(status.replica_id)
+        near_s = max(LEAST_DRAIN_S, DRAIN_MARGIN * status.times.drain.mean_s)
+        alone = status.state is ReplicaState.READY and status.model not in served
+        return alone and departure.replaced and departure.left_s > near_s
+
+    def _returning(self, statuses: Mapping[str, ReplicaStatus], stay: Set[str]) -> list[Step]:
+        """The starts of replicas that a notice had stopped and whose hosts stay after all.
+
+        Where the plan is acted on it decides about them, and where a person has stopped them since, they stay so.
+        """
+        known = self._store.hosts
+        found = []
+        for name, host_id in list(self._left.items()):
+            intent = known.intent_of(host_id) if known is not None else None
+            if intent is None or not intent.wanted:
+                del self._left[name]
+            status = statuses.get(name)
+            if host_id not in stay or status is None or self._is_rolling(status.model):
+                continue
+            if status.held or status.state in _SERVES or self.mode_of(status.model) is Mode.ON:
+                self._left.pop(name, None)
+            elif action := next_action(status.state, Rung.AWAKE, drained_by_plan=True):
+                found.append(
+                    Step(name, status.model, action, "the notice that its host is taken back is cancelled")
+                )
+        return found
+
+    def _busy(
+        self,
+        ranks: Mapping[str, Sequence[Replica]],
+        homes: Mapping[str, str],
+        hosts: Sequence[HostView],
+        state: SchedulerState,
+    ) -> set[str]:
+        """The hosts on which an engine runs or may run."""
+        now = self._clock.monotonic()
+        busy = {
+            homes[name]
+            for name, rows in ranks.items()  # what a command is expected to do is not done yet
+            if rows[0].engine.state is not ReplicaState.STOPPED or state.active_on(name)
+        }
+        self._started_at = {
+            host_id: at for host_id, at in self._started_at.items() if now - at < START_SEEN_S
+        }
+        # Without replicas its agent may be starting, while engines of its earlier run still serve.
+        silent = {host.host_id for host in hosts if not host.complete} - set(homes.values())
+        return busy | self._started_at.keys() | silent
 
     def act(self, plan: PlanView, hosts: Sequence[HostView], state: SchedulerState, now: float) -> None:
         """Store the plan, and command the replicas that it moves."""
@@ -112,17 +208,7 @@ class PlanActor:
         agents = {host.agent_id: host.host_id for host in hosts}
         homes = {name: agents.get(rows[0].agent_id, "") for name, rows in ranks.items()}
         destroyed = {row.host_id: row.reason for row in plan.destroy if known.may_destroy(row.host_id)}
-        busy = {
-            homes[name]
-            for name, rows in ranks.items()  # what a command is expected to do is not done yet
-            if rows[0].engine.state is not ReplicaState.STOPPED or state.active_on(name)
-        }
-        self._started_at = {
-            host_id: at for host_id, at in self._started_at.items() if now - at < START_SEEN_S
-        }
-        busy |= self._started_at.keys()
-        # Without replicas its agent may be starting, while engines of its earlier run still serve.
-        busy |= {host.host_id for host in hosts if not host.complete} - set(homes.values())
+        busy = self._busy(ranks, homes, hosts, state)
         removals = []
         for host_id, reason in destroyed.items():
             intent = known.intent_of(host_id)
@@ -135,6 +221,7 @@ class PlanActor:
                 tuple(PlannedCreation(row.kind, row.model, row.count, row.reason) for row in plan.create),
                 tuple(removals),
                 tuple(known.counted),
+                self._emptied,
             ),
             now,
         )
@@ -150,7 +237,7 @@ class PlanActor:
             plan,
             statuses,
             doomed,
-            lambda name: self._store.is_condemned(homes.get(name, "")),
+            lambda name: self.is_condemned(homes.get(name, "")),
             self._executor.has_drained,
         )
         of_agents = {name: rows[0].agent_id for name, rows in ranks.items()}

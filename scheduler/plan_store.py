@@ -66,7 +66,7 @@ class PlanStore(StoreLoop):
         known = self.hosts
         if known is None or (intent := known.intent_of(host_id)) is None:
             return False
-        return not intent.wanted or intent.name in self._condemned or known.taken_back(host_id) != ""
+        return not intent.wanted or intent.name in self._condemned
 
     async def write(self) -> None:
         """Store the plan and the acts, and read intents, in one transaction; on failure they are due again."""

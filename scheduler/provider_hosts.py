@@ -19,6 +19,18 @@ RECLAIM_DRAIN = timedelta(minutes=5)
 """So long before its provider takes a host back its replicas are drained: few answers take longer."""
 
 
+class Departure(msgspec.Struct, frozen=True):
+    """Why a host goes soon, and when."""
+
+    why: str
+    left_s: float
+    """Seconds until it may be gone."""
+    by_notice: bool = False
+    """Whether its provider takes it back, by a notice that may be cancelled."""
+    replaced: bool = False
+    """Whether another host is to serve its model, so that its last serving replica waits for that."""
+
+
 class ProviderHosts(msgspec.Struct, frozen=True):
     """The intents as PostgreSQL had them at `at`, by its clock."""
 
@@ -43,14 +55,23 @@ class ProviderHosts(msgspec.Struct, frozen=True):
         intent = self.intent_of(host_id)
         return intent is not None and (not intent.wanted or intent.reclaim_at is not None)
 
-    def taken_back(self, host_id: str) -> str:
-        """Why the replicas of a host are drained now: its provider takes it back within RECLAIM_DRAIN. Empty = it does
-        not."""
+    def departure(self, host_id: str) -> Departure | None:
+        """Why the replicas of a host are drained now: it is not wanted any more, or its provider takes it back within
+        RECLAIM_DRAIN. None = they are not."""
         intent = self.intent_of(host_id)
-        at = intent.reclaim_at if intent is not None else None
+        if intent is None or intent.state is IntentState.ENDED:
+            return None
+        if not intent.wanted:
+            if intent.drain_until is None:
+                return None
+            others = any(one.model == intent.model for one in self.wanted)
+            left_s = (intent.drain_until - self.at).total_seconds()
+            return Departure(f"its host is destroyed: {intent.why}", left_s, replaced=others)
+        at = intent.reclaim_at
         if at is None or at - self.at > RECLAIM_DRAIN:
-            return ""
-        return f"its provider takes its host back at {at.isoformat(timespec='seconds')}"
+            return None
+        why = f"its provider takes its host back at {at.isoformat(timespec='seconds')}"
+        return Departure(why, (at - self.at).total_seconds(), by_notice=True, replaced=True)
 
     @property
     def counted(self) -> list[str]:

@@ -147,7 +147,12 @@ def reclaim(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write down a provider's notice that it takes a host back: a replacement is created at once."""
+    """Write down a provider's notice that it takes a host back: a replacement is created at once.
+
+    Nothing more is planned on the host. Its replicas stop five minutes before the instant, the last serving one of a
+    model when another serves. The host is destroyed at the instant, or drained and destroyed before where it is not
+    needed. After --cancel its replicas start again, and a host too many is drained and destroyed.
+    """
 
     def when() -> datetime | None:
         if (at is None) != cancel:

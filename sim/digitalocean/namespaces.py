@@ -71,13 +71,12 @@ class NamespaceNetwork:
         return address
 
     def halt(self, namespace: str) -> None:
-        """Kill what runs in a namespace, as the end of its droplet does."""
-        listed = subprocess.run(
-            ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False
-        )
-        for pid in listed.stdout.split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+        """Kill what runs in a namespace, as the end of its droplet does, until nothing is left: a process that was
+        started after a list was made is in the next one."""
+        while pids := _processes(namespace):
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End what runs in the namespaces, and remove them and the bridge."""
@@ -87,6 +86,12 @@ class NamespaceNetwork:
         for service in self._services:
             service.wait()
         subprocess.run(["ip", "link", "del", self._name], check=False)
+
+
+def _processes(namespace: str) -> list[int]:
+    """The processes in a namespace that have not ended."""
+    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
 
 
 def run_inside(namespace: str, *command: str, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":

@@ -1,7 +1,9 @@
 """A droplet of the fake cloud on a network of its own joins by itself and serves; strangers there reach nothing."""
 
 import asyncio
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from ipaddress import IPv4Network
@@ -39,6 +41,18 @@ START_S = 180.0
 def network() -> Iterator[NamespaceNetwork]:
     with namespace_network(IPv4Network("10.213.77.0/24")) as made:
         yield made
+
+
+def test_the_end_of_a_droplet_ends_also_what_is_being_started(
+    network: NamespaceNetwork, tmp_path: Path
+) -> None:
+    script = "#!/bin/sh\n(for each in $(seq 2000); do sleep 1000 & done; wait) &\n"
+    network.boot("busy", script, tmp_path, {"PATH": os.environ["PATH"]})
+    [namespace] = network.namespaces
+    network.halt(namespace)
+    assert run_inside(namespace, "true").returncode == 0
+    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
+    assert listed.stdout == ""
 
 
 def status(namespace: str, url: str, method: str = "GET", key: str = "wrong") -> str:

@@ -63,6 +63,8 @@ class StoredPlan(msgspec.Struct, frozen=True):
     destroy: tuple[PlannedRemoval, ...] = ()
     known: tuple[str, ...] = ()
     """Names of the hosts that the plan counted, in creation or present. Others were created after it was made."""
+    emptied: tuple[str, ...] = ()
+    """Names of the hosts that are not wanted any more and on which no engine runs."""
 
 
 class PoolAct(msgspec.Struct, frozen=True):

@@ -11,6 +11,8 @@ Its rules, and what each is against:
 * Every host of the fleet that no live intent wants is destroyed, whatever became of its intent.
 * A host whose agent sends no heartbeat, or whose checks refuse it, is replaced: one of a kind at a time, since a
   mistake of ours looks like that on all of them.
+* A host that may run engines is drained before it is destroyed, whatever made it one too many.
+* A host that its provider takes back stays until others of its group have had the time to load the model.
 * A kind of host that failed is left alone for a while, then tried with one host at a time until one may serve.
 """
 
@@ -57,6 +59,8 @@ FIT_WITHIN = timedelta(minutes=15)
 """A host whose checks have refused it for so long is replaced: they are repeated every five minutes."""
 UNCHECKED_AFTER = timedelta(minutes=35)
 """A host without any result of checks may serve when its agent joined so long ago: they would have ended."""
+LOAD_WITHIN = timedelta(minutes=30)
+"""A host that was fit for so long has loaded its model, and takes the place of one that its provider takes back."""
 ORPHAN_AFTER = timedelta(minutes=10)
 """From the discovery of a host without intent to its destruction: time for a person to stop a wrong one."""
 FIRST_PAUSE = timedelta(seconds=30)
@@ -193,7 +197,7 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
         if not intent.wanted:
             continue
         if intent.reclaim_at is not None and intent.reclaim_at <= plan.now:
-            plan.note(Retire(intent.intent_id, "taken back by its provider"))
+            plan.note(Retire(intent.intent_id, "taken back by its provider", drained=True))
         elif (
             intent.state is IntentState.EXISTS
             and intent.status != "running"
@@ -208,9 +212,18 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
         _replace_one(plan, kind, found)
     wanted = {row.group: row.count for row in desired}
     held: dict[HostGroup, list[Intent]] = defaultdict(list)
+    taken: dict[HostGroup, list[tuple[datetime, Intent]]] = defaultdict(list)
     for intent in plan.open():
         if intent.wanted and intent.reclaim_at is None:
             held[intent.group].append(intent)
+        elif intent.wanted and intent.reclaim_at is not None:
+            taken[intent.group].append((intent.reclaim_at, intent))
+    for group, rows in taken.items():
+        loaded = sum(_has_loaded(one, plan.now) for one in held[group])
+        stay = max(wanted.get(group, 0) - loaded, 0)
+        rows.sort(key=lambda row: row[0], reverse=True)
+        for _, intent in rows[stay:]:
+            plan.note(Retire(intent.intent_id, "its provider takes it back, and it is not needed until then"))
     for group in {**wanted, **held}:
         surplus = len(held[group]) - wanted.get(group, 0)
         for intent in sorted(held[group], key=_worth)[: max(surplus, 0)]:
@@ -227,8 +240,8 @@ def _replace_one(plan: _Plan, kind: tuple[str, str], unfit: Sequence[tuple[Inten
         if one.intent_id not in known
     )
     if not coming:
-        intent, why = unfit[0]
-        plan.note(Retire(intent.intent_id, why, failed=True))
+        intent, why = unfit[0]  # it starts no engine
+        plan.note(Retire(intent.intent_id, why, failed=True, drained=True))
 
 
 def _unfit(intent: Intent, now: datetime) -> str:
@@ -253,6 +266,11 @@ def _serves_since(intent: Intent, now: datetime) -> datetime | None:
     return unchecked if unchecked <= now else None
 
 
+def _has_loaded(intent: Intent, now: datetime) -> bool:
+    since = _serves_since(intent, now)
+    return since is not None and now - since >= LOAD_WITHIN
+
+
 def _minutes(time: timedelta) -> str:
     return f"{time.total_seconds() / 60:.0f} minutes"
 
@@ -275,7 +293,11 @@ def _call(plan: _Plan) -> None:
     for intent in plan.open():
         if not intent.wanted and intent.state is IntentState.WRITTEN:
             plan.note(End(intent.intent_id, plan.now, "it was never created"))
-    due = [one for one in plan.open() if one.next_at is None or one.next_at <= plan.now]
+    due = [
+        one
+        for one in plan.open()
+        if all(at is None or at <= plan.now for at in (one.next_at, one.drain_until))
+    ]
     plan.acts += [Destroy(one.intent_id) for one in due if not one.wanted and one.provider_id is not None]
     allowed = {kind: trials(group, plan.now) for kind, group in _by_kind(plan.intents.values()).items()}
     for intent in due:

@@ -24,6 +24,11 @@ DESTROY_AGAIN = {
 """When a destroy is called again, by the result of the last one, should the host still be shown."""
 
 
+DRAIN_WITHIN = timedelta(minutes=15)
+"""A host that is not wanted any more is destroyed after so long although no scheduler says that its engines stopped:
+longer than running requests get."""
+
+
 def name_pattern(fleet: str) -> re.Pattern[str]:
     """The names of a fleet's hosts, which `host_name` makes."""
     return re.compile(rf"{re.escape(fleet)}-[0-9a-f]{{12}}")
@@ -88,6 +93,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None = None
     end_recorded: bool = False
     """Whether `ended_at` is from the provider's records."""
+    drain_until: datetime | None = None
+    """Of a host that is not wanted any more: not destroyed before. None = its engines have stopped, or it had none."""
     reclaim_at: datetime | None = None
     """When the provider takes the host back, by a notice."""
     joined_at: datetime | None = None
@@ -144,6 +151,8 @@ class Retire(msgspec.Struct, frozen=True, tag=True):
     why: str
     failed: bool = False
     """Whether this counts as a failed creation."""
+    drained: bool = False
+    """Whether its engines have stopped, or had the time to."""
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
@@ -188,8 +197,9 @@ def noted(intent: Intent, act: Note, now: datetime) -> Intent:
             return _seen(intent, host, now)
         case Missed():
             return change(intent, missing_since=now)
-        case Retire(why=why, failed=failed):
-            retired = change(intent, wanted=False, why=why, next_at=None)
+        case Retire(why=why, failed=failed, drained=drained):
+            until = None if drained else _drain_until(intent, now)
+            retired = change(intent, wanted=False, why=why, next_at=None, drain_until=until)
             return _failed(retired, now) if failed else retired
         case Release():
             return change(intent, state=IntentState.WRITTEN)
@@ -281,10 +291,16 @@ def _seen(intent: Intent, host: ObservedHost, now: datetime) -> Intent:
         if intent.usd_pico_per_hour is None
         else intent.usd_pico_per_hour,
         billed=True,
+        drain_until=_drain_until(intent, now) if again else intent.drain_until,
         missing_since=None,
         ended_at=None,
         end_recorded=False,
     )
+
+
+def _drain_until(intent: Intent, now: datetime) -> datetime | None:
+    """When a host may be destroyed at the latest; None = at once, because no agent runs engines on it."""
+    return None if intent.joined_at is None else now + DRAIN_WITHIN
 
 
 def _failed(intent: Intent, now: datetime) -> Intent:

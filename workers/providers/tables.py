@@ -66,6 +66,7 @@ host_intents = Table(
     instant("ended_at", nullable=True),
     Column("end_recorded", Boolean, nullable=False),
     instant("reclaim_at", nullable=True),
+    instant("drain_until", nullable=True),
     Column("must_join", Boolean, nullable=False),
     CheckConstraint("state IN ('written', 'called', 'exists', 'ended')", name="state"),
     CheckConstraint("(state = 'ended') = (ended_at IS NOT NULL)", name="ended"),

@@ -239,6 +239,36 @@ async def test_nothing_is_started_on_a_host_whose_destruction_is_stored(acted: D
     assert ("stop", "failed") in await timeline(acted)
 
 
+async def test_a_host_that_is_too_many_is_destroyed_when_the_scheduler_has_emptied_it(
+    acted: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    """Whatever the switch says."""
+    fake, url = cloud
+    here = settings(url)
+    group = {"provider": "digitalocean", "region": "nyc2", "kind": KIND, "model": MODEL}
+    await hosts.set_desired(acted, ADMIN, **group, count=1, reason="launch")
+    for _ in range(3):
+        await reconcile_hosts(acted, here)
+    [host] = await intents(acted)
+    async with acted.system() as connection:
+        await connection.execute(
+            text(
+                "INSERT INTO hosts (host_id, host_kind, region, gpus, first_seen, last_seen) "
+                "VALUES (:name, 'k', 'r', 1, now(), now())"
+            ),
+            {"name": host.name},
+        )
+    await acting.set_acting(acted, ADMIN, acting="off", reason="test")
+    await hosts.set_desired(acted, ADMIN, **group, count=0, reason="over")
+    await reconcile_hosts(acted, here)
+    [host] = await intents(acted)
+    assert not host.wanted
+    for emptied, alive in (("another", 1), (host.name, 0)):
+        await store(acted, StoredPlan(emptied=(emptied,)))
+        await reconcile_hosts(acted, here)
+        assert len([one for one in fake.alive() if one.gone_at is None]) == alive
+
+
 async def add_intent(database: Database, here: Settings) -> None:
     """Write the intent of a desired host, as a pass does."""
     intent_id = uuid7()

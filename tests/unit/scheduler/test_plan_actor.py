@@ -6,7 +6,7 @@ import msgspec
 
 from core.db import Database
 from scheduler.core.state import SchedulerState
-from scheduler.plan_actor import SETTLE_S, START_SEEN_S, PlanActor
+from scheduler.plan_actor import LEAST_DRAIN_S, SETTLE_S, START_SEEN_S, PlanActor
 from scheduler.plan_executor import PlanExecutor
 from scheduler.plan_store import PlanStore
 from scheduler.provider_hosts import RECLAIM_DRAIN, ProviderHosts
@@ -22,8 +22,9 @@ from tests.support.clock import ManualClock
 from tests.support.scheduling import beat, replica
 from tests.unit.workers.test_acting import KIND, NOW, NYC, PLACES, host
 from workers.acting.plan import Mode, PlannedCreation, PlannedModel, PlannedRemoval, StoredPlan
+from workers.providers.intents import Intent
 from workers.scaling import ScalingLimits
-from workers.wire import CommandResult, ReplicaCommand, ReplicaState
+from workers.wire import CommandResult, LifeTimes, ReplicaCommand, ReplicaState, StageTime
 
 HOSTS = [HostView("sim-host-1", "agent-1", KIND, "here", 1, 0.0)]
 IDLE = PlanView(destroy=[HostRemovalView("sim-host-1", KIND, "it is idle")])
@@ -156,17 +157,112 @@ def test_a_host_that_is_being_destroyed_is_not_planned_with() -> None:
     assert world.actor.staying(HOSTS) == []
 
 
+class Leaving(World):
+    """Two hosts with a replica of the model each; acting is off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store.mode = Mode.OFF
+        self.times = LifeTimes()
+
+    def leave(
+        self, *intents: Intent, first: ReplicaState = ReplicaState.READY, second: ReplicaState = ReplicaState.READY,
+        held: bool = False,
+    ) -> list[str]:  # fmt: skip
+        """The actions that are sent, with these hosts of the provider and states of the replicas."""
+        self.store.hosts = ProviderHosts(NOW, intents)
+        now = self.clock.monotonic()
+        for number, state in ((1, first), (2, second)):
+            row = msgspec.structs.replace(
+                replica(f"r{number}", model="m"), state=state, held=held, times=self.times
+            )
+            self.state.heartbeat(beat(row, agent=f"agent-{number}"), now)
+        before = len(self.commands)
+        hosts = [HostView(f"sim-host-{n}", f"agent-{n}", KIND, "here", 1, 0.0, complete=True) for n in (1, 2)]
+        self.actor.leave(hosts, self.state, now)
+        self.actor.act(PlanView(), self.actor.staying(hosts), self.state, now)
+        return [f"{command.action} {command.replica_id}" for command in self.commands[before:]]
+
+    def answer(self) -> None:
+        """Every command succeeds."""
+        for command, executor in zip(self.commands, self.executors, strict=True):
+            executor.send(CommandResult(command.command_id, True))
+
+
+def notice(seconds: float) -> Intent:
+    """The first host, which its provider takes back in so many seconds."""
+    return host(1, reclaim_at=NOW + timedelta(seconds=seconds))
+
+
+SOON = RECLAIM_DRAIN.total_seconds()
+
+
 def test_replicas_on_a_host_that_is_taken_back_soon_are_stopped_whatever_the_switch_says() -> None:
-    world = World()
-    world.store.mode = Mode.OFF
-    for early, sent in ((1.0, []), (0.0, ["stop"])):
-        at = NOW + RECLAIM_DRAIN + timedelta(seconds=early)
-        world.store.hosts = ProviderHosts(NOW, (host(1, reclaim_at=at),))
-        world.act(PlanView())
-        world.actor.leave(HOSTS, world.state, world.clock.monotonic())
-        assert [command.action for command in world.commands] == sent
-        assert world.stored.known == ()
-        assert world.actor.start_on("sim-host-1") is (not sent)
+    world = Leaving()
+    assert world.leave(notice(SOON + 1), host(2)) == []
+    assert world.actor.start_on("sim-host-1")
+    assert world.leave(notice(SOON), host(2)) == ["stop r1"]
+    assert world.stored.known == ("host-2",)
+    assert not world.actor.start_on("sim-host-1")
+
+
+def test_a_replica_that_a_notice_stopped_starts_again_when_the_notice_is_cancelled() -> None:
+    world = Leaving()
+    assert world.leave(notice(SOON), host(2)) == ["stop r1"]
+    world.answer()
+    stopped = ReplicaState.STOPPED
+    assert world.leave(notice(SOON - 1), host(2), first=stopped) == []
+    assert world.leave(host(1), host(2), first=stopped) == ["resume r1"]
+    world.answer()
+    assert world.leave(host(1), host(2), first=ReplicaState.LOADING) == []
+    assert world.leave(host(1), host(2), first=stopped) == []  # whoever has stopped it since then
+
+
+def test_a_replica_that_a_person_stopped_meanwhile_or_that_the_plan_decides_on_does_not_start() -> None:
+    for held, mode in ((True, Mode.OFF), (False, Mode.ON)):
+        world = Leaving()
+        assert world.leave(notice(SOON), host(2)) == ["stop r1"]
+        world.answer()
+        world.store.mode = mode
+        assert world.leave(host(1), host(2), first=ReplicaState.STOPPED, held=held) == []
+
+
+def test_a_notice_leaves_a_replica_alone_that_a_person_drains() -> None:
+    assert Leaving().leave(notice(SOON), host(2), first=ReplicaState.DRAINING) == []
+
+
+def test_the_last_serving_replica_stops_when_another_serves_or_the_instant_is_near() -> None:
+    world = Leaving()
+    loading = ReplicaState.LOADING
+    assert world.leave(notice(LEAST_DRAIN_S + 1), host(2), second=loading) == []
+    assert world.leave(notice(LEAST_DRAIN_S + 1), host(2)) == ["stop r1"]
+    assert Leaving().leave(notice(LEAST_DRAIN_S), host(2), second=loading) == ["stop r1"]
+    slow = Leaving()
+    slow.times = LifeTimes(drain=StageTime(count=4, mean_s=100.0))
+    assert slow.leave(notice(201), host(2), second=loading) == []
+    assert slow.leave(notice(200), host(2), second=loading) == ["stop r1"]
+
+
+def test_a_host_that_is_too_many_is_drained_and_then_said_to_be_empty() -> None:
+    world = Leaving()
+    surplus = host(1, wanted=False, why="not desired any more", drain_until=NOW + timedelta(minutes=15))
+    assert world.leave(surplus, host(2), second=ReplicaState.LOADING) == []  # it is the last that serves
+    assert world.leave(surplus, host(2)) == ["stop r1"]
+    assert world.stored.emptied == ()
+    world.answer()
+    assert world.leave(surplus, host(2), first=ReplicaState.STOPPED) == []
+    assert world.stored.emptied == ("host-1",)
+    # Where no host is wanted any more, none waits for another.
+    alone = Leaving()
+    assert alone.leave(surplus, second=ReplicaState.STOPPED) == ["stop r1"]
+
+
+def test_a_dry_run_stops_nothing_for_a_notice() -> None:
+    world = Leaving()
+    world.actor = PlanActor(world.store, PLACES, dict, world.clock, settle_s=0.0, hosts_dry_run=True)
+    world.actor.connect(world.forward)
+    assert world.leave(notice(1), host(2)) == []
+    assert world.actor.start_on("sim-host-1")
 
 
 def test_no_engine_stops_for_a_host_that_a_dry_run_does_not_destroy() -> None:

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from scheduler.provider_hosts import LOAD_WITHIN, RECLAIM_DRAIN, ProviderHosts
+from scheduler.provider_hosts import LOAD_WITHIN, RECLAIM_DRAIN, Departure, ProviderHosts
 from tests.unit.workers.test_acting import KIND, NOW, NYC, PLACES, TOR, host, written
 from workers.providers.intents import Intent, IntentState
 
@@ -57,5 +57,17 @@ def test_a_host_that_its_provider_takes_back_counts_no_more_and_is_drained_short
     known = hosts(host(1, reclaim_at=later), host(2, reclaim_at=soon), host(3))
     assert [name for name in ("host-1", "host-2", "host-3") if known.is_leaving(name)] == ["host-1", "host-2"]
     assert known.counted == ["host-3"]
-    assert known.taken_back("host-1") == known.taken_back("host-3") == known.taken_back("static-1") == ""
-    assert known.taken_back("sim-host-2") == f"its provider takes its host back at {soon.isoformat()}"
+    assert known.departure("host-1") is known.departure("host-3") is known.departure("static-1") is None
+    why = f"its provider takes its host back at {soon.isoformat()}"
+    assert known.departure("sim-host-2") == Departure(
+        why, RECLAIM_DRAIN.total_seconds(), by_notice=True, replaced=True
+    )
+
+
+def test_a_host_that_is_not_wanted_is_drained_until_it_may_be_destroyed() -> None:
+    drains = host(1, wanted=False, why="w", drain_until=NOW + timedelta(seconds=9))
+    assert hosts(drains).departure("host-1") == Departure("its host is destroyed: w", 9.0)
+    assert hosts(drains, host(2)).departure("host-1") == Departure(
+        "its host is destroyed: w", 9.0, replaced=True
+    )
+    assert hosts(host(1, wanted=False)).departure("host-1") is None

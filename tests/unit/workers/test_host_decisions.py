@@ -25,6 +25,7 @@ from workers.providers.decide import (
     pause,
 )
 from workers.providers.intents import (
+    DRAIN_WITHIN,
     Act,
     Add,
     Adopt,
@@ -38,6 +39,7 @@ from workers.providers.intents import (
     after_create,
     after_destroy,
     before_create,
+    noted,
 )
 from workers.providers.interface import CallResult, DesiredHosts, HostGroup, ObservedHost, Outcome, Prices
 
@@ -110,9 +112,35 @@ def test_a_notice_of_reclaim_brings_a_replacement_at_once_and_ends_in_a_destroy(
     assert acts(1, [told], shown(1)) == [Add(GROUP)]
     later = NOW + timedelta(hours=2)
     assert acts(1, [told, existing(2)], shown(1, 2), later) == [
-        Retire(UUID(int=1), "taken back by its provider"),
+        Retire(UUID(int=1), "taken back by its provider", drained=True),
         Destroy(UUID(int=1)),
     ]
+
+
+def test_a_host_that_may_run_engines_is_drained_before_it_is_destroyed_whatever_made_it_one_too_many() -> (
+    None
+):
+    """As after a cancelled notice, when its replacement serves already."""
+    [retire] = acts(1, [existing(1), existing(2)], shown(1, 2))
+    assert retire == Retire(UUID(int=2), "not desired any more")
+    drains = noted(existing(2), retire, NOW)
+    assert drains.drain_until == NOW + DRAIN_WITHIN
+    assert acts(1, [existing(1), drains], shown(1, 2)) == []
+    assert acts(1, [existing(1), drains], shown(1, 2), NOW + DRAIN_WITHIN) == [Destroy(UUID(int=2))]
+    emptied = msgspec.structs.replace(drains, drain_until=None)
+    assert acts(1, [existing(1), emptied], shown(1, 2)) == [Destroy(UUID(int=2))]
+    assert noted(existing(2, joined_at=None), retire, NOW).drain_until is None
+
+
+def test_a_host_that_is_taken_back_ends_early_when_others_have_loaded_or_none_is_desired() -> None:
+    told = existing(1, reclaim_at=NOW + timedelta(hours=2))
+    retire = Retire(UUID(int=1), "its provider takes it back, and it is not needed until then")
+    fresh = existing(2, fit_at=NOW - timedelta(minutes=29))
+    assert acts(1, [told, fresh], shown(1, 2)) == []
+    assert acts(1, [told, existing(2, fit_at=NOW - timedelta(minutes=30))], shown(1, 2)) == [retire]
+    assert acts(0, [told], shown(1)) == [retire]
+    later = existing(3, reclaim_at=NOW + timedelta(hours=3))
+    assert [act for act in acts(1, [told, later], shown(1, 3)) if isinstance(act, Retire)] == [retire]
 
 
 def test_an_orphan_is_adopted_and_destroyed_later_and_strangers_are_left_alone() -> None:
@@ -230,7 +258,9 @@ def test_what_passed_before_the_first_heartbeat_is_a_part_of_the_cost() -> None:
 def test_a_host_whose_agent_never_joins_is_replaced_and_counts_as_a_failure() -> None:
     silent = existing(1, running_at=NOW - JOIN_WITHIN, joined_at=None)
     retire, add, destroy = acts(1, [silent], shown(1))
-    assert retire == Retire(UUID(int=1), "its agent sent no heartbeat within 30 minutes", failed=True)
+    assert retire == Retire(
+        UUID(int=1), "its agent sent no heartbeat within 30 minutes", failed=True, drained=True
+    )
     assert (add, destroy) == (Add(GROUP), Destroy(UUID(int=1)))
     young = existing(1, running_at=NOW - JOIN_WITHIN + timedelta(seconds=1), joined_at=None)
     assert acts(1, [young], shown(1)) == []
@@ -258,7 +288,9 @@ def test_unfit_hosts_of_a_kind_are_replaced_one_at_a_time() -> None:
     silent = [existing(n, running_at=NOW - JOIN_WITHIN, joined_at=None) for n in (1, 2)]
     refused = existing(3, refused_since=NOW - FIT_WITHIN)
     retired = [act for act in acts(3, [*silent, refused], shown(1, 2, 3)) if isinstance(act, Retire)]
-    assert retired == [Retire(UUID(int=1), "its agent sent no heartbeat within 30 minutes", failed=True)]
+    assert retired == [
+        Retire(UUID(int=1), "its agent sent no heartbeat within 30 minutes", failed=True, drained=True)
+    ]
     coming = existing(4, running_at=NOW, joined_at=None)
     assert acts(4, [*silent, refused, coming], shown(1, 2, 3, 4)) == []
     fit = existing(4, joined_at=NOW, fit_at=NOW)
@@ -281,7 +313,9 @@ def test_an_unfit_host_is_given_up_before_a_newer_one_that_serves() -> None:
 def test_a_host_that_its_checks_refuse_is_replaced_and_counts_as_a_failure() -> None:
     unfit = existing(1, refused_since=NOW - FIT_WITHIN)
     retire, add, destroy = acts(1, [unfit], shown(1))
-    assert retire == Retire(UUID(int=1), "its checks have refused it for 15 minutes", failed=True)
+    assert retire == Retire(
+        UUID(int=1), "its checks have refused it for 15 minutes", failed=True, drained=True
+    )
     assert (add, destroy) == (Add(GROUP), Destroy(UUID(int=1)))
     recent = existing(1, refused_since=NOW - FIT_WITHIN + timedelta(seconds=1))
     assert acts(1, [recent], shown(1)) == []
