@@ -148,8 +148,12 @@ class Model(Protocol):
 class Models(Protocol):
     """The catalog of models that are offered."""
 
-    def resolve(self, name: str) -> Model:
-        """Return the model with this name or alias. Raises ModelNotFound, and Unavailable when the list is too old."""
+    def resolve(self, name: str, allowed: Collection[str] | None = None) -> Model:
+        """Return the model with this name or alias.
+
+        Raises ModelNotFound, ModelRetired of models among `allowed` (None = all), and Unavailable when the list is too
+        old.
+        """
 
     def largest_context(self, names: Collection[str] | None) -> int:
         """Return the largest context length, in tokens, of the models with these names; None = of all models."""

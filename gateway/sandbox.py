@@ -96,7 +96,7 @@ class Sandbox(Generic[GrantT]):
         """
         grant = await self._rates.acquire(str(request_id), principal, 0, 0)
         try:
-            self._check_name(prepared.model)
+            self._check_name(principal, prepared.model)
             if prepared.endpoint == "embeddings":
                 await self._embed(request_id, prepared, reply, grant.headers)
                 return
@@ -113,15 +113,15 @@ class Sandbox(Generic[GrantT]):
         """Return the tokens of a prompt as the answer to it would have them. Raises what `handle` raises."""
         grant = await self._rates.acquire(str(request_id), principal, 0, 0)
         self._rates.settle(grant, 0, 0)
-        self._check_name(prepared.model)
+        self._check_name(principal, prepared.model)
         return _prompt_tokens(prepared)
 
-    def _check_name(self, name: str) -> None:
+    def _check_name(self, principal: Principal, name: str) -> None:
         """Raise the error that a test's name asks for, and ModelNotFound for one that is no model's either."""
         if name in self._errors:
             raise self._errors[name]()
         if name not in (OK, SLOW, BROKEN, TOOL_CALL):
-            self._models.resolve(name)
+            self._models.resolve(name, principal.allowed_models)
 
     async def _embed(
         self, request_id: UUID, prepared: PreparedRequest, reply: Reply, headers: Headers

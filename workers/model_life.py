@@ -4,12 +4,13 @@ A model retires at its date without any job: whoever resolves a name compares th
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 
 Status = Literal["active", "deprecated", "retired"]
+_NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 class ModelLife(msgspec.Struct, frozen=True):
@@ -46,6 +47,8 @@ class Deprecation(msgspec.Struct, frozen=True):
     redirected: bool
     note: str | None
     retired: bool
+    alias_of: str | None = None
+    """What `model` stands for, if it is an alias."""
 
 
 def served_by(life: ModelLife, lives: Mapping[str, ModelLife], now: datetime) -> str | None:
@@ -53,28 +56,55 @@ def served_by(life: ModelLife, lives: Mapping[str, ModelLife], now: datetime) ->
 
     None when the name is retired and no replacement answers for it.
     """
-    seen: set[str] = set()
-    while life.name not in seen:
-        seen.add(life.name)
-        if not life.is_retired(now):
-            if life.alias_of is None:
-                return life.name
-            life = lives[life.alias_of]
-        elif life.redirected and life.replacement is not None:
-            life = lives[life.replacement]
-        else:
-            return None
-    return None
+    last = _resolved(life, lives, now)[-1]
+    return last.name if last.alias_of is None and not last.is_retired(now) else None
+
+
+def ending_of(life: ModelLife, now: datetime) -> Deprecation | None:
+    """The end of the name itself, whatever it leads to; None when it stays."""
+    retired = life.is_retired(now)
+    if life.status == "active" and not retired:
+        return None
+    return Deprecation(
+        life.name,
+        life.deprecated_at,
+        life.retires_at,
+        life.replacement,
+        life.redirected,
+        life.note,
+        retired,
+        life.alias_of,
+    )
 
 
 def deprecation_of(life: ModelLife, lives: Mapping[str, ModelLife], now: datetime) -> Deprecation | None:
-    """What customers of a name are told at `now`; None when it, and the model that it is an alias of, stay."""
-    retired = life.is_retired(now)
-    if life.status == "active" and not retired:
-        return None if life.alias_of is None else deprecation_of(lives[life.alias_of], lives, now)
-    return Deprecation(
-        life.name, life.deprecated_at, life.retires_at, life.replacement, life.redirected, life.note, retired
-    )
+    """What customers of a name are told at `now`; None when it, and all that it leads to, stays.
+
+    Of a name that is refused: why. Otherwise the first end to come of the name, of the model that it is an alias of,
+    and of the one that answers; without one, which model was replaced by the one that answers.
+    """
+    resolved = _resolved(life, lives, now)
+    ends = [told for step in resolved if (told := ending_of(step, now)) is not None]
+    if resolved[-1].is_retired(now):
+        return next(told for told in ends if told.retired)
+    to_come = [told for told in ends if not told.retired]
+    if to_come:
+        return min(to_come, key=lambda told: told.retires_at or _NEVER)
+    return ends[-1] if ends else None
+
+
+def _resolved(life: ModelLife, lives: Mapping[str, ModelLife], now: datetime) -> list[ModelLife]:
+    """The rows that a name leads to, itself first: an alias to its model, a retired model to its replacement."""
+    found: dict[str, ModelLife] = {}
+    while life.name not in found:
+        found[life.name] = life
+        following = life.alias_of
+        if life.is_retired(now):
+            following = life.replacement if life.redirected else None
+        if following is None:
+            break
+        life = lives[following]
+    return list(found.values())
 
 
 def next_retirement(lives: Iterable[ModelLife], now: datetime) -> datetime | None:

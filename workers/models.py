@@ -170,10 +170,11 @@ class ModelDirectory(PolledSnapshot):
             self._built = _build(self._rows, self.catalog, now)
         return self._built
 
-    def resolve(self, name: str) -> ModelInfo:
+    def resolve(self, name: str, allowed: Collection[str] | None = None) -> ModelInfo:
         """A model by name or alias, or the one that replaces a retired model.
 
-        Raises ModelNotFound with similar names, ModelRetired, and Unavailable when none is `fresh`.
+        Raises ModelNotFound with similar names; ModelRetired, for models that are among `allowed` (None = all); and
+        Unavailable when none is `fresh`.
         """
         if not self.fresh:
             raise Unavailable(
@@ -185,13 +186,24 @@ class ModelDirectory(PolledSnapshot):
         names = self._names()
         found = names.by_name.get(name)
         if found is None:
-            gone, known = names.deprecations.get(name), builtins.list(names.by_name)
+            gone, known = self.deprecation(name, allowed), builtins.list(names.by_name)
             raise _not_found(name, known) if gone is None else _retired(name, gone, known)
         return found
 
-    def deprecation(self, name: str) -> Deprecation | None:
-        """What customers of a model or alias are told about its end; None for one that stays or that is not known."""
-        return self._names().deprecations.get(name)
+    def deprecation(self, name: str, allowed: Collection[str] | None = None) -> Deprecation | None:
+        """What customers of a model or alias are told about its end.
+
+        None for one that stays or that is not known, and where neither the model that ends nor the one that answers is
+        among `allowed` (None = all): a key is told nothing of models that it may not use.
+        """
+        names = self._names()
+        told = names.deprecations.get(name)
+        if told is None or allowed is None:
+            return told
+        serves = names.by_name.get(name)
+        if (told.alias_of or told.model) in allowed or (serves is not None and serves.name in allowed):
+            return told
+        return None
 
     def largest_context(self, names: Collection[str] | None) -> int:
         """Context length, in tokens, of the largest model among `names`; None = of all models. 0 without any."""
@@ -217,7 +229,7 @@ def _build(rows: list[ModelRow], catalog: Catalog, now: datetime) -> _Names:
     for row in rows:
         if row.alias_of is not None or row.is_retired(now):
             continue
-        info = _described(row, catalog, tuple(others.get(row.name, ())))
+        info = described(row, catalog, tuple(others.get(row.name, ())))
         if info is None:
             continue
         found.append(info)
@@ -226,13 +238,13 @@ def _build(rows: list[ModelRow], catalog: Catalog, now: datetime) -> _Names:
     return _Names(by_name, found, deprecations, next_retirement(rows, now))
 
 
-def _described(row: ModelRow, catalog: Catalog, aliases: tuple[str, ...]) -> ModelInfo | None:
+def described(row: ModelRow, catalog: Catalog, aliases: tuple[str, ...] = ()) -> ModelInfo | None:
     """The model of a row; None when neither the row nor the catalog describes it."""
     entry = catalog.models.get(row.name)
-    described = row.spec or entry
-    if described is None:
+    source = row.spec or entry
+    if source is None:
         return None
-    capabilities = tuple(described.capabilities)
+    capabilities = tuple(source.capabilities)
     if row.spec is not None and row.spec.capabilities != EMBEDDINGS:
         capabilities = tuple(dict.fromkeys((*capabilities, *ENGINE_CAPABILITIES)))
     switches = THINKING_SWITCHES if "reasoning" in capabilities else {}
@@ -241,8 +253,8 @@ def _described(row: ModelRow, catalog: Catalog, aliases: tuple[str, ...]) -> Mod
     return ModelInfo(
         name=row.name,
         title=entry.title if entry is not None else row.name,
-        context_len=described.context_len,
-        max_output_tokens=described.max_output_tokens,
+        context_len=source.context_len,
+        max_output_tokens=source.max_output_tokens,
         status=row.status,
         capabilities=capabilities,
         region=entry.region if entry is not None else "local",
@@ -255,6 +267,21 @@ def _described(row: ModelRow, catalog: Catalog, aliases: tuple[str, ...]) -> Mod
         template_switches=switches,
         tool_parser=entry.tool_parser if entry is not None and row.spec is None else "",
     )
+
+
+def lost_abilities(old: ModelInfo, new: ModelInfo) -> list[str]:
+    """What requests to `old` may need and `new` does not have, in words."""
+    lost = [ability for ability in old.capabilities if ability not in new.capabilities]
+    if new.context_len < old.context_len:
+        lost.append(f"a context of {old.context_len:,} tokens, of which it has {new.context_len:,}")
+    lost += [
+        f"the switch {name} of the chat template"
+        for name, values in old.template_switches.items()
+        if not set(values) <= set(new.template_switches.get(name, ()))
+    ]
+    if "embeddings" in new.capabilities and old.embedding_dimensions not in (0, new.embedding_dimensions):
+        lost.append(f"vectors of {old.embedding_dimensions:,} numbers")
+    return lost
 
 
 def _retired(name: str, gone: Deprecation, known: list[str]) -> ModelRetired:

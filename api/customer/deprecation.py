@@ -3,6 +3,7 @@
 The headers come with every answer to a request that names the model, refusals included.
 """
 
+from collections.abc import Collection
 from email.utils import formatdate
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -14,8 +15,8 @@ from workers.model_life import Deprecation
 class Endings(Protocol):
     """The methods of workers.models.ModelDirectory that are used here."""
 
-    def deprecation(self, name: str) -> Deprecation | None:
-        """Return what customers of a model or alias are told about its end."""
+    def deprecation(self, name: str, allowed: Collection[str] | None = None) -> Deprecation | None:
+        """Return what a key that may use the models `allowed` (None = all) is told about the end of a name."""
 
 
 def deprecation_headers(told: Deprecation) -> Headers:

@@ -216,7 +216,7 @@ class HotPath:
             await reply.fail(error)
             return
         reply.begin(prepared, principal)
-        if (told := self._endings.deprecation(prepared.model)) is not None:
+        if (told := self._endings.deprecation(prepared.model, principal.allowed_models)) is not None:
             reply.headers += deprecation_headers(told)
         if prepared.ignored_fields:
             named = ignored_header(prepared.ignored_fields)

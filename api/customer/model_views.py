@@ -1,5 +1,6 @@
 """A model as customers see it: its facts, prices, state and speed, all from the memory of this process."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
@@ -44,8 +45,8 @@ class Directory(Endings, Protocol):
     def list(self) -> list[ModelInfo]:
         """Return every model that is offered."""
 
-    def resolve(self, name: str) -> ModelInfo:
-        """Return the model with this name or alias. Raises ModelNotFound."""
+    def resolve(self, name: str, allowed: Collection[str] | None = None) -> ModelInfo:
+        """Return the model with this name or alias. Raises ModelNotFound, and ModelRetired of models in `allowed`."""
 
 
 class Pools(Protocol):
@@ -77,7 +78,7 @@ class ModelViews:
 
     def one(self, name: str, principal: Principal) -> dict[str, Any]:
         """The entry of a model by name or alias. Raises ModelNotFound, or Unavailable without recent prices."""
-        model = self._directory.resolve(name)
+        model = self._directory.resolve(name, principal.allowed_models)
         if not _visible(model, principal):
             raise ModelNotFound(
                 f"The model '{name}' does not exist for this key; see GET /v1/models.", param="model"

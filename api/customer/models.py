@@ -43,8 +43,9 @@ def router(keys: Keys, views: ModelViews, endings: Endings, restrictions: KeyRes
     @routes.get("/models/{model:path}", summary="One model")
     async def get_model(model: str, request: Request, response: Response) -> dict[str, Any]:
         """OpenAI's model object, or Anthropic's; 404 with similar names when there is none."""
-        entry = views.one(model, await caller(request))
-        if (told := endings.deprecation(model)) is not None:
+        principal = await caller(request)
+        entry = views.one(model, principal)
+        if (told := endings.deprecation(model, principal.allowed_models)) is not None:
             response.headers.raw.extend(deprecation_headers(told))
         return anthropic.model_object(entry) if anthropic.speaks(request.scope) else entry
 

@@ -75,7 +75,7 @@ class FakeModels:
     def __init__(self, model: FakeModel) -> None:
         self.model = model
 
-    def resolve(self, name: str) -> FakeModel:
+    def resolve(self, name: str, allowed: Collection[str] | None = None) -> FakeModel:
         if name != self.model.name:
             raise ModelNotFound(f"no model {name}", param="model")
         return self.model

@@ -134,6 +134,25 @@ async def test_a_retired_name_is_answered_by_its_replacement(api: Api) -> None:
     assert (entry.id, entry.to_dict()["aliases"]) == (MODEL, [OTHER])
 
 
+async def test_a_retired_model_is_unknown_to_a_key_that_may_not_use_it(api: Api) -> None:
+    await admin_life.retire_model(api.database, ADMIN, name=OTHER)
+    await api.deps.models.refresh()
+    for kind in ("live", "test"):
+        limited = await admin_keys.create_key(
+            api.database, ADMIN, pepper=PEPPER, tenant_id=api.organisation.tenant_id,
+            project_id=api.organisation.project_id, name=kind, kind=kind, allowed_models=[MODEL],
+        )  # fmt: skip
+        for model in (OTHER, "llama-9"):
+            status, body, headers = await api.post({"model": model, "messages": HELLO}, key=limited.secret)
+            assert (status, body["error"]["code"]) == (404, "model_not_found")
+            assert body["error"]["message"].startswith(f"There is no model '{model}'.")
+            assert not {"deprecation", "sunset", "link"} & {name.lower() for name in headers}
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await api.openai(limited.secret).models.retrieve(OTHER)
+        assert unknown.value.code == "model_not_found"
+    assert (await ask(api, OTHER))[1]["error"]["code"] == "model_retired"
+
+
 async def test_organisations_that_used_the_model_are_told_once(api: Api) -> None:
     other = await make_organisation(api.database, "Lumen")
     assert (await ask(api, MODEL))[0] == 200

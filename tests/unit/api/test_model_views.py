@@ -34,7 +34,7 @@ class Listed:
     def list(self) -> list[ModelInfo]:
         return [*self.models]
 
-    def resolve(self, name: str) -> ModelInfo:
+    def resolve(self, name: str, allowed: object = None) -> ModelInfo:
         raise AssertionError(name)
 
     def of(self, tenant_id: object) -> dict[str, Any]:

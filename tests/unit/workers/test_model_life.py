@@ -72,6 +72,40 @@ def test_users_of_an_alias_are_told_of_its_models_end_or_of_its_own() -> None:
     assert deprecation_of(NEW, rows, NOW) is None
 
 
+@pytest.mark.parametrize(
+    ("alias_ends", "model_ends", "told"),
+    [
+        (LATER, PAST, "old"),
+        (LATER, LATER, "fast"),
+        (LATER, LATER - timedelta(hours=1), "old"),
+        (LATER, None, "fast"),
+        (None, LATER, "old"),
+        (None, None, "fast"),
+        (PAST, LATER, "fast"),
+    ],
+)
+def test_users_of_a_deprecated_alias_are_told_the_first_end(
+    alias_ends: datetime | None, model_ends: datetime | None, told: str
+) -> None:
+    alias = ModelLife("fast", "deprecated", alias_of="old", deprecated_at=PAST, retires_at=alias_ends)
+    ending = deprecation_of(alias, lives(alias, going("old", model_ends)), NOW)
+    assert ending is not None
+    assert ending.model == told
+
+
+def test_users_of_a_redirected_name_are_told_what_happens_to_the_model_that_serves() -> None:
+    old = going("old", PAST, "new", redirected=True)
+    for new, told in ((NEW, "old"), (going("new", LATER, "next"), "new"), (going("new", PAST), "old")):
+        for name in (old, ALIAS):
+            ending = deprecation_of(name, lives(old, new, ALIAS), NOW)
+            assert ending is not None
+            assert ending.model == told
+    second = lives(old, going("new", PAST, "next", redirected=True), ModelLife("next", "active"))
+    ending = deprecation_of(old, second, NOW)
+    assert ending is not None
+    assert (ending.model, ending.replacement) == ("new", "next"), "the successor is the model that answers"
+
+
 def test_the_next_retirement_is_the_first_date_to_come() -> None:
     rows = [going("a", PAST), going("b", LATER), going("c", LATER + timedelta(days=1)), NEW]
     assert next_retirement(rows, NOW) == LATER
