@@ -55,7 +55,7 @@ async def list_models(database: Database, actor: Actor) -> list[ModelView]:
 async def add_model(
     database: Database, actor: Actor, *, name: str, note: str | None = None, spec: ModelSpec | None = None
 ) -> ModelView:
-    """Offer a model; a retired or deprecated one is offered again, without an end. Other names for it are aliases.
+    """Offer a model; one that is retired or deprecated, or a deprecated alias, is offered again, without an end.
 
     `spec` describes a model of external engines; without it the catalog does, or the retired model's own spec. Raises
     InvalidRequest when nothing describes the model or the spec is out of range, Conflict when the name is taken.
@@ -68,15 +68,12 @@ async def add_model(
         before = await find_model(connection, name)
         if spec is None and before is not None:
             spec = before.spec
-        if spec is None:
+        alias_of = None if before is None or before.status == "retired" else before.alias_of
+        if spec is None and alias_of is None:
             name = (await read_catalog(connection)).model(clean_name(name, "name")).name
-        if (
-            before is not None
-            and before.status != "retired"
-            and (before.status == "active" or before.alias_of)
-        ):
+        if before is not None and (before.status == "active" or (alias_of is not None and spec is not None)):
             raise Conflict(f"there is a model {name!r} already ({before.status})", param="name")
-        after = await store_model(connection, before, name, None, note, spec)
+        after = await store_model(connection, before, name, alias_of, note, spec)
         await record_model(connection, actor, "model.add", before, after)
     return after
 
@@ -124,8 +121,8 @@ def _check_spec(name: str, spec: ModelSpec) -> None:
 async def set_alias(database: Database, actor: Actor, *, name: str, target: str) -> ModelView:
     """Make `name` an alias of `target`; `name` is new, an alias, or a retired model.
 
-    The same target changes nothing. Raises NotFound for an unknown target, Conflict when `name` is a live model or
-    `target` an alias or retired.
+    The same target changes nothing, and another one leaves the end of a deprecated alias as it is. Raises NotFound
+    for an unknown target, Conflict when `name` is a live model or `target` an alias or retired.
     """
     require(actor, PLATFORM_ADMIN)
     name = clean_name(name, "name")
@@ -136,15 +133,20 @@ async def set_alias(database: Database, actor: Actor, *, name: str, target: str)
             state = f"an alias of {aim.alias_of!r}" if aim.alias_of else "retired"
             raise Conflict(f"{target!r} is {state}; an alias must stand for a live model", param="target")
         before = await find_model(connection, name)
-        if before is not None and (before.alias_of, before.status) == (aim.name, "active"):
-            return before
-        if before is not None and before.alias_of is None and before.status != "retired":
+        live = before is not None and before.status != "retired"
+        if before is not None and live and before.alias_of is None:
             raise Conflict(
                 f"{name!r} is a live model; retire it before its name can stand for another", param="name"
             )
+        if before is not None and live and before.alias_of == aim.name:
+            return before
         if any(row.alias_of == name for row in await read_models(connection)):
             raise Conflict(f"{name!r} has aliases of its own; point them elsewhere first", param="name")
-        after = await store_model(connection, before, name, aim.name, None)
+        if live:
+            await connection.execute(update(models).where(models.c.name == name).values(alias_of=aim.name))
+            after = await require_model(connection, name)
+        else:
+            after = await store_model(connection, before, name, aim.name, None)
         await record_model(connection, actor, "model.alias", before, after)
     return after
 

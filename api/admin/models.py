@@ -101,6 +101,10 @@ class ModelReplace(ModelRetire):
     retires_at: str | None = Field(
         default=None, description="Date or instant in UTC; default: now.", examples=["2027-03-01"]
     )
+    accept_loss: bool = Field(
+        default=False,
+        description="Let it answer though it lacks abilities or context of the model: `abilities_lost` otherwise.",
+    )
 
 
 class TargetsOut(ResponseModel):

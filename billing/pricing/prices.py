@@ -296,6 +296,28 @@ async def list_prices(
     return [_view(row) for row in rows]
 
 
+@platform_wide("a model that replaces another needs a price for all organisations")
+async def books_without_price(
+    connection: AsyncConnection, model: str, replacement: str, at: datetime | None
+) -> list[tuple[str, UUID | None]]:
+    """Tier and owner (None = list) of the books that price `model` now, and `replacement` not at `at` (None = now).
+
+    Of a model without any price, the list of the tier standard has to price the replacement.
+    """
+    rows = await connection.execute(
+        text(
+            "WITH books AS (SELECT tier, tenant_id FROM price_versions WHERE model = :model "
+            "AND withdrawn_at IS NULL AND effective @> clock_timestamp()) "
+            "SELECT DISTINCT b.tier, b.tenant_id FROM (SELECT * FROM books UNION ALL "
+            "SELECT 'standard', NULL WHERE NOT EXISTS (SELECT 1 FROM books)) b "
+            "WHERE (penstock_price(:replacement, b.tier, b.tenant_id, "
+            "greatest(CAST(:at AS timestamptz), clock_timestamp()))).id IS NULL ORDER BY 1, 2 NULLS FIRST"
+        ),
+        {"model": model, "replacement": replacement, "at": at},
+    )
+    return [(row.tier, row.tenant_id) for row in rows]
+
+
 @platform_wide("whether any price has changed since it was read")
 async def price_state(connection: AsyncConnection) -> tuple[int | None, ...]:
     """A value that differs whenever a version was added, ended or withdrawn."""

@@ -69,6 +69,9 @@ def replace_model(
     retires_at: Annotated[
         str | None, typer.Option("--at", help="From when: a date or instant in UTC; default: now.")
     ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Let it answer though it lacks abilities or context.")
+    ] = False,
     note: Note = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -78,6 +81,11 @@ def replace_model(
     Example: penstock models replace llama-3.3-70b qwen3.5-397b --at 2027-03-01
     """
     act = partial(
-        model_life.replace_model, name=name, replacement=replacement, retires_at=retires_at, note=note
+        model_life.replace_model,
+        name=name,
+        replacement=replacement,
+        retires_at=retires_at,
+        note=note,
+        accept_loss=accept_loss,
     )
     perform(act, data_dir, as_json)

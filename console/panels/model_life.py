@@ -142,6 +142,7 @@ def _open_replace_form(
             replacement=replacement.value or "",
             retires_at=_iso(date),
             note=_text(note),
+            accept_loss=accept.value,
         )
         toast_ok(f"{replacement.value} answers for {model.name}{' from its date on' if date.value else ''}.")
         await done()
@@ -162,6 +163,7 @@ def _open_replace_form(
             hint="Date or date and time; empty for now.",
         )
         date.set_enabled(goes)
+        accept = ui.checkbox("Accept that it lacks abilities or context")
         note = _note_input(model)
 
 

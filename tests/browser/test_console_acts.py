@@ -240,6 +240,7 @@ async def test_an_alias_is_made_and_a_model_deprecated_and_replaced(person: Pers
     database, other = Database(site.database_url, name="test"), "llama-3.3-70b"
     try:
         await admin_models.add_model(database, ME, name=other)
+        await admin_prices.set_price(database, ME, model=other, input="1", output="2")
         await person.sign_in(ADMIN)
         await person.open("/models")
         table, dialog = person.page.locator("[aria-label='Models']"), person.page.get_by_role("dialog")
@@ -262,6 +263,9 @@ async def test_an_alias_is_made_and_a_model_deprecated_and_replaced(person: Pers
         await dialog.get_by_label("Answered by").click()
         await person.page.get_by_role("option", name=other).click()
         await dialog.get_by_label("From (UTC)").fill("2998-06-01")
+        await dialog.get_by_role("button", name="Replace").click()
+        await expect(person.page.get_by_text(f"'{other}' lacks what '{MODEL}' has")).to_be_visible()
+        await dialog.get_by_text("Accept that it lacks").click()
         await dialog.get_by_role("button", name="Replace").click()
         await expect(table.locator("tbody tr", has_text="until 2998-06-01")).to_contain_text("answers for it")
 
