@@ -6,9 +6,10 @@ The limits and the hosts' prices are read from PostgreSQL in the background, so 
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, not_, select, text
+from sqlalchemy import Row, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
@@ -84,21 +85,28 @@ def limits_problem(limits: ScalingLimits) -> tuple[str, str] | None:
 
 async def read_limits(connection: AsyncConnection) -> dict[str, ScalingLimits]:
     """The stored limits of every model that has any and is not retired."""
-    return await _read(connection, not_(RETIRED_NOW) & models.c.alias_of.is_(None))
+    rows = (await _read(connection)).items()
+    return {name: limits for name, (gone, limits) in rows if limits is not None and not gone}
 
 
-async def _read(connection: AsyncConnection, which: ColumnElement[bool]) -> dict[str, ScalingLimits]:
-    return {
-        row.model: ScalingLimits(
-            row.min_awake,
-            row.max_awake,
-            None if row.budget_usd_pico_per_hour is None else int(row.budget_usd_pico_per_hour),
-            tuple(row.host_kinds),
-            None if row.acting is None else Mode(row.acting),
-            None if row.budget_usd_pico_per_month is None else int(row.budget_usd_pico_per_month),
-        )
-        for row in await connection.execute(select(model_scaling).join(models).where(which))
-    }
+async def _read(connection: AsyncConnection) -> dict[str, tuple[bool, ScalingLimits | None]]:
+    """By name: whether it is a retired model or an alias, and its stored limits, if it has any."""
+    gone = (RETIRED_NOW | models.c.alias_of.is_not(None)).label("gone")
+    rows = await connection.execute(
+        select(models.c.name, gone, model_scaling).select_from(models.outerjoin(model_scaling))
+    )
+    return {row.name: (row.gone, None if row.model is None else _limits(row)) for row in rows}
+
+
+def _limits(row: Row[Any]) -> ScalingLimits:
+    return ScalingLimits(
+        row.min_awake,
+        row.max_awake,
+        None if row.budget_usd_pico_per_hour is None else int(row.budget_usd_pico_per_hour),
+        tuple(row.host_kinds),
+        None if row.acting is None else Mode(row.acting),
+        None if row.budget_usd_pico_per_month is None else int(row.budget_usd_pico_per_month),
+    )
 
 
 async def read_holds(connection: AsyncConnection) -> dict[str, ReplicaHold]:
@@ -113,15 +121,17 @@ async def read_effective_limits(connection: AsyncConnection) -> dict[str, Scalin
     A retired model, and one whose name has become an alias, is planned for no replica, whoever holds them; whether the
     plan is acted on for it stays as it was, which for a model without limits is not (RETIRED).
     """
-    limits = await read_limits(connection)
+    stored = await _read(connection)
+    effective = {name: limits for name, (_, limits) in stored.items() if limits is not None}
     for model, hold in (await read_holds(connection)).items():
-        stored = limits.get(model, NO_LIMITS)
-        limits[model] = msgspec.structs.replace(stored, min_awake=hold.awake, max_awake=hold.awake)
-    gone = RETIRED_NOW | models.c.alias_of.is_not(None)
-    kept = await _read(connection, gone)
-    names = list(await connection.scalars(select(models.c.name).where(gone)))
-    ended = {name: msgspec.structs.replace(row, min_awake=0, max_awake=0) for name, row in kept.items()}
-    return limits | dict.fromkeys(names, RETIRED) | ended
+        limits = effective.get(model, NO_LIMITS)
+        effective[model] = msgspec.structs.replace(limits, min_awake=hold.awake, max_awake=hold.awake)
+    for name, (gone, kept) in stored.items():
+        if gone:
+            effective[name] = (
+                RETIRED if kept is None else msgspec.structs.replace(kept, min_awake=0, max_awake=0)
+            )
+    return effective
 
 
 async def read_host_prices(connection: AsyncConnection) -> dict[str, int]:

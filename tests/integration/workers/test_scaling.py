@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.event import listen
 from typer.testing import CliRunner
 
 from admin import acting, economics, model_life, models, scaling
@@ -17,7 +18,7 @@ from tests.support.waiting import until
 from workers.acting.plan import Mode
 from workers.catalog import load_catalog
 from workers.models import ModelSpec
-from workers.scaling import RETIRED, ScalingDirectory, ScalingLimits
+from workers.scaling import RETIRED, ScalingDirectory, ScalingLimits, read_effective_limits
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
 READER = Actor(kind="cli", id="f", label="f", role="finance")
@@ -127,6 +128,16 @@ async def test_a_retired_name_is_planned_for_no_replica_as_an_alias_either(datab
     await directory.refresh()
     assert directory.limits == {MODEL: ScalingLimits(0, 0), "minimax-m2.5": RETIRED}
     assert RETIRED.acting is Mode.OFF, "nothing was decided about it, so its engines go on"
+
+
+async def test_the_limits_that_hold_are_read_in_two_statements(database: Database) -> None:
+    """Every scheduler reads them every two seconds."""
+    await models.add_model(database, ADMIN, name=MODEL)
+    statements: list[str] = []
+    async with database.read() as connection:
+        listen(connection.sync_connection, "before_cursor_execute", lambda *call: statements.append(call[2]))
+        await read_effective_limits(connection)
+    assert len(statements) == 2
 
 
 async def test_the_last_limits_stay_while_postgresql_is_away(
