@@ -15,6 +15,7 @@ from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
 from workers import host_credentials
 from workers.join_token import JoinToken, check_host_name, new_secret
+from workers.providers.static import read_silent
 from workers.wire import SIMULATED_HOST
 
 LONGEST = timedelta(days=30)
@@ -51,6 +52,17 @@ class RegistrationView(msgspec.Struct, frozen=True):
     """`own secret`, `invited`, `token expired`, `revoked`, or empty: it reports by the internal token."""
 
 
+class JoiningView(msgspec.Struct, frozen=True):
+    """What is known of hosts that join."""
+
+    invitations: list[InvitationView]
+    """The newest first."""
+    registrations: dict[str, RegistrationView]
+    """By host; those that are not known are left out."""
+    silent: dict[str, datetime]
+    """Last heartbeats of hosts that joined and have fallen silent, by host."""
+
+
 class InvitedHost(msgspec.Struct, frozen=True):
     """A host that may join, with its token, which is shown once."""
 
@@ -75,21 +87,18 @@ async def list_invitations(
     async with read(database, actor, PLATFORM_ROLES) as connection:
         now = await now_of(connection)
         found = await host_credentials.read_credentials(connection)
-    views = [_invitation(one, now) for one in found.values()]
-    shown = [one for one in views if revoked or one.state != "revoked"]
-    return sorted(shown, key=lambda one: one.invited_at, reverse=True)[:MAX_ROWS]
+    return _invitations(found.values(), now, revoked=revoked)
 
 
-async def registrations(
-    database: Database, actor: Actor, hosts: Collection[str]
-) -> dict[str, RegistrationView]:
-    """What the agents of `hosts` have registered, by host; those that are not known are left out.
+async def joining(database: Database, actor: Actor, hosts: Collection[str]) -> JoiningView:
+    """What is known of joining: invitations that are not revoked, silent hosts, and the registrations of `hosts`.
 
     Raises PermissionDenied.
     """
     async with read(database, actor, PLATFORM_ROLES) as connection:
         now = await now_of(connection)
         facts = (await connection.execute(_FACTS, {"hosts": list(hosts)})).all()
+        silent = await read_silent(connection)
         credentials = await host_credentials.read_credentials(connection)
     found = {}
     for fact in facts:
@@ -100,7 +109,11 @@ async def registrations(
             joined_at=credential.joined_at if credential and credential.joined_at else fact.first_seen,
             joining=host_credentials.joining_state(credential, now) if credential else "",
         )
-    return found
+    return JoiningView(
+        _invitations(credentials.values(), now, revoked=False),
+        found,
+        {one.host_id: one.last_seen for one in silent},
+    )
 
 
 async def invite(
@@ -164,6 +177,14 @@ async def revoke(database: Database, actor: Actor, *, host: str, reason: str) ->
             after=None,
         )
     return RevokedHost(host)
+
+
+def _invitations(
+    credentials: Collection[host_credentials.HostCredential], now: datetime, *, revoked: bool
+) -> list[InvitationView]:
+    views = [_invitation(one, now) for one in credentials]
+    shown = [one for one in views if revoked or one.state != "revoked"]
+    return sorted(shown, key=lambda one: one.invited_at, reverse=True)[:MAX_ROWS]
 
 
 def _invitation(one: host_credentials.HostCredential, now: datetime) -> InvitationView:

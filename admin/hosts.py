@@ -84,6 +84,8 @@ class HostView(msgspec.Struct, frozen=True):
     agent_version: str = ""
     joining: str = ""
     """`own secret`, `invited`, `revoked`, or empty: it reports by the internal token, or not at all."""
+    silent_since: datetime | None = None
+    """Last heartbeat of a host that joined and has fallen silent; None for others."""
 
 
 class IntentView(msgspec.Struct, frozen=True):
@@ -134,34 +136,20 @@ class CostView(msgspec.Struct, frozen=True):
 async def list_hosts(database: Database, actor: Actor, *, ended: bool = False) -> list[HostView]:
     """Hosts that exist, the newest first, those that joined by themselves included; with `ended` all of the past, too.
 
-    At most MAX_ROWS. Raises PermissionDenied.
+    Of those that joined, a silent one is listed until its secret is revoked. At most MAX_ROWS of providers. Raises
+    PermissionDenied.
     """
     async with read(database, actor, PLATFORM_ROLES) as connection:
         now = await now_of(connection)
         intents = await store.read_intents(connection, ended=ended, limit=MAX_ROWS)
         facts = {row.host_id: row for row in await connection.execute(_FACTS)}
         credentials = await read_credentials(connection)
+        silent = await static.read_silent(connection)
     known = [_host(one, now) for one in intents if one.billed or one.state is IntentState.EXISTS]
     joined = await static.StaticHosts(database).list_hosts()
+    known += [_static(host.name, host.kind, host.region, host.created_at, None) for host in joined.hosts]
     known += [
-        HostView(
-            name=host.name,
-            provider=static.NAME,
-            kind=host.kind,
-            region=host.region,
-            model="",
-            status="running",
-            wanted=True,
-            why="",
-            created_at=None,
-            joined_at=host.created_at,
-            ended_at=None,
-            reclaim_at=None,
-            usd_per_hour=None,
-            cost_usd="0.00",
-            no_agent_usd="0.00",
-        )
-        for host in joined.hosts
+        _static(one.host_id, one.host_kind, one.region, one.first_seen, one.last_seen) for one in silent
     ]
     return [_with_facts(view, facts, credentials, now) for view in known]
 
@@ -353,6 +341,30 @@ async def host_costs(database: Database, actor: Actor, *, start: datetime, end: 
         )
         for (provider, kind), rows in sorted(kinds.items())
     ]
+
+
+def _static(
+    name: str, kind: str, region: str, joined_at: datetime | None, silent_since: datetime | None
+) -> HostView:
+    """A host that joined by itself, which no provider bills."""
+    return HostView(
+        name=name,
+        provider=static.NAME,
+        kind=kind,
+        region=region,
+        model="",
+        status="running" if silent_since is None else "silent",
+        wanted=True,
+        why="",
+        created_at=None,
+        joined_at=joined_at,
+        ended_at=None,
+        reclaim_at=None,
+        usd_per_hour=None,
+        cost_usd="0.00",
+        no_agent_usd="0.00",
+        silent_since=silent_since,
+    )
 
 
 def _with_facts(

@@ -32,13 +32,20 @@ _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(day
 def list_(ended: Ended = False, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show hosts with their price and what they have cost; those that joined by themselves are `static`.
 
-    Warns of providers that a person has to look at.
+    Warns of providers that a person has to look at, and of hosts that joined and are silent.
     """
 
     async def act(db: Database, actor: Actor) -> object:
         for line in await host_owners.list_notices(db, actor):
             warn(line)
-        return await hosts.list_hosts(db, actor, ended=ended)
+        found = await hosts.list_hosts(db, actor, ended=ended)
+        for host in found:
+            if host.silent_since is not None:
+                warn(
+                    f"host {host.name} is silent since {host.silent_since:%Y-%m-%d %H:%M:%S} UTC; start its agent "
+                    f"again, or end its right to report with `penstock hosts revoke {host.name}`"
+                )
+        return found
 
     perform(act, data_dir, as_json)
 

@@ -1,5 +1,6 @@
 """Pools: live hosts and replicas as the scheduler reports them."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from fastapi import Request
@@ -103,6 +104,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
     shown_problems: list[tuple[str, str]] | None = None
     registered: dict[str, RegistrationView] = {}
+    silent: dict[str, datetime] = {}
 
     async def refresh() -> None:
         nonlocal shown_problems
@@ -121,7 +123,8 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         set_rows(replicas, [_replica_row(one, viewer.is_admin) for one in snapshot.replicas])
         scheduling.show(snapshot)
         set_rows(hosts, [_host_row(one, registered.get(one.host_id), now) for one in snapshot.hosts])
-        if (found := problems(snapshot, connected)) != shown_problems:
+        found = problems(snapshot, connected) + _lost(snapshot, silent)
+        if found != shown_problems:
             shown_problems = found
             alerts.clear()
             with alerts:
@@ -129,9 +132,11 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
                     notice("bad", headline, body)
 
     async def refresh_registrations() -> None:
-        nonlocal registered
+        nonlocal registered, silent
         names = [one.host_id for one in console.scheduler.snapshot().hosts]
-        registered = await host_joining.registrations(console.database, viewer.actor, names)
+        found = await host_joining.joining(console.database, viewer.actor, names)
+        registered, silent = found.registrations, found.silent
+        invitations.show(found.invitations)
 
     async def refresh_acts() -> None:
         found = await acting.timeline(console.database, viewer.actor, limit=SHOWN)
@@ -141,11 +146,9 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     await refresh_registrations()
     await refresh()
     await refresh_acts()
-    await invitations.refresh()
     viewer.live(REFRESH_S, refresh)
     viewer.live(TIMELINE_S, refresh_registrations)
     viewer.live(TIMELINE_S, refresh_acts)
-    viewer.live(TIMELINE_S, invitations.refresh)
 
 
 def problems(snapshot: PoolSnapshot, connected: bool) -> list[tuple[str, str]]:
@@ -185,6 +188,19 @@ def problems(snapshot: PoolSnapshot, connected: bool) -> list[tuple[str, str]]:
         for model in sorted(models - serving)
     )
     return found
+
+
+def _lost(snapshot: PoolSnapshot, silent: Mapping[str, datetime]) -> list[tuple[str, str]]:
+    """Notices of hosts that joined and that the scheduler has forgotten; `silent` has their last heartbeats."""
+    live = {host.host_id for host in snapshot.hosts}
+    return [
+        (
+            f"Host {host} is silent since {at:%Y-%m-%d %H:%M:%S} UTC",
+            "Start its agent again, or revoke its right to report.",
+        )
+        for host, at in silent.items()
+        if host not in live
+    ]
 
 
 async def _command(console: Console, viewer: Viewer, action: str, replica_id: str) -> None:

@@ -29,7 +29,7 @@ _COLUMNS = (
 
 
 class InvitationsPanel:
-    """The table of invitations with its actions; `refresh` reads newer ones."""
+    """The table of invitations with its actions; `show` shows others, `refresh` reads them first."""
 
     def __init__(self, console: Console, viewer: Viewer) -> None:
         self._console, self._viewer = console, viewer
@@ -48,8 +48,11 @@ class InvitationsPanel:
 
     async def refresh(self) -> None:
         """Read and show the present state."""
-        found = await host_joining.list_invitations(self._console.database, self._viewer.actor)
-        set_rows(self._table, self._rows(found))
+        self.show(await host_joining.list_invitations(self._console.database, self._viewer.actor))
+
+    def show(self, invitations: Sequence[InvitationView]) -> None:
+        """Show these."""
+        set_rows(self._table, self._rows(invitations))
 
     def _rows(self, invitations: Sequence[InvitationView]) -> list[Row]:
         now = self._console.clock.now()

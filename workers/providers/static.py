@@ -3,7 +3,9 @@
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
+import msgspec
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
 from workers.providers.interface import (
@@ -30,6 +32,34 @@ _JOINED = text(
     ORDER BY host_id
     """
 )
+_SILENT = text(
+    """
+    SELECT * FROM (
+        SELECT DISTINCT ON (c.host_id) h.host_id, host_kind, region, first_seen, last_seen
+        FROM host_credentials c JOIN hosts h ON h.host_id IN (c.host_id, 'sim-' || c.host_id)
+        WHERE c.secret_hash IS NOT NULL AND NOT EXISTS (
+            SELECT FROM host_intents i WHERE h.host_id IN (i.name, 'sim-' || i.name))
+        ORDER BY c.host_id, last_seen DESC) newest
+    WHERE last_seen <= clock_timestamp() - CAST(:silent AS interval)
+    ORDER BY host_id
+    """
+)
+
+
+class SilentHost(msgspec.Struct, frozen=True):
+    """A host with a secret that holds, and without a heartbeat for SILENT_AFTER."""
+
+    host_id: str
+    host_kind: str
+    region: str
+    first_seen: datetime
+    last_seen: datetime
+
+
+async def read_silent(connection: AsyncConnection) -> list[SilentHost]:
+    """Hosts that joined with a token, that no provider has made, and that are silent; by name."""
+    rows = await connection.execute(_SILENT, {"silent": SILENT_AFTER})
+    return [SilentHost(**row) for row in rows.mappings()]
 
 
 class StaticHosts:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from admin import host_joining
+from admin import host_joining, hosts
 from admin.host_joining import RegistrationView
 from core.db import Database
 from core.settings import Settings
@@ -132,7 +132,35 @@ async def test_what_hosts_have_registered(admin: Caller, database: Database) -> 
         ).scalar_one()
     [joined] = (await admin("GET", "/hosts/invitations")).json()
     at = datetime.fromisoformat(joined["joined_at"])
-    assert await host_joining.registrations(database, ADMIN, ["b300-1", "b300-2", "b300-9"]) == {
+    found = await host_joining.joining(database, ADMIN, ["b300-1", "b300-2", "b300-9"])
+    assert found.registrations == {
         "b300-1": RegistrationView("10.0.0.7", "1.2", at, "own secret"),
         "b300-2": RegistrationView("10.0.0.7", "1.2", seen, ""),
     }
+    assert (found.invitations, found.silent) == (await host_joining.list_invitations(database, ADMIN), {})
+
+
+async def test_a_host_that_joined_and_is_silent_is_reported_until_it_is_revoked(
+    admin: Caller, database: Database
+) -> None:
+    """One without a secret of its own, which cannot be revoked, is forgotten."""
+    made = await admin("POST", "/hosts/invitations", INVITE)
+    token = parse_token(made.json()["token"], "the answer")
+    async with database.system() as connection:
+        assert await join(connection, "b300-1", token.hash, secret_hash("own")) == ""
+        for host in ("b300-1", "b300-2"):
+            await record_heartbeat(connection, msgspec.structs.replace(beat(), host_id=host))
+    [heard, _] = await hosts.list_hosts(database, ADMIN)
+    assert (heard.name, heard.status, heard.silent_since) == ("b300-1", "running", None)
+    async with database.system() as connection:
+        last = await connection.scalar(
+            text("UPDATE hosts SET last_seen = clock_timestamp() - interval '1 hour' RETURNING last_seen")
+        )
+    [lost] = await hosts.list_hosts(database, ADMIN)
+    assert (lost.name, lost.status, lost.wanted) == ("b300-1", "silent", True)
+    assert lost.silent_since is not None
+    assert abs(lost.silent_since - last) < timedelta(seconds=1)
+    assert (await host_joining.joining(database, ADMIN, [])).silent == {"b300-1": lost.silent_since}
+    await host_joining.revoke(database, ADMIN, host="b300-1", reason="sold")
+    assert await hosts.list_hosts(database, ADMIN) == []
+    assert (await host_joining.joining(database, ADMIN, [])).silent == {}
