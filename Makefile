@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser edge test simulate-money model-sql fuzz bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-engine gpu chaos cancels load lock lock-engine compat clean
+.PHONY: help env up check unit docs engine browser edge test simulate-money model-sql fuzz bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-books bench-scheduler bench-fairness bench-pools bench-engine gpu chaos cancels load lock lock-engine compat clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -101,6 +101,9 @@ bench-placement: env ## our placement beside every published policy, for docs/re
 
 bench-fairness: env ## what fairness costs: our queue beside plain VTC, for docs/results/fairness.md; some minutes
 	$(BIN)/python -m bench.fairness $(ARGS)
+
+bench-pools: env ## a day on hosts that come and go: demand, replicas, cost, TTFT; a few minutes: ARGS="--hours 3"
+	$(BIN)/python -m bench.pools $(ARGS)
 
 bench-billing: env ## settlement, bytes per row, month reports, invoice run; full size: ARGS="--rows 100000000"
 	$(BIN)/python -m bench.billing $(ARGS)

@@ -116,9 +116,10 @@ class DayPool:
         day_s: float,
         *,
         patience_s: float = math.inf,
+        models: Sequence[str] = (),
     ) -> None:
         """Requests that wait longer than `patience_s` seconds for a replica leave unanswered and count as SLO
-        violations.
+        violations. `models` may have requests before they have a replica.
         """
         self._patience_s = patience_s
         self._slots = {slot.replica_id: slot for slot in slots}
@@ -126,7 +127,7 @@ class DayPool:
         self._contracted = sum(host.gpus for host in hosts if host.contracted)
         self._scaler = scaler
         self._day_s = day_s
-        self._of: dict[str, list[PoolReplica]] = {}
+        self._of: dict[str, list[PoolReplica]] = {model: [] for model in models}
         for slot in slots:
             self._of.setdefault(slot.spec.model, []).append(slot)
         self._queues: dict[str, deque[Arrival]] = {model: deque() for model in self._of}
@@ -158,6 +159,24 @@ class DayPool:
             else:
                 self._arrive(arrivals[index])
                 index += 1
+
+    def add_host(self, host: HostObservation, slots: Sequence[PoolReplica], now: float) -> None:
+        """Add a host with its replicas, which serve from their `ready_at` on."""
+        self._hosts[host.host_id] = host
+        for slot in slots:
+            slot.since = now
+            self._slots[slot.replica_id] = slot
+            self._of[slot.spec.model].append(slot)
+            heappush(self._events, (slot.ready_at, self._next(), slot.replica_id, -1))
+
+    def remove_host(self, host_id: str) -> int:
+        """Remove a host with its replicas; returns how many requests ran on it, which are lost."""
+        del self._hosts[host_id]
+        gone = [slot for slot in self._slots.values() if slot.host_id == host_id]
+        for slot in gone:
+            del self._slots[slot.replica_id]
+            self._of[slot.spec.model].remove(slot)
+        return sum(slot.engine.running for slot in gone)
 
     # Requests
 
@@ -222,7 +241,9 @@ class DayPool:
         return self._count
 
     def _event(self, now: float, _order: int, replica_id: str, version: int) -> None:
-        slot = self._slots[replica_id]
+        slot = self._slots.get(replica_id)
+        if slot is None:
+            return
         if version < 0:
             if slot.ready_at == now:
                 self._dispatch(slot.spec.model, now)
