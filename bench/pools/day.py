@@ -229,7 +229,7 @@ class CloudPool(DayPool):
             )
         )
         for intent, why in decision.retired:
-            act = Retire(intent.intent_id, why, failed=False)
+            act = Retire(intent.intent_id, why, drained=True)
             after = noted(intents[intent.intent_id], act, instant)
             intents[intent.intent_id] = msgspec.structs.replace(after, version=after.version + 1)
         if self._group in decision.desired:
