@@ -57,6 +57,10 @@ def test_the_end_of_a_model(pg_url: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (going["status"], going["retires_at"], going["replacement"], going["redirected"]) == (
         "deprecated", "2999-01-01T00:00:00Z", new, False,
     )  # fmt: skip
+    refused = CliRunner().invoke(app, ["models", "replace", old, new, "--at", "2999-02-01"])
+    assert (refused.exit_code, "set one with `penstock prices set` first" in refused.stderr) == (2, True)
+    price = ["prices", "set", new, "--input", "5", "--output", "20", "--reason", "it replaces the old model"]
+    assert CliRunner().invoke(app, price).exit_code == 0
     assert models("replace", old, new, "--at", "2999-02-01")["redirected"]
     gone = models("replace", old, new)
     assert (gone["status"], gone["redirected"], gone["note"]) == ("retired", True, "The weights go")
