@@ -145,10 +145,11 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
         200,
         "model.deprecate",
     ),
+    ("POST", "/prices", {"model": "llama-3.3-70b", "input": "5.00", "output": "15.00"}, 201, "price.set"),
     (
         "POST",
         "/models/replace",
-        {"name": "deepseek-v3.2", "replacement": "llama-3.3-70b"},
+        {"name": "deepseek-v3.2", "replacement": "llama-3.3-70b", "accept_loss": True},
         200,
         "model.replace",
     ),
