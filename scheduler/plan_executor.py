@@ -9,6 +9,7 @@ import msgspec
 
 from core.ids import uuid7
 from scheduler.core.autoscale.state import Rung
+from scheduler.core.replica import Replica
 from scheduler.wire import PlanView
 from workers.acting.plan import Mode, PoolAct
 from workers.backoff import pause_after
@@ -112,6 +113,17 @@ def gpus_taken(
         for name, other in reported.items()
         if name != replica_id
     )
+
+
+def gpu_users(replicas: Iterable[Replica], starting: Set[str]) -> dict[tuple[str, str], set[str]]:
+    """By agent and GPU: the replicas that hold the GPU, or are `starting` on it."""
+    users: dict[tuple[str, str], set[str]] = {}
+    for replica in replicas:
+        engine = replica.engine
+        if engine.state in _ON_GPUS or engine.replica_id in starting:
+            for gpu in engine.gpu_ids:
+                users.setdefault((replica.agent_id, gpu), set()).add(engine.replica_id)
+    return users
 
 
 class PlanExecutor:

@@ -19,7 +19,7 @@ from scheduler.core.rollout import (
     steady_moves,
 )
 from scheduler.core.state import SchedulerState
-from scheduler.plan_executor import gpus_taken
+from scheduler.plan_executor import gpu_users
 from scheduler.rollout_store import RolloutStore
 from scheduler.version_figures import VersionComparison, verdict
 from workers.acting.plan import Mode, PoolAct
@@ -34,6 +34,7 @@ SETTLE_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 120.0
 """Seconds without a command to a replica after it has refused one, doubled with each further refusal."""
 TOO_OLD = "its agent is of a version that knows no rollouts; update it"
+_SERVE_SOON = frozenset({ReplicaState.READY, ReplicaState.LOADING})
 _NO_FAILURE = (0, "", float("-inf"))
 
 
@@ -70,6 +71,7 @@ class RolloutRunner:
         """`record` takes acts for the timeline; `now` returns monotonic seconds."""
         self._store, self._record, self._now = store, record, now
         self.comparison = VersionComparison()
+        self._settle_s = settle_s
         self._begins_at = now() + settle_s
         self._forward: Callable[[ReplicaCommand], None] = lambda command: None
         self._condemned: Callable[[str], bool] = lambda agent_id: False
@@ -81,6 +83,8 @@ class RolloutRunner:
         self._surged: set[str] = set()
         self._clocks: dict[str, _Clock] = {}
         self._wanted: dict[str, int] = {}
+        self._gpu_users: dict[tuple[str, str], set[str]] | None = None
+        """The replicas on each GPU in this look, once they are asked for."""
 
     def connect(
         self, forward: Callable[["RolloutRunner", ReplicaCommand], None], condemned: Callable[[str], bool]
@@ -99,6 +103,7 @@ class RolloutRunner:
     def run(self, state: SchedulerState) -> None:
         """Look at the models that are rolled out, or have a promoted version, and move what has to move."""
         now, active = self._now(), self._store.active
+        self._gpu_users = None
         self.comparison.watch(
             {name: (each.before.version, each.after.version) for name, each in active.items()}
         )
@@ -107,18 +112,17 @@ class RolloutRunner:
         state.set_canaries(canaries, now)
         if now < self._begins_at:
             return
-        for model in sorted(active.keys() | self._store.deployed.keys()):
-            if (rollout := active.get(model)) is not None:
-                self._begin(rollout, state, now)
+        for model, rollout in sorted(active.items()):
+            self._begin(rollout, state, now)
+            if not self._store.is_deciding(model):
+                self._step(rollout, self._members(model, state, now, to_start=True), now)
+        for model, spec in sorted(self._store.deployed.items()):
+            if model in active or all(
+                replica.engine.version == spec.version for replica in state.fleet.replicas_of(model)
+            ):
+                continue
             members = self._members(model, state, now)
-            if rollout is None:
-                spec = self._store.deployed[model]
-                able = [
-                    member for member in members if member.refusals == 0 or self._may_try(member.name, now)
-                ]
-                self._move(model, spec, steady_moves(able, spec.version), Strategy(same_answer=False), now)
-            elif not self._store.is_deciding(model):
-                self._step(rollout, members, now)
+            self._move(model, spec, steady_moves(members, spec.version), Strategy(same_answer=False), now)
 
     def _step(self, rollout: Rollout, members: Sequence[Member], now: float) -> None:
         """Decide on one rollout."""
@@ -126,9 +130,13 @@ class RolloutRunner:
         members = [each for each in members if each.phase != Phase.UNFIT or each.version == after]
         wanted = self._wanted_of(rollout, members)
         old, new = self.comparison.compare(rollout.model, before, after, now)
+        known = max(
+            len(members), rollout.progress.replicas if rollout.state is not RolloutState.CANARY else 0
+        )
+        settled = now >= self._begins_at + self._settle_s
         progress = Progress(
-            wanted,
-            len(members),
+            wanted if settled else rollout.progress.wanted,
+            known,
             sum(each.version == after for each in members),
             sum(each.serves for each in members),
             old,
@@ -146,6 +154,7 @@ class RolloutRunner:
                 verdict(rollout.strategy, old, new),
                 stalled_s=now - clock.since,
                 state_s=max(now - clock.state_since, rollout.state_age_s),
+                known=known,
             )
         )
         reason = _reason(rollout, found)
@@ -154,17 +163,20 @@ class RolloutRunner:
             self._store.put(rollout, update)
         if found.state is not rollout.state:
             self._say(rollout, found)
-            return
         same_answer = rollout.strategy.same_answer and rollout.state is not RolloutState.ROLLING_BACK
         strategy = msgspec.structs.replace(rollout.strategy, same_answer=same_answer)
         self._move(rollout.model, rollout.target, found.moves, strategy, now)
 
     def _wanted_of(self, rollout: Rollout, members: Sequence[Member]) -> int:
-        """The replicas that were awake when the rollout began: as stored, else as they are now."""
-        if rollout.progress.wanted >= 0:
-            return rollout.progress.wanted
-        counted = sum(each.state in (ReplicaState.READY, ReplicaState.LOADING) for each in members)
-        return self._wanted.setdefault(str(rollout.rollout_id), counted)
+        """The most replicas that were awake before the rollout left its canary, beside those that it has started.
+
+        Until it is stored, which takes a few looks after a takeover, it is counted anew.
+        """
+        stored, key = rollout.progress.wanted, str(rollout.rollout_id)
+        if stored < 0 or rollout.state is RolloutState.CANARY:
+            awake = sum(each.state in _SERVE_SOON and not each.surged for each in members)
+            self._wanted[key] = max(self._wanted.get(key, 0), awake)
+        return max(stored, self._wanted.get(key, 0))
 
     def _begin(self, rollout: Rollout, state: SchedulerState, now: float) -> None:
         """Forget what replicas have refused before this state."""
@@ -196,29 +208,34 @@ class RolloutRunner:
             )
         )
 
-    def _members(self, model: str, state: SchedulerState, now: float) -> list[Member]:
-        """The replicas of a model whose engines belong to agents."""
+    def _members(
+        self, model: str, state: SchedulerState, now: float, *, to_start: bool = False
+    ) -> list[Member]:
+        """The replicas of a model whose engines belong to agents. `to_start`: tell which may be started."""
         engines = {
             replica.engine.replica_id: replica
             for replica in state.fleet.replicas_of(model)
             if replica.engine.engine != "external" and not self._condemned(replica.agent_id)
         }
-        agents = {replica.engine.replica_id: replica.agent_id for replica in state.fleet.replicas.values()}
-        reported = {replica.engine.replica_id: replica.engine for replica in state.fleet.replicas.values()}
-        starting = {open_.move.name for open_ in self._open.values() if open_.move.action == "start"}
-
-        def startable(replica: Replica) -> bool:
-            name, status = replica.engine.replica_id, replica.engine
-            return not status.held and not gpus_taken(name, agents, reported, starting)
-
         return [
             self._member(
-                engines[name],
+                replica,
                 now,
-                startable=engines[name].engine.state in RESTING and startable(engines[name]),
+                startable=to_start and replica.engine.state in RESTING and self._startable(replica, state),
             )
-            for name in sorted(engines)
+            for _, replica in sorted(engines.items())
         ]
+
+    def _startable(self, replica: Replica, state: SchedulerState) -> bool:
+        """Whether a resting replica's GPUs are free, and no person has stopped it."""
+        if self._gpu_users is None:
+            starting = {open_.move.name for open_ in self._open.values() if open_.move.action == "start"}
+            self._gpu_users = gpu_users(state.fleet.replicas.values(), starting)
+        users = self._gpu_users
+        own = {replica.engine.replica_id}
+        return not replica.engine.held and all(
+            users.get((replica.agent_id, gpu), own) <= own for gpu in replica.engine.gpu_ids
+        )
 
     def _member(self, replica: Replica, now: float, *, startable: bool) -> Member:
         status: ReplicaStatus = replica.engine

@@ -3,8 +3,10 @@
     canary -> progressing -> promoted
     canary | progressing -> rolling_back -> rolled_back
 
-Every move keeps two bounds, in every state. No serving replica is taken while fewer than `wanted - max_unavailable`
-would be left available, and no resting one is started beyond `wanted + max_surge` awake ones.
+Every move keeps three bounds, in every state. At most `max_surge + max_unavailable` replicas are changing or not
+available because of the rollout. No serving replica is taken while more than `max_unavailable` of the usual would
+be missing, and no resting one is started beyond `wanted + max_surge` awake ones. A roll-back that finds no move within
+these bounds takes one replica at a time.
 """
 
 import math
@@ -20,7 +22,10 @@ from workers.wire import ReplicaState
 MAX_FAILURES = 2
 """Failures in a row of an engine of the new version, or of commands to a replica, after which a rollout is aborted."""
 NO_ROOM_S = 20.0
-"""Seconds without room for a canary after which it is given up: replicas may be starting, or silent for a moment."""
+"""Seconds without a move after which a canary is given up, and a roll-back goes on beyond its bounds: replicas may be
+starting, or silent for a moment."""
+MISSING_S = 300.0
+"""Seconds without progress after which replicas that are no longer reported count as gone."""
 RESTING = frozenset({ReplicaState.STOPPED, ReplicaState.ASLEEP})
 
 
@@ -54,6 +59,16 @@ class Member(msgspec.Struct, frozen=True):
         return self.state in RESTING and not self.changing
 
     @property
+    def failed(self) -> bool:
+        """Whether its engine has failed, and is not replaced now."""
+        return self.state is ReplicaState.FAILED and not self.changing
+
+    @property
+    def drained(self) -> bool:
+        """Whether it finishes its requests without a command of this rollout."""
+        return self.state is ReplicaState.DRAINING and not self.changing
+
+    @property
     def serves(self) -> bool:
         """Whether it takes requests."""
         return self.state is ReplicaState.READY and not self.changing and not self.silent
@@ -85,13 +100,15 @@ class Situation(msgspec.Struct, frozen=True):
     after: str
     """Versions."""
     wanted: int
-    """Replicas that were awake when the rollout began."""
+    """Replicas that were awake when the rollout began, or at some time of its canary."""
     members: Sequence[Member]
     verdict: Verdict = Verdict()
     stalled_s: float = 0.0
-    """Seconds since the counts of replicas last changed."""
+    """Seconds since the last progress."""
     state_s: float = 0.0
     """Seconds since the state last changed."""
+    known: int = 0
+    """Replicas that were reported in this state so far."""
 
     @property
     def target(self) -> str:
@@ -101,13 +118,33 @@ class Situation(msgspec.Struct, frozen=True):
     @property
     def canaries(self) -> int:
         """Replicas that get the new version while it is a canary: at least one, and not all."""
-        share = math.ceil(self.wanted * self.strategy.canary_percent / 100)
-        return max(1, min(share, self.wanted - 1))
+        usual = min(self.wanted, len(self.awake))
+        share = math.ceil(usual * self.strategy.canary_percent / 100)
+        return max(1, min(share, usual - 1))
+
+    @property
+    def awake(self) -> list[Member]:
+        """The replicas that do not rest, and that no person drains."""
+        return [member for member in self.members if not member.rests and not member.drained]
+
+    @property
+    def misses_some(self) -> bool:
+        """Whether replicas that were reported before are not, and may come back."""
+        return len(self.members) < self.known and self.stalled_s < min(
+            MISSING_S, self.strategy.progress_deadline_s / 2
+        )
 
     def is_available(self, member: Member) -> bool:
         """Whether a replica serves, one of the target long enough."""
         settled = member.version != self.target or member.ready_s >= self.strategy.min_ready_s
         return member.serves and settled
+
+    def is_in_flight(self, member: Member) -> bool:
+        """Whether a replica is changing, or not available because of this rollout."""
+        if member.changing:
+            return True
+        ours = member.version == self.target or self.state is RolloutState.ROLLING_BACK
+        return ours and not (member.rests or member.drained or member.silent or self.is_available(member))
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -133,9 +170,14 @@ def decide(now: Situation) -> Decision:
 
 def steady_moves(members: Sequence[Member], version: str) -> tuple[Move, ...]:
     """The moves that bring replicas to the promoted version of their model, such as those of new hosts."""
-    awake = sum(not member.rests for member in members)
+    reached = [
+        member
+        for member in members
+        if not (member.silent or member.drained or (member.failed and member.version == version))
+    ]
+    awake = sum(not member.rests for member in reached)
     strategy = Strategy(max_surge=0, min_ready_s=0.0)
-    there = Situation(RolloutState.ROLLING_BACK, strategy, version, version, awake, members)
+    there = Situation(RolloutState.ROLLING_BACK, strategy, version, version, awake, reached)
     return _replace(there, math.inf) or _resting(there)
 
 
@@ -184,29 +226,29 @@ def _canary(now: Situation) -> Decision:
 def _progress(now: Situation) -> Decision:
     if moves := _replace(now, math.inf):
         return Decision(now.state, "", moves)
-    awake = [member for member in now.members if not member.rests]
-    if any(
-        member.version != now.target
-        or not (now.is_available(member) or (member.state is ReplicaState.DRAINING and not member.changing))
-        for member in awake
-    ):
+    if any(member.version != now.target or not now.is_available(member) for member in now.awake):
         return Decision(now.state, "")
     if moves := _resting(now):
         return Decision(now.state, "", moves)
-    if any(member.version != now.target for member in now.members):
+    updated = sum(member.version == now.target for member in now.members)
+    left = [member for member in now.members if member.version != now.target and not member.drained]
+    if left or now.misses_some or _served(now) == 0:
         return Decision(now.state, "")
-    if moves := _end_surge(now):
+    moves = _end_surge(now)
+    if moves and now.wanted > 0:
         return Decision(now.state, "", moves)
-    return Decision(RolloutState.PROMOTED, f"all {len(now.members)} replicas have the new version")
+    count = f"all {updated}" if updated == len(now.members) else f"{updated} of {len(now.members)}"
+    return Decision(RolloutState.PROMOTED, f"{count} replicas have the new version", moves)
 
 
 def _roll_back(now: Situation) -> Decision:
     left = [
         member
         for member in now.members
-        if member.version != now.target or member.changing or member.state is ReplicaState.LOADING
+        if not member.drained
+        and (member.version != now.target or member.changing or member.state is ReplicaState.LOADING)
     ]
-    if not left:
+    if not left and not now.misses_some:
         moves = _end_surge(now)
         return Decision(now.state if moves else RolloutState.ROLLED_BACK, "", moves)
     if now.stalled_s > now.strategy.progress_deadline_s:
@@ -217,41 +259,51 @@ def _roll_back(now: Situation) -> Decision:
 
 def _replace(now: Situation, most: float) -> tuple[Move, ...]:
     """Moves of replicas that are awake, and of resting ones that serve meanwhile. At most `most` get the target."""
-    awake = [member for member in now.members if not member.rests]
-    stale = [member for member in awake if member.version != now.target and not member.changing]
-    stale = [member for member in stale if not member.silent and member.state is not ReplicaState.DRAINING]
-    room = most - sum(member.version == now.target or member.changing for member in awake)
-    back = now.state is RolloutState.ROLLING_BACK
-    moves = []
+    back, strategy = now.state is RolloutState.ROLLING_BACK, now.strategy
+    stale = [member for member in now.awake if member.version != now.target and not member.changing]
+    stale = [member for member in stale if not member.silent]
+    room = most - sum(member.version == now.target or member.changing for member in now.awake)
+    in_flight = sum(map(now.is_in_flight, now.members))
+    budget = strategy.max_surge + strategy.max_unavailable - in_flight
+    moves: list[Move] = []
     for member in stale:
-        idle = member.state is ReplicaState.FAILED or (back and member.state is ReplicaState.LOADING)
-        if idle and room > 0:
+        if not (member.failed or (back and member.state is ReplicaState.LOADING)):
+            continue
+        costs = not now.is_in_flight(member)
+        if room > 0 and budget >= costs:
             moves.append(_deploy(now, member))
-            room -= 1
+            room, budget = room - 1, budget - costs
     serving = [member for member in stale if member.serves]
+    needs_more = serving or (now.wanted == 0 and not now.awake)
     if now.state is RolloutState.CANARY:
+        needs_more = serving
         serving = serving[:-1]  # the other traffic needs one
-    surge = _surge(now, len(awake), room) if any(member.serves for member in stale) else ()
+    surge = _surge(now, min(room, budget)) if needs_more else ()
     moves += surge
-    room -= len(surge)
-    occupied = sum(member.changing or member.state is not ReplicaState.DRAINING for member in awake)
-    available = sum(map(now.is_available, now.members))
-    # Where more than the usual number are awake, none needs to be missing.
-    surging = bool(surge) or occupied > now.wanted
-    floor = now.wanted if surging else now.wanted - now.strategy.max_unavailable
-    for member in serving:
-        if room <= 0 or available - 1 < floor:
-            break
-        moves.append(_deploy(now, member))
-        available, room = available - 1, room - 1
+    room, budget = room - len(surge), budget - len(surge)
+    live, available = len(now.awake) + len(surge), sum(map(now.is_available, now.members))
+    # Where more than the usual number are awake, none of that needs to be missing.
+    least = live - strategy.max_unavailable
+    if live > now.wanted:
+        least = max(now.wanted, least - strategy.max_surge)
+    spare = min(budget, available - least, room)
+    if back and not moves and spare <= 0 and now.stalled_s > NO_ROOM_S and not _moving(now):
+        spare = 1
+    moves += [_deploy(now, member) for member in serving[: max(0, int(min(spare, len(serving))))]]
     return tuple(moves)
 
 
-def _surge(now: Situation, awake: int, room: float) -> tuple[Move, ...]:
-    """Starts of resting replicas: they get the version first, then they are started."""
-    free = min(now.wanted + now.strategy.max_surge - awake, room)
+def _moving(now: Situation) -> bool:
+    """Whether a replica is on its way, and not broken."""
+    return any(now.is_in_flight(member) and not member.failed for member in now.members)
+
+
+def _surge(now: Situation, room: float) -> tuple[Move, ...]:
+    """Starts of resting replicas: they get the version first, then they are started. One where none is awake."""
     if now.state is RolloutState.ROLLING_BACK:
         return ()
+    awake = sum(not member.rests for member in now.members)
+    free = min(max(1, now.wanted + now.strategy.max_surge) - awake, room)
     moves: list[Move] = []
     for member in now.members:
         if len(moves) < free and member.rests and member.startable and not member.silent:

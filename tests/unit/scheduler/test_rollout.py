@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,9 @@ class Engine:
     after: tuple[str, ...] = ()
     surged: bool = False
     refusals: int = 0
+    touched: bool = False
+    """Whether the rollout has moved it since it was last available."""
+    silent_until: float = 0.0
 
     def member(self, now: float) -> Member:
         return Member(
@@ -42,6 +46,7 @@ class Engine:
             changing=bool(self.after),
             startable=True,
             surged=self.surged,
+            silent=now < self.silent_until,
             refusals=self.refusals,
             detail="it broke",
         )
@@ -56,6 +61,8 @@ class Pool:
     engines: list[Engine]
     breaks: float = 0.0
     refuses: float = 0.0
+    churn: float = 0.0
+    """Share of the first 300 seconds in which a replica comes, goes or falls silent."""
     state: RolloutState = RolloutState.PROGRESSING
     now: float = 0.0
     changed_at: float = 0.0
@@ -66,37 +73,62 @@ class Pool:
 
     def __post_init__(self) -> None:
         self.wanted = sum(engine.state is ReplicaState.READY for engine in self.engines)
+        self.known = 0
 
     def tick(self, verdict: Verdict = NOTHING) -> None:
         self.now += 1.0
+        if self.now <= 300.0 and self.rng.random() < self.churn:
+            self._disturb()
         for engine in self.engines:
             self._advance(engine)
         members = [engine.member(self.now) for engine in self.engines]
         counts = (sum(m.version == NEW for m in members), sum(m.serves for m in members))
         if counts != self.counts:
             self.counts, self.progressed_at = counts, self.now
+        self.known = max(self.known, len(members))
         situation = Situation(
             self.state, self.strategy, OLD, NEW, self.wanted, members, verdict,
-            stalled_s=self.now - self.progressed_at, state_s=self.now - self.changed_at,
+            stalled_s=self.now - self.progressed_at, state_s=self.now - self.changed_at, known=self.known,
         )  # fmt: skip
         found = decide(situation)
         if found.state is not self.state:
             self.state, self.changed_at, self.progressed_at = found.state, self.now, self.now
+            self.known = 0
             self.reasons.append(found.reason)
         self._carry_out(found.moves, situation)
 
+    def _disturb(self) -> None:
+        change = self.rng.choice(["come", "go", "fall silent"])
+        if change == "come":
+            state = self.rng.choice([ReplicaState.READY, ReplicaState.LOADING])
+            self.engines.append(Engine(f"h/new-{self.now}", state, ready_since=self.now))
+        elif self.engines:
+            engine = self.rng.choice(self.engines)
+            engine.silent_until = self.now + self.rng.randint(1, 60)
+            if change == "go":
+                self.engines.remove(engine)
+
     def _carry_out(self, moves: tuple[Move, ...], situation: Situation) -> None:
         by_name = {engine.name: engine for engine in self.engines}
-        available = sum(situation.is_available(member) for member in situation.members)
-        taken = sum(by_name[move.name].state is ReplicaState.READY for move in moves)
-        started = [
-            move for move in moves if by_name[move.name].state in (ReplicaState.STOPPED, ReplicaState.ASLEEP)
-        ]
-        if taken:
-            assert available - taken >= self.wanted - self.strategy.max_unavailable
+        available = {member.name for member in situation.members if situation.is_available(member)}
+        for engine in self.engines:
+            engine.touched &= bool(engine.after) or engine.name not in available
+        changes = [move for move in moves if move.action != "stop"]
+        by_us = {each.name for each in self.engines if (each.touched and each.state in AWAKE) or each.after}
+        rests = {member.name for member in situation.members if member.rests}
+        fresh = {move.name for move in changes} - by_us
+        one_of_a_roll_back = self.state is RolloutState.ROLLING_BACK and len(fresh) == 1
+        serve = fresh - rests or {move.name for move in changes if move.action == "start"}
+        if serve and not one_of_a_roll_back:
+            assert len(by_us | fresh) <= self.strategy.max_surge + self.strategy.max_unavailable
+        taken = sum(move.name in available for move in changes)
+        if taken and not one_of_a_roll_back:
+            live = sum(each.state in AWAKE or bool(each.after) for each in self.engines)
+            assert len(available) - taken >= min(self.wanted, live) - self.strategy.max_unavailable
+        started = [move for move in changes if move.name in rests]
         if any(move.action == "start" for move in started):
-            awake = sum(not member.rests for member in situation.members)
-            assert awake + len(started) <= self.wanted + self.strategy.max_surge
+            awake = len(situation.members) - len(rests)
+            assert awake + len(started) <= max(1, self.wanted + self.strategy.max_surge)
         assert len({move.name for move in moves}) == len(moves)
         for move in moves:
             engine = by_name[move.name]
@@ -139,13 +171,14 @@ RESTS = st.sampled_from([ReplicaState.STOPPED, ReplicaState.ASLEEP])
 POOLS = st.tuples(st.integers(0, 6), st.lists(RESTS, max_size=3))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     POOLS,
     st.integers(0, 2),
     st.integers(0, 2),
     st.sampled_from([0.0, 0.0, 0.3, 1.0]),
     st.sampled_from([0.0, 0.0, 0.5]),
+    st.sampled_from([0.0, 0.05, 0.3]),
     st.integers(0, 60),
     st.integers(0, 2**32),
 )
@@ -155,6 +188,7 @@ def test_a_rollout_keeps_its_bounds_and_ends(
     unavailable: int,
     breaks: float,
     refuses: float,
+    churn: float,
     percent: int,
     seed: int,
 ) -> None:
@@ -166,13 +200,15 @@ def test_a_rollout_keeps_its_bounds_and_ends(
     engines = [Engine(f"h/{n}") for n in range(awake)]
     engines += [Engine(f"h/r{n}", state) for n, state in enumerate(rests)]
     state = RolloutState.CANARY if strategy.has_canary else RolloutState.PROGRESSING
-    played = Pool(random.Random(seed), strategy, engines, breaks, refuses, state)
+    played = Pool(random.Random(seed), strategy, engines, breaks, refuses, churn, state)
     ended = played.run()
+    if churn:
+        return
     version = NEW if ended is RolloutState.PROMOTED else OLD
     assert {engine.version for engine in engines} <= {version}
-    serving = sum(engine.state is ReplicaState.READY for engine in engines)
+    serving = sum(engine.state is ReplicaState.READY and not engine.after for engine in engines)
     assert serving >= awake if ended is RolloutState.PROMOTED else True
-    if breaks == refuses == 0.0 and unavailable and not strategy.has_canary:
+    if breaks == refuses == 0.0 and unavailable and engines and not strategy.has_canary:
         assert ended is RolloutState.PROMOTED
         assert serving == awake
 
@@ -262,3 +298,51 @@ def test_replicas_of_new_hosts_get_the_promoted_version() -> None:
     members[1] = Member("b", NEW, ReplicaState.READY)
     assert [(move.name, move.action) for move in steady_moves(members, NEW)] == [("c", "deploy")]
     assert steady_moves(members[:2], NEW) == ()
+
+
+def pool_of(awake: int, version: str = OLD, **facts: object) -> list[Member]:
+    return [Member(f"h/{n}", version, ReplicaState.READY, ready_s=99.0, **facts) for n in range(awake)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", [RolloutState.PROGRESSING, RolloutState.ROLLING_BACK])
+def test_a_pool_that_has_grown_is_not_replaced_at_once(state: RolloutState) -> None:
+    version = NEW if state is RolloutState.ROLLING_BACK else OLD
+    assert len(decide(Situation(state, Strategy(), OLD, NEW, 2, pool_of(10, version))).moves) == 2
+
+
+def test_a_lost_host_stops_neither_a_rollout_nor_its_roll_back() -> None:
+    two = Situation(RolloutState.PROGRESSING, Strategy(), OLD, NEW, 4, pool_of(2))
+    assert len(decide(two).moves) == 1
+    strategy = Strategy(max_unavailable=0)
+    back = Situation(RolloutState.ROLLING_BACK, strategy, OLD, NEW, 4, pool_of(3, NEW))
+    assert decide(back).moves == ()
+    assert len(decide(msgspec.structs.replace(back, stalled_s=21.0)).moves) == 1
+
+
+def test_a_canary_goes_on_when_a_host_is_lost() -> None:
+    strategy = Strategy(canary_percent=10)
+    assert len(decide(Situation(RolloutState.CANARY, strategy, OLD, NEW, 4, pool_of(2))).moves) == 1
+
+
+@pytest.mark.parametrize("members", [[], pool_of(1, NEW)])
+def test_a_rollout_whose_replicas_are_not_heard_waits_for_them(members: list[Member]) -> None:
+    strategy = Strategy()
+    here = Situation(RolloutState.PROGRESSING, strategy, OLD, NEW, 2, members, known=2, stalled_s=299.0)
+    assert decide(here).state is RolloutState.PROGRESSING
+    back = Situation(RolloutState.ROLLING_BACK, strategy, OLD, OLD, 2, members, known=2, stalled_s=299.0)
+    assert decide(back).state is RolloutState.ROLLING_BACK
+    late = decide(msgspec.structs.replace(here, stalled_s=301.0))
+    assert late.state is (RolloutState.PROMOTED if members else RolloutState.PROGRESSING)
+
+
+def test_a_version_that_no_replica_has_started_is_not_promoted() -> None:
+    pool = play(0, rests=2)
+    pool.tick()
+    assert [engine.after[0] for engine in pool.engines if engine.after] == ["deploy"]
+    states = set()
+    while pool.state not in ENDED:
+        pool.tick()
+        states |= {(engine.state, engine.version) for engine in pool.engines}
+    assert pool.state is RolloutState.PROMOTED
+    assert (ReplicaState.READY, NEW) in states
+    assert "stop" in [engine.after[0] for engine in pool.engines if engine.after]

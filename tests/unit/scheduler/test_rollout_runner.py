@@ -1,6 +1,7 @@
 """Rollouts between PostgreSQL and agents: commands, refusals, acts, and new hosts, with the store's reads given."""
 
 from datetime import UTC, datetime
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -19,6 +20,16 @@ from workers.wire import CommandResult, ReplicaCommand, ReplicaState, ReplicaSta
 
 NEW = EngineSpec(engine_version="0.33.0")
 NOW = datetime(2026, 11, 28, tzinfo=UTC)
+
+
+class Counted(dict[str, object]):
+    """A fleet that counts how often all of it is read."""
+
+    reads = 0
+
+    def values(self) -> Any:
+        self.reads += 1
+        return super().values()
 
 
 class World:
@@ -40,7 +51,7 @@ class World:
             "faster", NOW, NOW, None, Progress(),
         )  # type: ignore[arg-type]  # fmt: skip
         self.store.active = {MODEL: self.rollout}
-        self.clock.advance(SETTLE_S)
+        self.clock.advance(2 * SETTLE_S)
 
     def look(self, *rows: ReplicaStatus) -> list[ReplicaCommand]:
         """The commands that follow when the replicas are `rows`."""
@@ -144,3 +155,49 @@ def test_a_replica_of_a_new_host_gets_the_promoted_version(state: ReplicaState) 
     assert world.look(row("a", NEW.version), row("b", state=state)) == []
     assert not world.runner.is_rolling(MODEL)
     assert World().look(row("a", deploys=False)) == []
+
+
+def test_the_fleet_is_read_once_in_a_look_and_models_that_are_up_to_date_not_at_all() -> None:
+    world = World(max_surge=1)
+    names = [f"m{n}" for n in range(5)]
+    world.store.active = {
+        name: msgspec.structs.replace(world.rollout, rollout_id=uuid4(), model=name) for name in names
+    }
+    world.store.deployed = {"kept": NEW}
+    rows = [row(f"{name}/{n}", model=name, gpu_ids=[f"{name}-{n}"]) for name in names for n in range(2)]
+    rows += [
+        row(f"{name}/s", state=ReplicaState.STOPPED, model=name, gpu_ids=[f"{name}-s"]) for name in names
+    ]
+    rows.append(row("kept/0", NEW.version, model="kept"))
+    world.state.heartbeat(beat(*rows), world.clock.monotonic())
+    fleet = Counted(world.state.fleet.replicas)
+    world.state.fleet.replicas = fleet  # type: ignore[assignment]
+    world.runner.run(world.state)
+    assert fleet.reads == 1
+    assert sorted(command.replica_id for command in world.commands) == sorted(
+        f"{name}/{which}" for name in names for which in ("0", "s")
+    )
+
+
+def test_a_canary_counts_the_replicas_that_wake_meanwhile() -> None:
+    world = World(canary_percent=10, max_surge=0)
+    canary = msgspec.structs.replace(world.rollout, state=RolloutState.CANARY, progress=Progress(wanted=2))
+    world.store.active = {MODEL: canary}
+    rows = [row(f"r{n}") for n in range(10)]
+    world.look(*rows)
+    assert world.update.progress.wanted == 10
+    going_on = msgspec.structs.replace(canary, state=RolloutState.PROGRESSING, progress=world.update.progress)
+    world.store.active = {MODEL: going_on}
+    world.look(*rows[:4])
+    assert world.update.progress.wanted == 10
+
+
+def test_the_usual_number_is_not_stored_while_agents_still_reconnect() -> None:
+    world = World()
+    world.runner._begins_at = world.clock.monotonic()
+    world.look(row("a"))
+    assert world.update.progress.wanted == -1
+    world.look(row("a"), row("b"))
+    world.clock.advance(SETTLE_S)
+    world.look(row("a"), row("b"))
+    assert world.update.progress.wanted == 2
