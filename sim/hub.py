@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
+from urllib.parse import unquote
 
 COMMIT = "c0ffee" + "0" * 34
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<what>revision|tree)/(?P<revision>[^/?]+)")
@@ -106,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._send(
                     200, self._listing(match["what"]), {"Content-Type": "application/json"}, with_body
                 )
-            return self._file(match["path"], with_body)
+            return self._file(unquote(match["path"]), with_body)
         return self._send(404, b"{}", {}, with_body)
 
     def _listing(self, what: str) -> bytes:

@@ -326,7 +326,12 @@ class Agent:
             saved=state.engines.get(plan.replica_id),
             save=self._save,
             times=state.times.get(plan.replica_id),
-            fetch=fetch_of(lambda: runner.plan, settings.weights_cache_gb, logs / f"prefetch-{name}.log"),
+            fetch=fetch_of(
+                lambda: runner.plan,
+                settings.weights_cache_gb,
+                logs / f"prefetch-{name}.log",
+                lambda: [each.plan for each in self.replicas if isinstance(each, ReplicaRunner)],
+            ),
             measure=(lambda api: self._gate.probe(runner.plan, api)) if plan.gpu_ids else None,
             deployed=self._deployed(plan, state),
         )

@@ -6,6 +6,8 @@ a lock per model has replicas of one model download once. Each line of output is
 
 import argparse
 import fcntl
+import glob
+import logging
 import os
 import shutil
 import sys
@@ -14,10 +16,18 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
-from huggingface_hub import HfApi, constants, scan_cache_dir, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    HFCacheInfo,
+    constants,
+    scan_cache_dir,
+    set_client_factory,
+    snapshot_download,
+)
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -27,6 +37,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its HTTP client, under every version's name
+from huggingface_hub.utils._http import default_client_factory
 
 from core.errors import EngineFailed
 from workers import weights_manifest as manifests
@@ -40,7 +51,9 @@ REPORT_S = 0.5
 READERS = 4
 """Files whose checksums are computed at a time: one reader is slower than the disks of GPU hosts."""
 RESERVE_BYTES = 1 << 30
-"""Bytes that stay free on the disk."""
+"""Bytes that stay free on the disk, or ten times what is missing if that is less."""
+ANSWER_S = 30.0
+"""Seconds in which the hub has to answer, or to send more of a file."""
 
 
 Report = Callable[[PrefetchLine], None]
@@ -64,37 +77,62 @@ def prefetch(
     model = manifests.model_directory(cache, repo)
     if _is_ready(model, revision):
         return
-    if cache.exists() and not os.access(cache, os.W_OK):
+    if not all(os.access(place, os.W_OK) for place in (cache, model) if place.exists()):
         _check_given(cache, repo, revision, model)
         return
-    commit, files = _listed(repo, revision, model)
+    commit, files, from_disk = _listed(repo, revision, model)
     total = sum({each.digest: each.size for each in files}.values())
-    line = PrefetchLine("download", 0, total)
-    with _reporting(line, lambda: manifests.bytes_present(model, files), report), _locked(model):
+    line = PrefetchLine("verify" if from_disk else "download", 0, total)
+    present = partial(manifests.bytes_present, model, commit, files)
+    with _reporting(line, present, report), _locked(model):
         if _is_ready(model, revision):
             return
-        _remove_parts(model)
-        missing = total - manifests.bytes_present(model, files)
-        _remove_unused(cache, missing, bound_bytes, kept | {repo})
-        _check_room(cache, repo, missing)
-        for attempt in range(ATTEMPTS):
-            pause(float(attempt))
-            failure = _download(repo, commit, cache, files)
-            line.stage, line.done_bytes = "verify", 0
-            wrong = _remove_wrong(model, commit, files, line)
-            line.stage = "download"
-            if not wrong:
-                break
+        if from_disk:
+            _check_cached(repo, commit, model, files, line)
         else:
-            text = f"{', '.join(wrong[:3])} of {repo} at {commit[:12]}"
-            if failure:
-                raise EngineFailed(f"{text} could not be downloaded: {failure}")
-            raise EngineRefused(f"the hub served {text} with wrong content {ATTEMPTS} times")
+            _remove_parts(model)
+            missing = total - present()
+            _remove_unused(cache, missing, bound_bytes, kept | {repo})
+            _check_room(cache, repo, missing)
+            _fill(repo, commit, cache, files, line, pause)
         manifests.write_manifest(model, repo, commit, files)
         if revision != commit:
-            reference = model / "refs" / revision
-            reference.parent.mkdir(parents=True, exist_ok=True)
-            reference.write_text(commit)
+            manifests.replace(model / "refs" / revision, commit.encode())
+
+
+def _check_cached(repo: str, commit: str, model: Path, files: list[WeightsFile], line: PrefetchLine) -> None:
+    """Compare cached files with the checksums that name them, while the hub cannot be asked. Nothing is removed."""
+    wrong = [path for path, _ in _compared(model, commit, files, line)]
+    if wrong:
+        raise EngineFailed(
+            f"{', '.join(wrong[:3])} of {repo} at {commit[:12]} is damaged in the cache, and the hub does not give it"
+        )
+
+
+def _fill(
+    repo: str,
+    commit: str,
+    cache: Path,
+    files: list[WeightsFile],
+    line: PrefetchLine,
+    pause: Callable[[float], None],
+) -> None:
+    """Download the files, and those again whose content is wrong. Raises EngineFailed or EngineRefused."""
+    model = manifests.model_directory(cache, repo)
+    for attempt in range(ATTEMPTS):
+        pause(float(attempt))
+        failure = _download(repo, commit, cache, files)
+        line.stage, line.done_bytes = "verify", 0
+        wrong = _compared(model, commit, files, line)
+        for path, _ in wrong:
+            _remove(model, model / "snapshots" / commit / path)
+        line.stage = "download"
+        if not wrong:
+            return
+    text = f"{', '.join(path for path, _ in wrong[:3])} of {repo} at {commit[:12]}"
+    if failure or not all(there for _, there in wrong):
+        raise EngineFailed(f"{text} could not be downloaded: {failure or 'the hub does not give it'}")
+    raise EngineRefused(f"the hub served {text} with wrong content {ATTEMPTS} times")
 
 
 def _is_ready(model: Path, revision: str) -> bool:
@@ -120,41 +158,58 @@ def _check_given(cache: Path, repo: str, revision: str, model: Path) -> None:
         )
 
 
-def _listed(repo: str, revision: str, model: Path) -> tuple[str, list[WeightsFile]]:
-    """The commit of a revision and the files that an engine needs."""
+def _listed(repo: str, revision: str, model: Path) -> tuple[str, list[WeightsFile], bool]:
+    """The commit of a revision, the files that an engine needs, and whether they are those of the cache alone.
+
+    A revision whose files were once whole stays at its commit. Where the hub does not give a model, one that is whole
+    in the cache is used.
+    """
+    cached = manifests.cached_commit(model, revision)
+    known = manifests.read_manifest(manifests.manifest_path(model, cached)) is not None
     try:
-        info = HfApi().model_info(repo, revision=revision, files_metadata=True)
-    except GatedRepoError as error:
-        raise EngineRefused(
-            f"{repo} is gated: set HF_TOKEN of an account that has accepted its terms"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise EngineRefused(f"{repo} has no revision {revision!r} on the hub") from error
-    except RepositoryNotFoundError as error:
-        raise EngineRefused(f"the hub has no model {repo}, or HF_TOKEN may not read it") from error
+        info = HfApi().model_info(
+            repo, revision=cached if known else revision, files_metadata=True, timeout=ANSWER_S
+        )
     except HFValidationError as error:
         raise EngineRefused(f"{repo!r} is no name on the hub, such as ORG/NAME") from error
     except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
-        commit = manifests.cached_commit(model, revision)
-        if files := manifests.files_on_disk(model, commit):
-            return commit, files
-        raise EngineFailed(
-            f"{repo} at {revision} is not in the cache and the hub does not answer ({type(error).__name__})"
-        ) from error
+        if files := manifests.files_on_disk(model, cached):
+            return cached, files, True
+        raise _not_given(repo, revision, error) from error
     files = [
         WeightsFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id or "")
         for each in info.siblings or ()
     ]
-    return str(info.sha), manifests.needed(files)
+    commit = str(info.sha)
+    for each in files:
+        if not manifests.is_sound(each):
+            raise EngineRefused(f"the hub lists {each.path!r} for {repo}, which is no file of a model")
+    if not manifests.is_commit(commit):
+        raise EngineRefused(f"the hub says that {repo} is at {commit!r}, which is no commit")
+    return commit, manifests.needed(files), False
+
+
+def _not_given(repo: str, revision: str, error: Exception) -> EngineFailed:
+    """What to raise for a model that the hub does not give and the cache has not."""
+    if isinstance(error, GatedRepoError):
+        return EngineRefused(f"{repo} is gated: set HF_TOKEN of an account that has accepted its terms")
+    if isinstance(error, RevisionNotFoundError):
+        return EngineRefused(f"{repo} has no revision {revision!r} on the hub")
+    if isinstance(error, RepositoryNotFoundError):
+        return EngineRefused(f"the hub has no model {repo}, or HF_TOKEN may not read it")
+    return EngineFailed(
+        f"{repo} at {revision} is not in the cache and the hub does not answer ({type(error).__name__})"
+    )
 
 
 def _download(repo: str, commit: str, cache: Path, files: list[WeightsFile]) -> str:
     """Download what is missing; returns why that failed, or nothing."""
     try:
         snapshot_download(
-            repo, revision=commit, cache_dir=cache, allow_patterns=[each.path for each in files]
+            repo, revision=commit, cache_dir=cache, allow_patterns=[glob.escape(each.path) for each in files]
         )
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    # The client's faster transport (hf_xet) raises RuntimeError for all its failures, ValueError where it is needed.
+    except (HfHubHTTPError, httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""
 
@@ -172,8 +227,10 @@ def _remove_parts(model: Path) -> None:
             part.unlink(missing_ok=True)
 
 
-def _remove_wrong(model: Path, commit: str, files: list[WeightsFile], line: PrefetchLine) -> list[str]:
-    """Remove files whose checksums are wrong; returns their paths, and those of missing files.
+def _compared(
+    model: Path, commit: str, files: list[WeightsFile], line: PrefetchLine
+) -> list[tuple[str, bool]]:
+    """The files that are missing or have wrong checksums: path, and whether it is there.
 
     Counts the bytes that were compared in `line`.
     """
@@ -182,12 +239,17 @@ def _remove_wrong(model: Path, commit: str, files: list[WeightsFile], line: Pref
     with ThreadPoolExecutor(READERS) as pool:
         for path, each, right in zip(paths, files, pool.map(manifests.is_right, paths, files), strict=True):
             if not right:
-                path.resolve().unlink(missing_ok=True)
-                path.unlink(missing_ok=True)
-                wrong.append(each.path)
+                wrong.append((each.path, path.exists()))
             checked[each.digest] = each.size
             line.done_bytes = sum(checked.values())
     return wrong
+
+
+def _remove(model: Path, path: Path) -> None:
+    """Remove a file of a snapshot, and its blob in the model's own directory."""
+    if (blob := manifests.blob_of(model, path)) is not None:
+        blob.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def _remove_unused(cache: Path, missing: int, bound_bytes: int, kept: frozenset[str]) -> None:
@@ -197,29 +259,35 @@ def _remove_unused(cache: Path, missing: int, bound_bytes: int, kept: frozenset[
     """
     if not bound_bytes:
         return
-    info = scan_cache_dir(cache)
-    paths = {
-        revision.commit_hash: manifests.manifest_path(repo.repo_path, revision.commit_hash)
-        for repo in info.repos
-        if repo.repo_id not in kept
-        for revision in repo.revisions
-    }
-    sizes = {
-        revision.commit_hash: revision.size_on_disk for repo in info.repos for revision in repo.revisions
-    }
-    snapshots = [(path.stat().st_mtime, sizes[name], name) for name, path in paths.items() if path.exists()]
-    excess = info.size_on_disk + missing - bound_bytes
-    for name in manifests.least_recently_used(snapshots, excess, frozenset()):
-        paths[name].unlink(missing_ok=True)
-        info.delete_revisions(name).execute()
+    while True:
+        info = scan_cache_dir(cache)
+        found = {
+            str(path): (repo, revision)
+            for repo in info.repos
+            if repo.repo_id not in kept
+            for revision in repo.revisions
+            if (path := manifests.manifest_path(repo.repo_path, revision.commit_hash)).exists()
+        }
+        snapshots = [
+            (Path(path).stat().st_mtime, revision.size_on_disk, path) for path, (_, revision) in found.items()
+        ]
+        excess = info.size_on_disk + missing - bound_bytes
+        chosen = manifests.least_recently_used(snapshots, excess, frozenset())
+        if not chosen:
+            return
+        repo, revision = found[chosen[0]]
+        Path(chosen[0]).unlink(missing_ok=True)
+        # Commits may be those of several models, as of a mirror: only this one's is removed.
+        only = HFCacheInfo(repo.size_on_disk, frozenset({repo}), frozenset(), [])
+        only.delete_revisions(revision.commit_hash).execute()
 
 
 def _check_room(cache: Path, repo: str, missing: int) -> None:
-    free = shutil.disk_usage(cache).free
-    if missing and free < missing + RESERVE_BYTES:
+    free, reserve = shutil.disk_usage(cache).free, min(RESERVE_BYTES, 10 * missing)
+    if missing and free < missing + reserve:
         raise EngineFailed(
             f"{cache} has {free / 1e9:.1f} GB free, and {repo} needs {missing / 1e9:.1f} GB more and "
-            f"{RESERVE_BYTES / 1e9:.1f} GB in reserve; free space or set PENSTOCK_WEIGHTS_CACHE_GB"
+            f"{reserve / 1e9:.1f} GB in reserve; free space or set PENSTOCK_WEIGHTS_CACHE_GB"
         )
 
 
@@ -253,11 +321,21 @@ def _reporting(line: PrefetchLine, present: Callable[[], int], report: Report) -
         thread.join()
 
 
+def _client() -> httpx.Client:
+    """The hub client's HTTP client, with an end to waiting."""
+    made = default_client_factory()
+    made.timeout = httpx.Timeout(ANSWER_S)
+    return made
+
+
 def main(arguments: list[str]) -> int:
     """Prefetch by the command line; 1 when that fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", metavar="NAME[@REVISION]", help="as ORG/NAME@main, the default")
     parser.add_argument("--bound-gb", type=float, default=0.0)
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="NAME[@REVISION]", help="models that stay"
+    )
     options = parser.parse_args(arguments)
 
     def report(line: PrefetchLine) -> None:
@@ -265,9 +343,10 @@ def main(arguments: list[str]) -> int:
         sys.stdout.flush()
 
     cache = Path(constants.HF_HUB_CACHE)
+    set_client_factory(_client)
     try:
         named = [each.partition("@") for each in options.models]
-        kept = frozenset(repo for repo, _, _ in named)
+        kept = frozenset(each.partition("@")[0] for each in [*options.models, *options.keep])
         for repo, _, revision in named:
             prefetch(
                 repo, revision or "main", cache, report, bound_bytes=int(options.bound_gb * 1e9), kept=kept
@@ -277,6 +356,10 @@ def main(arguments: list[str]) -> int:
         return 1
     except OSError as error:
         report(PrefetchLine("failed", error=f"the weights cannot be kept in {cache}: {error}"))
+        return 1
+    except Exception as error:
+        logging.exception("the prefetch failed")
+        report(PrefetchLine("failed", error=f"the prefetch failed: {type(error).__name__}: {error}"[:500]))
         return 1
     report(PrefetchLine("done"))
     return 0

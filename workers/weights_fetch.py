@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,10 @@ from workers.weights_manifest import PrefetchLine
 Fetch = Callable[[Callable[[PrefetchLine], None]], Coroutine[None, None, None] | None]
 """Has the weights on this host, and tells how far it is; None = there are none to fetch. Raises as `fetch_weights`."""
 
+STALLED_S = 1800.0
+"""Seconds without any progress after which a prefetch is ended: the largest files take minutes to compare."""
+_METHODS = ("ngram", "suffix")
+"""What vLLM takes in place of a draft model."""
 _END_S = 5.0
 """Seconds that the process gets after SIGTERM."""
 
@@ -37,33 +41,50 @@ def hub_models(plan: ReplicaPlan) -> tuple[str, ...]:
     if isinstance(speculation, dict):
         stated.append((str(speculation.get("model") or ""), speculation.get("revision")))
     stated.append((str(args.get("tokenizer") or ""), args.get("tokenizer-revision")))
-    names = [
-        f"{name}@{revision or 'main'}" for name, revision in stated if name and not Path(name).is_absolute()
-    ]
+    names = [f"{name}@{revision or 'main'}" for name, revision in stated if _is_on_hub(name)]
     return tuple(dict.fromkeys(names))
 
 
-def fetch_of(plan: Callable[[], ReplicaPlan], bound_gb: float, log_file: Path) -> Fetch:
-    """The fetch of a replica, whose plan changes with the version that is deployed."""
+def _is_on_hub(name: str) -> bool:
+    """Whether a name of a model is one of the hub: no directory, no URL, and no word for drafts without a model."""
+    return bool(name) and not name.startswith((".", "/", "~")) and "://" not in name and name not in _METHODS
+
+
+def fetch_of(
+    plan: Callable[[], ReplicaPlan],
+    bound_gb: float,
+    log_file: Path,
+    beside: Callable[[], Iterable[ReplicaPlan]] = tuple,
+) -> Fetch:
+    """The fetch of a replica, whose plan changes with the version that is deployed.
+
+    `beside` returns the plans of all replicas of the host, whose weights stay in the cache.
+    """
 
     def fetch(tell: Callable[[PrefetchLine], None]) -> Coroutine[None, None, None] | None:
         models = hub_models(plan())
-        return fetch_weights(models, bound_gb, log_file, tell) if models else None
+        kept = tuple(dict.fromkeys(name for each in beside() for name in hub_models(each)))
+        return fetch_weights(models, bound_gb, log_file, tell, kept) if models else None
 
     return fetch
 
 
 async def fetch_weights(
-    models: tuple[str, ...], bound_gb: float, log_file: Path, tell: Callable[[PrefetchLine], None]
+    models: tuple[str, ...],
+    bound_gb: float,
+    log_file: Path,
+    tell: Callable[[PrefetchLine], None],
+    kept: tuple[str, ...] = (),
 ) -> None:
-    """Have the weights of `models` in the hub's cache of this host; `tell` gets how far it is.
+    """Have the weights of `models` in the hub's cache of this host; `tell` gets how far it is. Those of `kept` stay.
 
     Raises EngineRefused when another try cannot succeed, EngineFailed for other failures, and OSError.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as sink:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "workers.prefetch", "--bound-gb", str(bound_gb), *models,
+            sys.executable, "-m", "workers.prefetch", "--bound-gb", str(bound_gb),
+            *(word for name in kept for word in ("--keep", name)), *models,
             cwd=CHECKOUT,
             env=without_credentials(os.environ, "PENSTOCK_"),
             stdin=asyncio.subprocess.DEVNULL,
@@ -73,12 +94,17 @@ async def fetch_weights(
         )  # fmt: skip
     last = PrefetchLine()
     try:
-        if process.stdout is not None:
-            async for text in process.stdout:
-                last = msgspec.json.decode(text, type=PrefetchLine)
+        async with asyncio.timeout(STALLED_S) as patience:
+            while process.stdout is not None and (text := await process.stdout.readline()):
+                line = msgspec.json.decode(text, type=PrefetchLine)
+                if line != last:
+                    patience.reschedule(asyncio.get_running_loop().time() + STALLED_S)
+                last = line
                 if last.total_bytes:
                     tell(last)
-        await process.wait()
+            await process.wait()
+    except TimeoutError:
+        last = PrefetchLine("failed", error=f"the prefetch made no progress for {STALLED_S / 60:.0f} minutes")
     finally:
         await _end(process)
     if last.permanent:

@@ -6,14 +6,16 @@ file has matched the checksum that the hub states: the SHA-256 of large files, g
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
 _CHUNK = 1 << 20
 _COMMIT_LENGTH = 40
+_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot")
 """The same weights in other formats, which vLLM does not read where there are safetensors."""
 
@@ -28,7 +30,8 @@ class WeightsFile(msgspec.Struct, frozen=True):
     path: str
     size: int
     digest: str
-    """64 hexadecimal digits = SHA-256 of the content; 40 = SHA-1 of git's blob. It is the name of the cached blob."""
+    """64 hexadecimal digits = SHA-256 of the content; 40 = SHA-1 of git's blob. It is the name of the cached blob.
+    Empty = not known: only the size is compared."""
 
 
 class KnownFile(msgspec.Struct, frozen=True):
@@ -77,10 +80,32 @@ def needed(files: Iterable[WeightsFile]) -> list[WeightsFile]:
     ]
 
 
+def is_sound(file: WeightsFile) -> bool:
+    """Whether a file that a hub lists can be one of a model: its path stays in the snapshot."""
+    path = PurePosixPath(file.path)
+    inside = bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+    return inside and "\0" not in file.path and file.size >= 0 and _DIGEST.fullmatch(file.digest) is not None
+
+
+def is_commit(name: str) -> bool:
+    """Whether a name is a commit's."""
+    return len(name) == _COMMIT_LENGTH and _DIGEST.fullmatch(name) is not None
+
+
+def blob_of(model: Path, path: Path) -> Path | None:
+    """The blob in the model's own directory that a file of a snapshot is a link to; None = it is another file."""
+    if not path.is_symlink():
+        return None
+    blob = Path(os.path.normpath(path.parent / path.readlink()))
+    return blob if blob.parent == model / "blobs" else None
+
+
 def is_right(path: Path, file: WeightsFile) -> bool:
     """Whether the file at `path` has the stated size and checksum. Raises OSError when it cannot be read."""
     if not path.exists() or path.stat().st_size != file.size:
         return False
+    if not file.digest:
+        return True
     if len(file.digest) == _COMMIT_LENGTH:
         digest = hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
     else:
@@ -120,13 +145,24 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def write_manifest(model: Path, repo: str, commit: str, files: Iterable[WeightsFile]) -> None:
-    """Record a snapshot whose checksums are right, atomically. Raises OSError."""
+    """Record a snapshot whose checksums are right, atomically, and after its files are on the disk. Raises OSError."""
     snapshot = model / "snapshots" / commit
-    known = [KnownFile(each, (snapshot / each.path).stat().st_mtime_ns) for each in files]
-    path = manifest_path(model, commit)
+    known = []
+    for each in files:
+        with (snapshot / each.path).open("rb") as content:
+            os.fsync(content.fileno())
+            known.append(KnownFile(each, os.fstat(content.fileno()).st_mtime_ns))
+    replace(manifest_path(model, commit), msgspec.json.encode(Manifest(repo, commit, known)))
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file whole, and on the disk, or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_bytes(msgspec.json.encode(Manifest(repo, commit, known)))
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    with scratch.open("wb") as sink:
+        sink.write(content)
+        sink.flush()
+        os.fsync(sink.fileno())
     scratch.replace(path)
 
 
@@ -148,12 +184,15 @@ def is_unchanged(model: Path, manifest: Manifest) -> bool:
 
 
 def files_on_disk(model: Path, commit: str) -> list[WeightsFile]:
-    """The files of a cached snapshot, with the checksums that name its blobs; empty when weights are missing."""
+    """The files of a cached snapshot, with the checksums that name their blobs; empty when weights are missing.
+
+    A file that is no link to a blob, as in a cache that was copied without links, has no known checksum.
+    """
     snapshot = model / "snapshots" / commit
     if not commit or not snapshot.is_dir():
         return []
     found = [
-        WeightsFile(str(path.relative_to(snapshot)), path.stat().st_size, path.resolve().name)
+        WeightsFile(str(path.relative_to(snapshot)), path.stat().st_size, _digest_on_disk(model, path))
         for path in sorted(snapshot.rglob("*"))
         if path.is_file()
     ]
@@ -168,9 +207,18 @@ def files_on_disk(model: Path, commit: str) -> list[WeightsFile]:
     return []
 
 
-def bytes_present(model: Path, files: Iterable[WeightsFile]) -> int:
+def _digest_on_disk(model: Path, path: Path) -> str:
+    blob = blob_of(model, path)
+    return blob.name if blob is not None and _DIGEST.fullmatch(blob.name) else ""
+
+
+def bytes_present(model: Path, commit: str, files: Iterable[WeightsFile]) -> int:
     """Bytes of `files` that are in the cache, parts of downloads included."""
+    files = list(files)
     sizes: dict[str, int] = {}
+    for each in files:
+        with suppress(OSError):
+            sizes[each.digest] = (model / "snapshots" / commit / each.path).stat().st_size
     for path in (model / "blobs").glob("*"):
         digest = path.name.split(".")[0]
         with suppress(OSError):  # renamed meanwhile

@@ -4,6 +4,8 @@ import asyncio
 import fcntl
 import json
 import os
+import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,7 +134,7 @@ def test_nothing_is_downloaded_without_room(tmp_path: Path, monkeypatch: pytest.
         return raised.value.message
 
     files = [WeightsFile(WEIGHTS, missing, "0" * 64)]
-    monkeypatch.setattr("workers.prefetch._listed", lambda *_: (COMMIT, files))
+    monkeypatch.setattr("workers.prefetch._listed", lambda *_: (COMMIT, files, False))
     monkeypatch.setattr("workers.prefetch._download", download)
     room = RESERVE_BYTES + missing
     assert fetch_with(room - 1) == (
@@ -168,8 +170,68 @@ async def test_without_a_hub_the_cache_serves(
     manifest(tmp_path).unlink()  # as an image was built
     await fetch(tmp_path)
     (snapshot(tmp_path) / WEIGHTS).resolve().write_bytes(b"\0")
-    with pytest.raises(EngineFailed):
+    with pytest.raises(
+        EngineFailed, match=rf"{WEIGHTS} of acme/tiny at {COMMIT[:12]} is damaged in the cache"
+    ):
         await fetch(tmp_path)
+    assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == b"\0", (
+        "nothing is removed that cannot be fetched again"
+    )
+
+
+async def test_a_cache_that_was_copied_without_links_serves_without_a_hub(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fetch(tmp_path)
+    for path in snapshot(tmp_path).iterdir():
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+    shutil.rmtree(tmp_path / "hub" / "models--acme--tiny" / "blobs")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    manifest(tmp_path).unlink()
+    await fetch(tmp_path)
+    assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+
+
+async def test_a_model_that_the_hub_gives_no_longer_serves_from_the_cache(
+    tmp_path: Path, hub: FakeHub
+) -> None:
+    await fetch(tmp_path)
+    manifest(tmp_path).unlink()
+    hub.repo = "acme/renamed"
+    await fetch(tmp_path)
+    shutil.rmtree(tmp_path / "hub")
+    with pytest.raises(EngineRefused, match="the hub has no model acme/tiny"):
+        await fetch(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["../../../../victim.txt", "a/../../victim.txt", "{absolute}"])
+async def test_a_hub_cannot_name_files_outside_of_the_model(tmp_path: Path, hub: FakeHub, path: str) -> None:
+    victim = tmp_path / "victim.txt"
+    victim.write_text("mine")
+    hub.files[path.format(absolute=victim)] = b"x"
+    with pytest.raises(EngineRefused, match="which is no file of a model"):
+        await fetch(tmp_path)
+    assert victim.read_text() == "mine"
+
+
+async def test_names_of_files_are_no_patterns(tmp_path: Path, hub: FakeHub) -> None:
+    hub.files["plot[1].json"] = b"{}"
+    await fetch(tmp_path)
+    assert (snapshot(tmp_path) / "plot[1].json").read_bytes() == b"{}"
+
+
+async def test_a_hub_that_does_not_answer_ends_the_prefetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.weights_fetch.STALLED_S", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        with pytest.raises(EngineFailed, match="the prefetch made no progress for"):
+            await fetch(tmp_path)
 
 
 async def test_weights_in_another_format_serve_without_a_hub(

@@ -52,7 +52,7 @@ def test_bytes_that_are_not_written_yet_are_not_present(tmp_path: Path) -> None:
     with (tmp_path / "blobs" / "b.1f.incomplete").open("wb") as part:
         part.write(bytes(range(256)) * 256)
         part.truncate(1 << 30)  # as parts are written in any order
-    found = bytes_present(tmp_path, [WeightsFile("a", 4, "a"), WeightsFile("b", 1 << 30, "b")])
+    found = bytes_present(tmp_path, "c", [WeightsFile("a", 4, "a"), WeightsFile("b", 1 << 30, "b")])
     assert 4 + 65_536 <= found < 1 << 20
 
 
@@ -82,9 +82,11 @@ def test_models_of_an_engine_are_its_own_its_draft_and_its_tokenizer() -> None:
 
 def test_a_directory_a_toy_and_a_simulated_engine_need_no_hub() -> None:
     plan = large()
-    local = msgspec.structs.replace(plan.model, hub_id="/models/x")
-    profile = msgspec.structs.replace(plan.profile, hub_id="")
-    assert hub_models(msgspec.structs.replace(plan, model=local, profile=profile)) == ()
+    for elsewhere in ("/models/x", "./models/x", "s3://models/x"):
+        local = msgspec.structs.replace(plan.model, hub_id=elsewhere)
+        args = {"speculative-config": {"model": "ngram", "num_speculative_tokens": 3}}
+        profile = msgspec.structs.replace(plan.profile, hub_id="", args=args)
+        assert hub_models(msgspec.structs.replace(plan, model=local, profile=profile)) == ()
     assert hub_models(plan_sim(CATALOG, "h", "llama-3.3-70b", 1).replicas[0]) == ()
     toy = plan_vllm(CATALOG, "h", "penstock/tiny", 1, Gpus(), hub_answers=False)
     assert hub_models(toy.replicas[0]) == ()
