@@ -59,30 +59,40 @@ class Fleet:
         """
         changed = False
         models: set[str] = set()
+        moved: set[str] = set()
         listed: set[str] = set()
         for engine in heartbeat.replicas:
             for rank, status in enumerate(targets_of(engine)):
                 listed.add(status.replica_id)
                 known = self.replicas.get(status.replica_id)
                 if known is not None and _redefined(known.status, status):
-                    models.add(self._forget(status.replica_id))
+                    moved.add(self._forget(status.replica_id))
                     known = None
                 if known is None:
                     own_rank = rank if len(engine.ranks) > 1 else None
                     known = self._discover(status, engine, own_rank, heartbeat.agent_id, now)
                     changed = True
+                    moved.add(status.model)
+                before = self._canary_facts(known, now)
                 changed |= self._update(known, status, now) or _home(known.engine) != _home(engine)
                 known.engine, known.agent_id = engine, heartbeat.agent_id
+                if self._canary_facts(known, now) != before:
+                    moved.add(status.model)
                 if self.waker is not None and engine.state is ReplicaState.READY:
                     self.waker.on_ready(engine.replica_id)
                 models.add(status.model)
         for replica_id, replica in list(self.replicas.items()):
             if replica.agent_id == heartbeat.agent_id and replica_id not in listed:
-                models.add(self._forget(replica_id))
+                moved.add(self._forget(replica_id))
                 changed = True
-        for model in models:
-            changed |= (pool := self._pools.get(model)) is not None and pool.steer()
-        return changed, models
+        for model in moved:  # a look is over all replicas of the model, so not with each heartbeat
+            changed |= (pool := self._pools.get(model)) is not None and pool.steer(now)
+        return changed, models | moved
+
+    def _canary_facts(self, replica: Replica, now: float) -> tuple[ReplicaState, str, bool]:
+        """What a canary depends on: the state and version of a replica, and whether it is heard."""
+        heard = now - replica.last_seen_at <= self.config.heartbeat_stale_s
+        return replica.state, replica.engine.version, heard
 
     def _update(self, known: Replica, status: ReplicaStatus, now: float) -> bool:
         """Replace the status of a replica, or rank; returns whether its state or its engine's process has changed."""
@@ -123,19 +133,12 @@ class Fleet:
     def set_canaries(self, canaries: Mapping[str, Canary], now: float) -> set[str]:
         """Send requests by these canaries, by model, from now on; returns the models for which something changed.
 
-        A canary does not count while the agents of one of its versions are silent.
+        A canary steers nothing while one of its versions has no replica that serves and is heard.
         """
         changed = set()
         for model, pool in self._pools.items():
-            canary = canaries.get(model)
-            heard = [each for each in pool if now - each.last_seen_at <= self.config.heartbeat_stale_s]
-            if (
-                canary is not None
-                and len({canary.track_of_version(each.engine.version) for each in heard}) < 2
-            ):
-                canary = None
-            pool.canary = canary
-            if pool.steer():
+            pool.canary = canaries.get(model)
+            if pool.steer(now):
                 changed.add(model)
         return changed
 

@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 
-from scheduler.core.canary import Canary
+from scheduler.core.canary import CANARY, STABLE, Canary
 from scheduler.core.capacity_estimate import CapacityEstimate
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import Gate, ScoreInputs, Vector
@@ -59,6 +59,9 @@ class Pool:
         """The canary of the model, if it has one."""
         self.steering: Canary | None = None
         """The same while both versions serve. Otherwise all requests use what there is."""
+        self._steered_at = -INFINITE
+        self._rows_off_track: dict[str, list[int]] = {}
+        """By track of a canary: the rows that its requests may not use."""
         self._open_rows: set[int] = set()
         """Rows that are open and have some room."""
         self.inputs: list[ScoreInputs[float]] = []
@@ -119,11 +122,7 @@ class Pool:
         other GPUs, or uses another version during a canary."""
         closed = [row for replica_id in request.exclude for row in self.rows_of(replica_id)]
         if self.steering is not None and request.track:
-            closed += [
-                replica.row
-                for replica in self
-                if self.steering.track_of_version(replica.engine.version) != request.track
-            ]
+            closed += self._rows_off_track[request.track]
         if request.regions or request.gpus:
             closed += [
                 replica.row
@@ -132,19 +131,25 @@ class Pool:
             ]
         return closed
 
-    def steer(self) -> bool:
-        """Look whether both versions of a canary serve; returns whether that has changed."""
+    def steer(self, now: float | None = None) -> bool:
+        """Look whether both versions of a canary serve at `now`, or at the last look; returns whether that has changed.
+
+        A replica serves while it is ready and its agent is heard. To be called when a replica comes or goes, or changes
+        its state or version.
+        """
         before, canary = self.steering, self.canary
-        tracks = (
-            {
-                canary.track_of_version(each.engine.version)
-                for each in self
-                if each.state is ReplicaState.READY
-            }
-            if canary is not None
-            else set()
-        )
-        self.steering = canary if len(tracks) > 1 else None
+        self._steered_at = self._steered_at if now is None else now
+        self.steering = None
+        if canary is not None:
+            serving: set[str] = set()
+            self._rows_off_track = {CANARY: [], STABLE: []}
+            for each in self:
+                track = canary.track_of_version(each.engine.version)
+                self._rows_off_track[STABLE if track == CANARY else CANARY].append(each.row)
+                heard = self._steered_at - each.last_seen_at <= self.config.heartbeat_stale_s
+                if heard and each.state is ReplicaState.READY:
+                    serving.add(track)
+            self.steering = canary if len(serving) > 1 else None
         return self.steering != before
 
     def next_row(self) -> int:

@@ -7,6 +7,7 @@ import pytest
 from scheduler.core.canary import CANARY, STABLE, Canary
 from scheduler.core.decisions import Placed, Rejection
 from scheduler.core.policy import Choice, place_vectorised
+from scheduler.core.pool import Pool
 from scheduler.core.state import SchedulerState
 from scheduler.wire import PlaceRequest, Released
 from tests.support.scheduling import MODEL, beat, replica, request
@@ -109,6 +110,37 @@ def test_a_version_whose_agents_are_silent_gets_no_share() -> None:
     world.state.heartbeat(beat(replica("old")), 30.0)
     world.state.set_canaries({MODEL: SOME}, 30.0)
     assert world.ask("early", now=30.0) == "old"
+
+
+def test_a_silent_replica_keeps_no_share_while_another_of_its_version_only_loads() -> None:
+    world = World(replica("old"))
+    loads = replica("new-2", version=NEW, state=ReplicaState.LOADING)
+    world.state.heartbeat(beat(pool()[1], agent="agent-2"), 0.0)
+    for agent, status in (("agent-1", replica("old")), ("agent-3", loads)):
+        world.state.heartbeat(beat(status, agent=agent), 30.0)
+    world.state.set_canaries({MODEL: SOME}, 30.0)
+    assert world.ask("early", now=30.0) == "old"
+    world.state.heartbeat(beat(pool()[1], agent="agent-2"), 31.0)
+    assert world.ask("early", "heard again", now=31.0) == "new"
+
+
+def test_a_heartbeat_that_changes_nothing_looks_at_no_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(*pool())
+    looks: list[float | None] = []
+    steer = Pool.steer
+
+    def counted(self: Pool, now: float | None = None) -> bool:
+        looks.append(now)
+        return steer(self, now)
+
+    monkeypatch.setattr(Pool, "steer", counted)
+    world.beat(*pool(), now=0.5)
+    assert looks == []
+    world.beat(*pool(ReplicaState.DRAINING), now=1.0)
+    assert looks == [1.0]
+    world.beat(replica("old"), replica("new"), now=1.5)
+    assert looks == [1.0, 1.5]
+    assert world.ask("early", now=1.5) in ("old", "new")
 
 
 def test_a_request_that_has_failed_goes_on_on_any_version() -> None:
