@@ -237,7 +237,9 @@ class ReplicaRunner(HeldEngine):
             self.capacity = await self._measure(self._api)
         self.stream_interval = await self._api.takes_stream_interval()
         self._proofs = await self._ask_for_proofs()
-        if self._reference and (why := difference(self._reference, self._proofs)):
+        # The answer of another number of ranks says nothing of this engine.
+        same_ranks = len(self._reference) == len(self._proofs)
+        if same_ranks and (why := difference(self._reference, self._proofs)):
             raise EngineRefused(
                 f"version {self.plan.spec.version or 'base'} has not the stored greedy answer: {why}"
             )
@@ -247,6 +249,7 @@ class ReplicaRunner(HeldEngine):
         self._advance(Event.PROVED, "")
         self.record_scrape(metrics)
         self._scraped_at, self.warmup, self._ready_once = scraped_at, metrics.counters, True
+        self._reference = ()  # it has been given; a later engine of this version may differ for reasons of its own
         self._save()
 
     async def _answers(self) -> bool:

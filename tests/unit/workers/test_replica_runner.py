@@ -353,6 +353,40 @@ def test_another_version_serves_once_it_gives_the_stored_answer() -> None:
         run_instantly(run(monkeypatch))
 
 
+def test_the_stored_answer_is_asked_once() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        await host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=60.0)
+        assert host.runner.deployed.reference
+        await asyncio.sleep(5.0)
+        assert (host.runner.state, host.runner.deployed.reference) == (ReplicaState.READY, ())
+        host.garbles = True  # the host's own engine is replaced, whose answer differs
+        await host.runner.command("restart", 5.0)
+        await asyncio.sleep(5.0)
+        assert host.runner.state is ReplicaState.READY
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+def test_the_stored_answer_of_another_number_of_ranks_is_left_out() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        host.runner._proofs = 2 * host.runner._proofs
+        await host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=60.0)
+        await asyncio.sleep(5.0)
+        assert host.runner.state is ReplicaState.READY
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
 def test_a_deployment_that_is_called_off_leaves_the_version() -> None:
     async def run(monkeypatch: pytest.MonkeyPatch) -> None:
         host = Host(monkeypatch)
