@@ -167,11 +167,16 @@ async def _decide(
             raise Conflict(
                 f"the rollout of {model!r} is {before.state}, so it cannot be {verb}", param="model"
             )
-        await connection.execute(
+        decided = await connection.execute(
             update(rollouts)
-            .where(rollouts.c.rollout_id == before.rollout_id)
+            .where(rollouts.c.rollout_id == before.rollout_id, rollouts.c.state == before.state.value)
             .values(state=state.value, reason=f"{actor.label}: {why}", changed_at=text("clock_timestamp()"))
         )
+        if not decided.rowcount:  # the scheduler, which does not lock the models, was faster
+            raise Conflict(
+                f"the rollout of {model!r} is no longer {before.state}; look at it and decide again",
+                param="model",
+            )
         view = _view(await _last(connection, model))
         await record_change(connection, actor, model, action, _view(before), view, why)
     return view

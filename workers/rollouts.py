@@ -248,7 +248,8 @@ async def write_updates(connection: AsyncConnection, updates: Sequence[RolloutUp
                     "rollout_id": update.rollout_id,
                     "was": update.was.value,
                     "state": update.state.value,
-                    "reason": update.reason[:1_000],
+                    # PostgreSQL takes no NUL, and an agent's text may have one.
+                    "reason": update.reason.replace("\0", "")[:1_000],
                     "progress": msgspec.json.encode(update.progress).decode(),
                     "ended": update.state in ENDED,
                     "term": term,

@@ -11,7 +11,7 @@ from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from scheduler.rollout_store import RolloutStore
 from tests.support.tenancy import ADMIN, audit_actions
 from workers.engine_spec import EngineSpec
-from workers.rollouts import Progress, RolloutState, RolloutUpdate
+from workers.rollouts import Progress, Rollout, RolloutState, RolloutUpdate, read_rollouts
 
 MODEL = "llama-3.3-70b"
 NEW = EngineSpec(engine_version="0.33.0")
@@ -108,6 +108,43 @@ async def test_an_admin_who_is_faster_and_a_later_scheduler_win(offered: Databas
     decided(later, RolloutState.ROLLED_BACK)
     await later.write()
     assert later.active == {}
+
+
+async def test_a_decision_on_a_state_that_has_just_ended_is_refused(
+    offered: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await begin(offered, strategy={"canary_percent": 10})
+    stale = (await read_stored(offered))[0]
+    store = await scheduler(offered)
+    decided(store, RolloutState.ROLLED_BACK)
+    await store.write()
+
+    async def seen_before(*_: object) -> Rollout:
+        return stale
+
+    monkeypatch.setattr(rollouts, "_last", seen_before)
+    for decide in (rollouts.promote_rollout, rollouts.abort_rollout):
+        with pytest.raises(Conflict, match="is no longer canary"):
+            await decide(offered, ADMIN, model=MODEL, reason="x")
+    assert [each.state for each in await read_stored(offered)] == [RolloutState.ROLLED_BACK]
+
+
+async def test_a_nul_in_an_agents_text_keeps_no_decision_from_the_database(offered: Database) -> None:
+    await begin(offered)
+    store = await scheduler(offered)
+    rollout = store.active[MODEL]
+    progress = Progress(3, 3, 3, 3)
+    store.put(
+        rollout,
+        RolloutUpdate(rollout.rollout_id, rollout.state, RolloutState.ROLLING_BACK, "it\0 fails", progress),
+    )
+    await store.write()
+    assert store.active[MODEL].reason == "it fails"
+
+
+async def read_stored(database: Database) -> list[Rollout]:
+    async with database.system() as connection:
+        return await read_rollouts(connection, model=MODEL)
 
 
 async def test_what_cannot_be_rolled_out_is_refused(offered: Database) -> None:
