@@ -1,5 +1,6 @@
 """Carries rollouts out: shows the pool to scheduler/core/rollout.py, sends its commands, stores its decisions."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -51,8 +52,19 @@ class _Clock(msgspec.Struct):
 
     state: RolloutState
     state_since: float
-    counts: tuple[int, ...] = ()
-    since: float = 0.0
+    since: float
+    done: int = 0
+    """The most replicas that were done in this state so far."""
+    left: float = math.inf
+    """The fewest that were not."""
+
+    def note(self, situation: Situation, now: float) -> None:
+        """Start anew with each progress. A replica that comes and goes makes none."""
+        done = situation.done
+        left = len(situation.members) - done
+        if situation.is_settled or done > self.done or left < self.left:
+            self.since = now
+        self.done, self.left = max(done, self.done), min(left, self.left)
 
 
 class RolloutRunner:
@@ -108,7 +120,7 @@ class RolloutRunner:
             {name: (each.before.version, each.after.version) for name, each in active.items()}
         )
         self._forget(active)
-        canaries = {name: _canary(each) for name, each in active.items() if each.state is RolloutState.CANARY}
+        canaries = {name: _canary(each) for name, each in active.items() if _has_canary(each)}
         state.set_canaries(canaries, now)
         if now < self._begins_at:
             return
@@ -142,21 +154,20 @@ class RolloutRunner:
             old,
             new,
         )
-        clock = self._clock(rollout, (progress.updated, progress.available), now)
-        found = decide(
-            Situation(
-                rollout.state,
-                rollout.strategy,
-                before,
-                after,
-                wanted,
-                members,
-                verdict(rollout.strategy, old, new),
-                stalled_s=now - clock.since,
-                state_s=max(now - clock.state_since, rollout.state_age_s),
-                known=known,
-            )
+        clock = self._clocks[str(rollout.rollout_id)]
+        situation = Situation(
+            rollout.state,
+            rollout.strategy,
+            before,
+            after,
+            wanted,
+            members,
+            verdict(rollout.strategy, old, new),
+            state_s=max(now - clock.state_since, rollout.state_age_s),
+            known=known,
         )
+        clock.note(situation, now)
+        found = decide(msgspec.structs.replace(situation, stalled_s=now - clock.since))
         reason = _reason(rollout, found)
         if (found.state, reason, progress) != (rollout.state, rollout.reason, rollout.progress):
             update = RolloutUpdate(rollout.rollout_id, rollout.state, found.state, reason, progress)
@@ -182,15 +193,9 @@ class RolloutRunner:
         """Forget what replicas have refused before this state."""
         clock = self._clocks.get(str(rollout.rollout_id))
         if clock is None or clock.state is not rollout.state:
-            self._clocks[str(rollout.rollout_id)] = _Clock(rollout.state, now, since=now)
+            self._clocks[str(rollout.rollout_id)] = _Clock(rollout.state, now, now)
             for replica in state.fleet.replicas_of(rollout.model):
                 self._refused.pop(replica.engine.replica_id, None)
-
-    def _clock(self, rollout: Rollout, counts: tuple[int, ...], now: float) -> _Clock:
-        clock = self._clocks[str(rollout.rollout_id)]
-        if clock.counts != counts:
-            clock.counts, clock.since = counts, now
-        return clock
 
     def _say(self, rollout: Rollout, found: Decision) -> None:
         """Write a change of state to the timeline."""
@@ -317,6 +322,14 @@ class RolloutRunner:
         self._wanted = {key: wanted for key, wanted in self._wanted.items() if key in keys}
         if not active:
             self._surged.clear()
+
+
+def _has_canary(rollout: Rollout) -> bool:
+    """Whether the new version serves its share alone: a canary, or what a roll-back has left of one."""
+    if rollout.state is not RolloutState.ROLLING_BACK:
+        return rollout.state is RolloutState.CANARY
+    share = math.ceil(rollout.progress.wanted * rollout.strategy.canary_percent / 100)
+    return rollout.strategy.has_canary and rollout.progress.updated <= max(1, share)
 
 
 def _canary(rollout: Rollout) -> Canary:

@@ -86,8 +86,9 @@ class VersionComparison(Listener):
         """Learn which engine is of which version."""
         for status in beat.replicas:
             if (versions := self._models.get(status.model)) is not None:
-                self._version_of[status.boot_id] = status.version
-                if (version := versions.get(status.version)) is not None:
+                # Between the end of an engine and its successor, the new version comes with the old incarnation.
+                known = self._version_of.setdefault(status.boot_id, status.version)
+                if (version := versions.get(known)) is not None:
                     version.counters[status.boot_id] = status.counters
 
     def on_place(self, client: str, placement: Placement, tier: str, at: float) -> None:

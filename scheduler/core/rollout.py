@@ -128,6 +128,19 @@ class Situation(msgspec.Struct, frozen=True):
         return [member for member in self.members if not member.rests and not member.drained]
 
     @property
+    def is_settled(self) -> bool:
+        """Whether it is a canary whose replicas serve, so that no further progress is due."""
+        return self.state is RolloutState.CANARY and _served(self) >= self.canaries
+
+    @property
+    def done(self) -> int:
+        """Replicas that have the target, and rest or are available."""
+        return sum(
+            member.version == self.target and (member.rests or self.is_available(member))
+            for member in self.members
+        )
+
+    @property
     def misses_some(self) -> bool:
         """Whether replicas that were reported before are not, and may come back."""
         return len(self.members) < self.known and self.stalled_s < min(
@@ -193,8 +206,7 @@ def _failure(now: Situation) -> str:
             return f"{member.name} cannot get the version: {member.detail}"
     if now.verdict.regression:
         return f"the new version is worse: {now.verdict.regression}"
-    settled = now.state is RolloutState.CANARY and _served(now) >= now.canaries
-    if not settled and now.stalled_s > now.strategy.progress_deadline_s:
+    if not now.is_settled and now.stalled_s > now.strategy.progress_deadline_s:
         return f"no progress for {now.strategy.progress_deadline_s:.0f} s"
     if now.state is RolloutState.CANARY and now.state_s > now.strategy.canary_deadline_s:
         return f"the canary was not promoted within {now.strategy.canary_deadline_s:.0f} s"

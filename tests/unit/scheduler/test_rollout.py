@@ -346,3 +346,25 @@ def test_a_version_that_no_replica_has_started_is_not_promoted() -> None:
     assert pool.state is RolloutState.PROMOTED
     assert (ReplicaState.READY, NEW) in states
     assert "stop" in [engine.after[0] for engine in pool.engines if engine.after]
+
+
+@pytest.mark.parametrize("state", [RolloutState.PROGRESSING, RolloutState.ROLLING_BACK])
+def test_a_replica_that_a_person_drains_does_not_keep_a_rollout_from_its_end(state: RolloutState) -> None:
+    there, other = (NEW, OLD) if state is RolloutState.PROGRESSING else (OLD, NEW)
+    members = [*pool_of(2, there), Member("d", other, ReplicaState.DRAINING)]
+    ended = decide(Situation(state, Strategy(), OLD, NEW, 2, members)).state
+    assert ended in ENDED
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Member("x", NEW, ReplicaState.FAILED),
+        Member("x", OLD, ReplicaState.DRAINING),
+        Member("x", OLD, ReplicaState.READY, silent=True),
+    ],
+)
+def test_one_replica_that_cannot_be_moved_does_not_keep_others_from_the_promoted_version(
+    other: Member,
+) -> None:
+    assert len(steady_moves([*pool_of(2), other], NEW)) == 1

@@ -199,3 +199,27 @@ def test_the_usual_number_is_not_stored_while_agents_still_reconnect() -> None:
     world.clock.advance(SETTLE_S)
     world.look(row("a"), row("b"))
     assert world.update.progress.wanted == 2
+
+
+def test_a_replica_that_comes_and_goes_is_no_progress() -> None:
+    world = World(progress_deadline_s=30.0)
+    for second in range(40):
+        flapping = ReplicaState.READY if second % 2 else ReplicaState.FAILED
+        world.look(
+            row("a", held=True, deploys=True, state=flapping, version=NEW.version),
+            row("b", state=ReplicaState.LOADING),
+        )
+    assert world.update.reason == "no progress for 30 s"
+
+
+def test_a_canary_that_is_rolled_back_keeps_its_share_of_the_traffic() -> None:
+    world = World(canary_percent=10)
+    seen: list[set[str]] = []
+    world.state.set_canaries = lambda canaries, now: seen.append(set(canaries))  # type: ignore[method-assign]
+    for updated in (1, 2):
+        progress = Progress(wanted=10, replicas=10, updated=updated)
+        world.store.active = {
+            MODEL: msgspec.structs.replace(world.rollout, state=RolloutState.ROLLING_BACK, progress=progress)
+        }
+        world.look(row("a", NEW.version), row("b"))
+    assert seen == [{MODEL}, set()]

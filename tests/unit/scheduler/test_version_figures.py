@@ -105,3 +105,13 @@ def test_short_times_may_differ_by_noise() -> None:
     fast = msgspec.structs.replace(GOOD, ttft_p50_s=0.01, tpot_p50_s=0.001)
     slower = msgspec.structs.replace(GOOD, ttft_p50_s=0.05, tpot_p50_s=0.0025)
     assert verdict(Strategy(), fast, slower) == Verdict(enough=True)
+
+
+def test_the_counters_of_an_engine_stay_with_its_version_when_its_replica_has_the_next() -> None:
+    world = World()
+    ended = replica(
+        "a", boot_id=BOOTS[OLD], version=NEW, counters=EngineCounters(drafts=90, accepted_tokens=9)
+    )
+    world.comparison.on_heartbeat(beat(ended), lambda name: 0, 1.0)
+    old, new = world.figures(2.0)
+    assert (old.acceptance, new.acceptance) == (0.1, 0.6)
