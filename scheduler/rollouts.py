@@ -36,7 +36,20 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 120.0
 """Seconds without a command to a replica after it has refused one, doubled with each further refusal."""
 TOO_OLD = "its agent is of a version that knows no rollouts; update it"
 _SERVE_SOON = frozenset({ReplicaState.READY, ReplicaState.LOADING})
-_NO_FAILURE = (0, "", float("-inf"))
+
+
+class _Failures(msgspec.Struct, frozen=True):
+    """The commands to a replica that failed in a row."""
+
+    count: int = 0
+    refused: int = 0
+    """Those that its agent cannot carry out; others, such as those of a lost connection, say nothing of the version."""
+    why: str = ""
+    next_at: float = float("-inf")
+    """When the next command may be sent."""
+
+
+_NO_FAILURE = _Failures()
 
 
 class _Open(msgspec.Struct, frozen=True):
@@ -90,8 +103,8 @@ class RolloutRunner:
         self._open: dict[str, _Open] = {}
         self._changing: dict[str, str] = {}
         """By replica: the command under way."""
-        self._refused: dict[str, tuple[int, str, float]] = {}
-        """By replica: commands that failed in a row, why, and when the next may be sent."""
+        self._refused: dict[str, _Failures] = {}
+        """By replica."""
         self._surged: set[str] = set()
         self._clocks: dict[str, _Clock] = {}
         self._wanted: dict[str, int] = {}
@@ -245,10 +258,11 @@ class RolloutRunner:
     def _member(self, replica: Replica, now: float, *, startable: bool) -> Member:
         status: ReplicaStatus = replica.engine
         name = status.replica_id
-        refusals, why, _ = self._refused.get(name, _NO_FAILURE)
+        failures = self._refused.get(name, _NO_FAILURE)
+        refusals, why = failures.refused, failures.why
         if not status.deploys:
             refusals, why = MAX_FAILURES, TOO_OLD
-        waits = refusals > 0 and not self._may_try(name, now)
+        waits = not self._may_try(name, now)
         return Member(
             name,
             status.version,
@@ -265,7 +279,7 @@ class RolloutRunner:
         )
 
     def _may_try(self, name: str, now: float) -> bool:
-        return now >= self._refused.get(name, _NO_FAILURE)[2]
+        return now >= self._refused.get(name, _NO_FAILURE).next_at
 
     def _move(
         self, model: str, spec: EngineSpec, moves: Sequence[Move], strategy: Strategy, now: float
@@ -300,9 +314,10 @@ class RolloutRunner:
             if move.action == "stop":
                 self._surged.discard(move.name)
         else:
-            count = self._refused.get(move.name, _NO_FAILURE)[0] + 1
+            last = self._refused.get(move.name, _NO_FAILURE)
+            count, refused = last.count + 1, last.refused + message.refused
             pause_s = pause_after(count, FIRST_PAUSE_S, LONGEST_PAUSE_S)
-            self._refused[move.name] = count, why, self._now() + pause_s
+            self._refused[move.name] = _Failures(count, refused, why, self._now() + pause_s)
         self._record(
             PoolAct(
                 known.model,

@@ -491,7 +491,8 @@ class Agent:
             else:
                 await replica.command(command.action, command.deadline_s, command.level)
         except PenstockError as error:
-            return CommandResult(command.command_id, False, error.message)
+            refused = isinstance(error, InvalidRequest)
+            return CommandResult(command.command_id, False, error.message, refused)
         if command.action == "stop" and isinstance(replica, ReplicaRunner):
             replica.held = command.hold
         return CommandResult(command.command_id, True, f"{command.action}: done")

@@ -429,3 +429,5 @@ class CommandResult(msgspec.Struct, tag="command_result"):
     command_id: str
     ok: bool
     message: str = ""
+    refused: bool = False
+    """Whether the agent cannot do what the command says, now or later; else it may succeed when it is tried again."""

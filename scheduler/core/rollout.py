@@ -247,7 +247,7 @@ def _progress(now: Situation) -> Decision:
     if left or now.misses_some or _served(now) == 0:
         return Decision(now.state, "")
     moves = _end_surge(now)
-    if moves and now.wanted > 0:
+    if moves and _served(now) > 1:
         return Decision(now.state, "", moves)
     count = f"all {updated}" if updated == len(now.members) else f"{updated} of {len(now.members)}"
     return Decision(RolloutState.PROMOTED, f"{count} replicas have the new version", moves)

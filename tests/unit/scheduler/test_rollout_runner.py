@@ -65,8 +65,10 @@ class World:
     def update(self) -> RolloutUpdate:
         return self.store._updates[MODEL]
 
-    def answer(self, command: ReplicaCommand, ok: bool = True, message: str = "") -> None:
-        self.runner.send(CommandResult(command.command_id, ok, message))
+    def answer(
+        self, command: ReplicaCommand, ok: bool = True, message: str = "", refused: bool = True
+    ) -> None:
+        self.runner.send(CommandResult(command.command_id, ok, message, refused and not ok))
 
 
 def row(
@@ -223,3 +225,13 @@ def test_a_canary_that_is_rolled_back_keeps_its_share_of_the_traffic() -> None:
         }
         world.look(row("a", NEW.version), row("b"))
     assert seen == [{MODEL}, set()]
+
+
+def test_commands_that_are_lost_are_repeated_and_do_not_end_the_rollout() -> None:
+    world = World()
+    for _ in range(4):
+        [command] = world.look(row("a"), row("b"))
+        world.answer(command, False, "the agent's connection was lost", refused=False)
+        assert world.look(row("a"), row("b")) == []
+        world.clock.advance(60.0)
+    assert world.update.state is RolloutState.PROGRESSING
