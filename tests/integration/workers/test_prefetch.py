@@ -192,6 +192,7 @@ async def test_a_cache_that_was_copied_without_links_serves_without_a_hub(
     manifest(tmp_path).unlink()
     await fetch(tmp_path)
     assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == hub.files[WEIGHTS]
+    assert not manifest(tmp_path).exists(), "nothing states their checksums"
 
 
 async def test_a_model_that_the_hub_gives_no_longer_serves_from_the_cache(
