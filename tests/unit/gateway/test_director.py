@@ -135,7 +135,7 @@ async def test_a_refusal_undoes_the_other(which: str, money_pauses: int, place_p
 
 
 async def test_a_catalog_that_is_too_old_is_no_fault_of_the_customer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stale(self: FakeModels, name: str) -> FakeModel:
+    def stale(self: FakeModels, name: str, allowed: object = None) -> FakeModel:
         raise Unavailable("too old", code="models_stale", retry_after_s=2.0)
 
     monkeypatch.setattr(FakeModels, "resolve", stale)
