@@ -81,6 +81,8 @@ async def act_on_plan(database: Database, settings: Settings, providers: frozens
 
 async def _end_drains(connection: AsyncConnection, read: PlanRead) -> None:
     """Let hosts be destroyed that are not wanted any more, and on which no engine runs: whatever the switch says."""
+    if not read.plan.emptied:
+        return
     for intent in await read_recent(connection):
         if not intent.wanted and intent.drain_until is not None and intent.name in read.plan.emptied:
             await write_intent(connection, intent, msgspec.structs.replace(intent, drain_until=None))

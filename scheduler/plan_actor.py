@@ -1,10 +1,12 @@
 """Acts on the autoscaler's plan: gives the planner what providers do, stores the plan for jobs, commands replicas."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import msgspec
 
 from core.clock import Clock
+from scheduler.core.autoscale.plan import Plan
 from scheduler.core.autoscale.state import CreatingHost, CreationFailures, Rung
 from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
@@ -110,14 +112,13 @@ class PlanActor:
         self._emptied = ()
         if known is None or self._executor is None or now < self._starts_at or self._hosts_dry_run:
             return
-        ranks = _by_engine(state.fleet.replicas)
-        statuses = {name: _status(rows[0]) for name, rows in ranks.items()}
-        agents = {host.agent_id: host.host_id for host in hosts}
-        homes = {name: agents.get(rows[0].agent_id, "") for name, rows in ranks.items()}
-        stay = {host.host_id for host in self.staying(hosts)}
         going = {
             host.host_id: found for host in hosts if (found := known.departure(host.host_id)) is not None
         }
+        if not going and not self._left:
+            return
+        ranks, statuses, homes = _engines(hosts, state)
+        stay = {host.host_id for host in self.staying(hosts)}
         served = {
             statuses[name].model
             for name, rows in ranks.items()
@@ -203,10 +204,7 @@ class PlanActor:
         known = self._store.hosts
         if known is None or now < self._starts_at:
             return
-        ranks = _by_engine(state.fleet.replicas)
-        statuses = {name: _status(rows[0]) for name, rows in ranks.items()}
-        agents = {host.agent_id: host.host_id for host in hosts}
-        homes = {name: agents.get(rows[0].agent_id, "") for name, rows in ranks.items()}
+        ranks, statuses, homes = _engines(hosts, state)
         destroyed = {row.host_id: row.reason for row in plan.destroy if known.may_destroy(row.host_id)}
         busy = self._busy(ranks, homes, hosts, state)
         removals = []
@@ -215,16 +213,7 @@ class PlanActor:
             if intent is not None:
                 drained = host_id not in busy and not self._hosts_dry_run  # one that stays is not condemned
                 removals.append(PlannedRemoval(intent.name, reason, drained))
-        self._store.put(
-            StoredPlan(
-                tuple(PlannedModel(row.model, row.awake) for row in plan.models),
-                tuple(PlannedCreation(row.kind, row.model, row.count, row.reason) for row in plan.create),
-                tuple(removals),
-                tuple(known.counted),
-                self._emptied,
-            ),
-            now,
-        )
+        self._store.put(stored_plan(plan, removals, known.counted, self._emptied), now)
         if self._executor is None or not self._store.stored:
             return
         self._executor.forget(statuses)
@@ -255,6 +244,41 @@ class PlanActor:
         limits = self._limits().get(model)
         own = limits.acting if limits is not None else None
         return mode_of(self._store.mode, own, has_limits=limits is not None)
+
+
+def stored_plan(
+    plan: Plan | PlanView,
+    removals: Iterable[PlannedRemoval],
+    counted: Iterable[str],
+    emptied: Iterable[str] = (),
+) -> StoredPlan:
+    """What is stored of a plan for jobs, with the hosts to destroy, those that it counts and those that are empty."""
+    return StoredPlan(
+        tuple(PlannedModel(row.model, row.awake) for row in plan.models),
+        tuple(PlannedCreation(row.kind, row.model, row.count, row.reason) for row in plan.create),
+        tuple(removals),
+        tuple(counted),
+        tuple(emptied),
+    )
+
+
+class _Engines(NamedTuple):
+    """The engines that agents report, by replica."""
+
+    ranks: dict[str, list[Replica]]
+    statuses: dict[str, ReplicaStatus]
+    homes: dict[str, str]
+    """Ids of their hosts; empty for hosts that are left out."""
+
+
+def _engines(hosts: Sequence[HostView], state: SchedulerState) -> _Engines:
+    ranks = _by_engine(state.fleet.replicas)
+    agents = {host.agent_id: host.host_id for host in hosts}
+    return _Engines(
+        ranks,
+        {name: _status(rows[0]) for name, rows in ranks.items()},
+        {name: agents.get(rows[0].agent_id, "") for name, rows in ranks.items()},
+    )
 
 
 def _by_engine(replicas: Mapping[str, Replica]) -> dict[str, list[Replica]]:

@@ -78,7 +78,7 @@ def ending_of(life: ModelLife, now: datetime) -> Deprecation | None:
 
 
 def deprecation_of(life: ModelLife, lives: Mapping[str, ModelLife], now: datetime) -> Deprecation | None:
-    """What customers of a name are told at `now`; None when it, and all that it leads to, stays.
+    """The end of a name for its users, at `now`; None when it, and all that it leads to, stays.
 
     Of a name that is refused: why. Otherwise the first end to come of the name, of the model that it is an alias of,
     and of the one that answers; without one, which model was replaced by the one that answers.

@@ -191,10 +191,10 @@ class ModelDirectory(PolledSnapshot):
         return found
 
     def deprecation(self, name: str, allowed: Collection[str] | None = None) -> Deprecation | None:
-        """What customers of a model or alias are told about its end.
+        """The end of a model or alias, for its users.
 
         None for one that stays or that is not known, and where neither the model that ends nor the one that answers is
-        among `allowed` (None = all): a key is told nothing of models that it may not use.
+        among `allowed` (None = all): responses to a key say nothing of models that it may not use.
         """
         names = self._names()
         told = names.deprecations.get(name)

@@ -16,7 +16,7 @@ class Endings(Protocol):
     """The methods of workers.models.ModelDirectory that are used here."""
 
     def deprecation(self, name: str, allowed: Collection[str] | None = None) -> Deprecation | None:
-        """Return what a key that may use the models `allowed` (None = all) is told about the end of a name."""
+        """Return the end of a name, for a key that may use the models `allowed` (None = all)."""
 
 
 def deprecation_headers(told: Deprecation) -> Headers:

@@ -15,6 +15,7 @@ import msgspec
 
 from core.money import PICO_PER_USD
 from scheduler.core.autoscale.state import HostObservation, ModelSpec, Observation, Rung
+from scheduler.plan_actor import stored_plan
 from scheduler.provider_hosts import ProviderHosts
 from sim.digitalocean.cloud import FakeCloud
 from sim.pool.autoscaling_load import Arrival
@@ -24,7 +25,7 @@ from sim.pool.autoscaling_replica import FluidReplica, RunningRequest
 from tests.support.fake_droplets import TOKEN, CloudApi, MemoryStore, VirtualTime, finish
 from workers.acting.decide import Money, Situation, decide_hosts
 from workers.acting.places import parse_places
-from workers.acting.plan import Mode, PlannedCreation, PlannedModel, PlannedRemoval, StoredPlan
+from workers.acting.plan import Mode, PlannedRemoval, StoredPlan
 from workers.providers.ceilings import Ceilings
 from workers.providers.costs import host_cost_pico
 from workers.providers.digitalocean import NAME, DigitalOceanHosts, DropletOptions
@@ -197,12 +198,7 @@ class CloudPool(DayPool):
             if known.may_destroy(row.host_id)
         ]
         self._condemned = {row.host for row in removals if row.drained}
-        self._stored = StoredPlan(
-            tuple(PlannedModel(row.model, row.awake) for row in plan.models),
-            tuple(PlannedCreation(row.kind, row.model, row.count, row.reason) for row in plan.create),
-            tuple(removals),
-            tuple(known.counted),
-        )
+        self._stored = stored_plan(plan, removals, known.counted)
 
     def _decide(self, now: float) -> None:
         """Turn the stored plan into desired hosts, as the job `act_on_plan` does."""

@@ -81,7 +81,7 @@ class RolloutsPanel:
             else "All replicas get the version of before, one after the other.",
             "Promote" if promotes else "Abort",
             danger=not promotes,
-            facts=[(label, value) for label, value in _facts(found)],
+            facts=_facts(found),
         )
         if reason is None:
             return

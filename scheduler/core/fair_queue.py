@@ -15,7 +15,7 @@ from scheduler.core.placement import ActivePlacement
 from scheduler.core.rules import BANDS, NEW_TENANT, QueueRules, band_index
 from scheduler.core.where import Place, where_of
 from scheduler.messages import TenantCounter
-from scheduler.wire import PlaceRequest, Released
+from scheduler.wire import Released
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class FairQueue:
             raise ValueError(f"request {queued.request.request_id} already waits")
         queued.work = self.rules.work(queued.request)
         self._waiting[queued.key] = queued
-        self.bound += _is_bound(queued.request)
+        self.bound += queued.request.bound
         self.band(queued.request.tier).add(queued, now)
         heapq.heappush(self._deadlines, (queued.deadline_at, queued.seq, queued.key))
         arrivals = self._arrivals[band_index(queued.request.tier)]
@@ -87,7 +87,7 @@ class FairQueue:
         if queued is None:
             return None
         queued.outcome = outcome
-        self.bound -= _is_bound(queued.request)
+        self.bound -= queued.request.bound
         band = self.band(queued.request.tier)
         band.remove(queued)
         band.refused += outcome in (QueueOutcome.DEADLINE, QueueOutcome.HOPELESS)
@@ -104,7 +104,7 @@ class FairQueue:
         """Note the places that the model's replicas are in now; returns the requests that may run in none of them."""
         nowhere = []
         for queued in self._waiting.values() if self.bound else ():
-            if _is_bound(queued.request):
+            if queued.request.bound:
                 where = where_of(queued.request, known)
                 if where != queued.where:
                     self.band(queued.request.tier).flow(queued.request.tenant_id).move(queued, where)
@@ -338,7 +338,3 @@ def _reserved(entry: ActivePlacement) -> int:
 def largest_flows(flows: Iterable[Flow], count: int) -> list[Flow]:
     """The `count` flows with most queued requests, then most running ones."""
     return heapq.nlargest(count, flows, key=lambda flow: (len(flow), flow.running, flow.name))
-
-
-def _is_bound(request: PlaceRequest) -> bool:
-    return request.bound

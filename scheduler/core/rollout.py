@@ -43,7 +43,7 @@ class Member(msgspec.Struct, frozen=True):
     changing: bool = False
     """Whether a command of this rollout is under way."""
     startable: bool = False
-    """Whether it rests and may be started now: its GPUs are free, and nobody has stopped it."""
+    """Whether it rests and may be started now: its GPUs are free, and no admin has stopped it."""
     surged: bool = False
     """Whether this rollout started it beside the usual number."""
     silent: bool = False
