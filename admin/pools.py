@@ -101,11 +101,12 @@ async def command_replica(
     action: str,
     reason: str,
     deadline_s: float = 120.0,
-    level: int = 1,
+    level: int | None = None,
 ) -> CommandOutcome:
     """Send one of ACTIONS to a replica and wait up to `deadline_s` seconds for the agent's result.
 
-    `level` is that of a sleep: 1 keeps the weights in the host's memory, 2 drops them.
+    `level` is that of a sleep, and refused with other actions: 1 (the default) keeps the weights in the host's memory,
+    2 drops them.
 
     Writes an audit row before sending, and a second one when the command fails. Raises InvalidRequest, NotFound,
     Unavailable when the scheduler is not connected, Conflict with the agent's message.
@@ -118,8 +119,13 @@ async def command_replica(
         )
     if not 0 < deadline_s <= MAX_DEADLINE_S:
         raise InvalidRequest(f"deadline_s must be above 0 and at most {MAX_DEADLINE_S:g}", param="deadline_s")
-    if level not in (1, 2):
+    if level is not None and action != "sleep":
+        raise InvalidRequest(
+            f"level is that of a sleep; leave it out of {action} (it is {level})", param="level"
+        )
+    if level not in (None, 1, 2):
         raise InvalidRequest(f"level must be 1 or 2, not {level}", param="level")
+    level = level or 1
     before = await _find(client, replica_id)
     asked = {"asked": action, "level": str(level)} if action == "sleep" else {"asked": action}
     await _record(database, actor, f"replica.{action}", before, reason, asked)

@@ -85,7 +85,12 @@ class Deps:
             self.pools.models, settings.catalog_max_age_s, now=clock.monotonic, today=clock.now
         )
         self.scheduler = _scheduler_client(settings, clock, self.pools.models)
-        longest_s = max(settings.queue_deadline_s, *map(settings.wake_deadline_of, TIERS))
+        usual_s = max(settings.queue_deadline_s, *map(settings.wake_deadline_of, TIERS))
+
+        def longest_s(model: str) -> float:
+            own_s = self.models.wake_deadline_s(model)
+            return usual_s if own_s is None else max(settings.queue_deadline_s, own_s)
+
         self.availability = Availability(self.scheduler.snapshot, longest_s)
         self.prompts = self._hasher(settings, registry, simulated_tokenizer)
         self.engines = HttpEngines(settings.engine_key.get_secret_value())

@@ -43,7 +43,7 @@ class Admission(Generic[GrantT]):
         wake_deadline_s: Callable[[str], float],
     ) -> None:
         """`now` returns monotonic seconds. `queue_deadline_s` bounds the wait for a replica, from receipt;
-        `wake_deadline_s`, of a tier, that for a model none of whose replicas is awake."""
+        `wake_deadline_s`, of a tier, that for a model none of whose replicas is awake and that has none of its own."""
         self._models = models
         self._prices = prices
         self._rates = rates
@@ -205,5 +205,7 @@ class Admission(Generic[GrantT]):
             )
         spent_s = self._now() - since
         left_s = max(0.0, deadline_s - spent_s)
-        wake_left_s = max(0.0, self._wake_deadline_s(request.tier) - spent_s)
+        own_s = request.model.wake_deadline_s
+        wake_s = self._wake_deadline_s(request.tier) if own_s is None else own_s
+        wake_left_s = max(0.0, wake_s - spent_s)
         return await self._scheduler.place(place_request(context, routing.blocks, left_s, wake_left_s))

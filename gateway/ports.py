@@ -144,6 +144,10 @@ class Model(Protocol):
     def tool_parser(self) -> str:
         """The engines' parser of tool calls, by vLLM's name; empty = none, or not known."""
 
+    @property
+    def wake_deadline_s(self) -> float | None:
+        """Longest wait for a replica that wakes or is created; None = as the tier's setting says."""
+
 
 class Models(Protocol):
     """The catalog of models that are offered."""

@@ -37,8 +37,8 @@ UNKNOWN = ModelState(known=False, serves=True)
 class Availability:
     """The states of models, from snapshots. One per API process."""
 
-    def __init__(self, snapshot: Callable[[], PoolSnapshot], deadline_s: float) -> None:
-        """`snapshot` returns the last one; `deadline_s` is how long a request may wait for a replica."""
+    def __init__(self, snapshot: Callable[[], PoolSnapshot], deadline_s: Callable[[str], float]) -> None:
+        """`snapshot` returns the last one; `deadline_s` how long a request for a model may wait for a replica."""
         self._snapshot = snapshot
         self._deadline_s = deadline_s
         self._seen: PoolSnapshot | None = None
@@ -56,7 +56,7 @@ class Availability:
             return ModelState(known=True, serves=False, offline_since_ms=snapshot.started_unix_ms)
         tiers = tuple(view.tiers)
         wait_s = view.ready_in_s
-        if view.wakes or (wait_s is not None and wait_s <= self._deadline_s):
+        if view.wakes or (wait_s is not None and wait_s <= self._deadline_s(model)):
             return ModelState(known=True, serves=True, tiers=tiers)
         if not snapshot.complete:
             return UNKNOWN

@@ -20,7 +20,7 @@ from core.money import per_mtok_to_pico_per_token, usd_to_pico
 from workers.kv_endpoints import KvEndpoints
 from workers.kv_links import PCIE, token_s
 from workers.ranks import MAX_RANKS
-from workers.service_level import TargetFigures, Tier, service_level, target_problem
+from workers.service_level import TargetFigures, Tier, service_level, target_problem, wake_deadline_problem
 from workers.wire import USUAL_BATCHED_TOKENS, Capacity, Targets
 
 DEFAULT_CATALOG = Path(__file__).with_name("catalog.toml")
@@ -271,6 +271,9 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix: Literal["mirrored", "exact"] = "mirrored"
     """How prompts are matched to prefix caches: by a mirror of the routed prompts, or by the engine's KV events on
     tokens. docs/adr/0014 has measurements and the reason for the default."""
+    wake_deadline_s: float | None = None
+    """Longest wait, in seconds, of requests while a replica wakes or its host is created; None = as
+    PENSTOCK_WAKE_DEADLINE_S says. `penstock models set-wake-deadline` changes it."""
 
     @property
     def service_level(self) -> Targets:
@@ -372,6 +375,8 @@ def finish_model(source: object, hosts: dict[str, HostKind], name: str, model: C
         raise InvalidRequest(
             f"the catalog {source} is wrong: {where}.experts needs 0 < per_token <= count, and a source"
         )
+    if (problem := wake_deadline_problem(model.wake_deadline_s)) is not None:
+        raise InvalidRequest(f"the catalog {source} is wrong: {where}.{problem}")
     for tier, figures in model.targets.items():
         if (problem := target_problem(figures.ttft_s, figures.tpot_s)) is not None:
             raise InvalidRequest(f"the catalog {source} is wrong: {where}.targets.{tier}: {problem}")

@@ -19,7 +19,7 @@ from core.db import Database
 from core.errors import ModelNotFound, ModelRetired, Unavailable
 from core.polled_snapshot import PolledSnapshot
 from workers.added_models import AddedModels, with_added
-from workers.catalog import Catalog, load_catalog
+from workers.catalog import Catalog, CatalogModel, load_catalog
 from workers.model_life import Deprecation, ModelLife, deprecation_of, next_retirement, served_by
 from workers.tables import models
 
@@ -59,6 +59,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Variables of the chat template that customers may set, and the values that each may have."""
     tool_parser: str = ""
     """The engines' parser of tool calls, by vLLM's name; empty = none, or not known."""
+    wake_deadline_s: float | None = None
+    """Longest wait for a replica that wakes or is created; None = the setting of the request's tier."""
 
 
 THINKING_SWITCHES: dict[str, tuple[bool | int | str, ...]] = {
@@ -93,6 +95,8 @@ class ModelRow(ModelLife, frozen=True, kw_only=True):
     created_at: datetime
     spec: ModelSpec | None = None
     """None for an alias and for a model that the catalog describes."""
+    wake_deadline_s: float | None = None
+    """What an admin has set; None = nothing."""
 
 
 async def read_models(connection: AsyncConnection) -> list[ModelRow]:
@@ -113,6 +117,7 @@ async def read_models(connection: AsyncConnection) -> list[ModelRow]:
             spec=None
             if row.context_len is None
             else ModelSpec(row.context_len, row.max_output_tokens, tuple(row.capabilities)),
+            wake_deadline_s=row.wake_deadline_s,
         )
         for row in rows
     ]
@@ -211,6 +216,11 @@ class ModelDirectory(PolledSnapshot):
             (model.context_len for model in self.list() if names is None or model.name in names), default=0
         )
 
+    def wake_deadline_s(self, name: str) -> float | None:
+        """A model's own longest wait for a replica that wakes; None = it has none, or is not known."""
+        known = self._names().by_name.get(name)
+        return None if known is None else known.wake_deadline_s
+
     def list(self) -> builtins.list[ModelInfo]:
         """All models that customers may use, ordered by name, without aliases."""
         return self._names().models
@@ -266,7 +276,15 @@ def described(row: ModelRow, catalog: Catalog, aliases: tuple[str, ...] = ()) ->
         quantization=entry.quantization if entry is not None else None,
         template_switches=switches,
         tool_parser=entry.tool_parser if entry is not None and row.spec is None else "",
+        wake_deadline_s=wake_deadline_of(row, entry),
     )
+
+
+def wake_deadline_of(row: ModelRow, entry: CatalogModel | None) -> float | None:
+    """A model's own longest wait for a replica that wakes: an admin's, else the catalog's; None = it has none."""
+    if row.wake_deadline_s is not None or entry is None:
+        return row.wake_deadline_s
+    return entry.wake_deadline_s
 
 
 def lost_abilities(old: ModelInfo, new: ModelInfo) -> list[str]:

@@ -46,3 +46,14 @@ def target_problem(ttft_s: float, tpot_s: float) -> str | None:
         if not least <= seconds <= MOST_S:
             return f"{name} is {seconds:g}, must be between {least:g} and {MOST_S:g} seconds"
     return None
+
+
+MOST_WAKE_S = 600.0
+"""Longest wait for a replica that wakes; also a constraint of the table `models`, and the scheduler's own bound."""
+
+
+def wake_deadline_problem(seconds: float | None) -> str | None:
+    """What is wrong with a model's longest wait for a replica that wakes; None = nothing."""
+    if seconds is None or 0.0 <= seconds <= MOST_WAKE_S:
+        return None
+    return f"wake_deadline_s is {seconds:g}, must be between 0 and {MOST_WAKE_S:g} seconds"

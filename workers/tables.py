@@ -37,6 +37,7 @@ models = Table(
     instant("retires_at", nullable=True),
     Column("replacement", Text, ForeignKey("models.name")),
     Column("redirected", Boolean, nullable=False, server_default=false()),
+    Column("wake_deadline_s", Double),
     CheckConstraint("status IN ('active', 'deprecated', 'retired')", name="status"),
     CheckConstraint("alias_of <> name", name="alias"),
     CheckConstraint("replacement <> name", name="replacement"),
@@ -49,10 +50,12 @@ models = Table(
         "AND max_output_tokens BETWEEN 1 AND context_len",
         name="spec",
     ),
+    CheckConstraint("wake_deadline_s BETWEEN 0 AND 600", name="wake_deadline"),
 )
 """Models that customers may use. An alias refers to a model, never to another alias. A model that the catalog does not
 have carries its own context length, longest answer and capabilities. From `retires_at` on a model is retired, whatever
-its status says; then `replacement` answers requests for it, if `redirected` (workers/model_life.py)."""
+its status says; then `replacement` answers requests for it, if `redirected` (workers/model_life.py).
+`wake_deadline_s`: how long its requests wait while a replica wakes (NULL = as the catalog or the settings say)."""
 
 added_models = Table(
     "added_models",

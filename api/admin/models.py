@@ -12,6 +12,7 @@ from admin import acting as admin_acting
 from admin import added_models, model_life, models, scaling, targets
 from admin.actor import Actor, require
 from api.admin.deps import AdminDeps, RequestBody, ResponseModel
+from api.admin.model_waking import add_waking_routes
 from core.errors import InvalidRequest
 from tenants.roles import PLATFORM_ADMIN
 from workers.catalog import ArgValue
@@ -226,6 +227,7 @@ def router(deps: AdminDeps) -> APIRouter:
     _add_life_routes(routes, deps)
     _add_target_routes(routes, deps)
     _add_scaling_routes(routes, deps)
+    add_waking_routes(routes, deps)
     return routes
 
 

@@ -145,14 +145,14 @@ class CommandCreate(RequestBody):
     reason: Annotated[str, Field(min_length=1, max_length=500, examples=["New driver, ticket 4711"])]
     deadline_s: Annotated[float, Field(gt=0, le=admin_pools.MAX_DEADLINE_S)] = 120.0
     level: Annotated[
-        int,
+        int | None,
         Field(
             ge=1,
             le=2,
-            description="Of a sleep: 1 keeps the weights in the host's memory, 2 drops them, and a wake reads "
-            "them again.",
+            description="Of a sleep only: 1, the default, keeps the weights in the host's memory; 2 drops them, and a "
+            "wake reads them again.",
         ),
-    ] = 1
+    ] = None
 
 
 class CommandOut(ResponseModel):

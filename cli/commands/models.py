@@ -11,7 +11,7 @@ from admin import acting as admin_acting
 from admin import added_models, models, scaling, targets
 from admin.actor import Actor
 from cli.added_model import engine_environment, given_model
-from cli.commands import model_life, rollouts
+from cli.commands import model_life, rollouts, wake_deadlines
 from cli.context import AsJson, DataDir, perform
 from cli.durations import parse_duration
 from core.db import Database
@@ -21,6 +21,7 @@ from workers.service_level import Tier
 
 app = typer.Typer(help="Which models are offered to customers.", no_args_is_help=True)
 app.add_typer(model_life.app)
+app.add_typer(wake_deadlines.app)
 app.add_typer(rollouts.app, name="rollout")
 
 Name = Annotated[str, typer.Argument(help="A model's name.")]

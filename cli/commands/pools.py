@@ -165,7 +165,7 @@ def _command(
     deadline_s: float,
     data_dir: Path | None,
     as_json: bool,
-    level: int = 1,
+    level: int | None = None,
 ) -> None:
     async def act() -> pools.CommandOutcome:
         async with open_db(data_dir) as database, open_scheduler(data_dir) as client:

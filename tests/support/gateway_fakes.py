@@ -67,6 +67,7 @@ class FakeModel:
     embedding_dimensions: int = 0
     template_switches: dict[str, tuple[bool | int | str, ...]] = field(default_factory=dict)
     tool_parser: str = "hermes"
+    wake_deadline_s: float | None = None
 
 
 class FakeModels:
@@ -412,7 +413,7 @@ class Gateway:
         self.scheduler = FakeScheduler()
         self.snapshot = PoolSnapshot()
         self.prices = FakePrices()
-        self.availability = Availability(lambda: self.snapshot, 30.0)
+        self.availability = Availability(lambda: self.snapshot, lambda model: 30.0)
         self.prompts = FakePromptCounter()
         self.whole = WholeAnswers(self.scheduler, lambda: self.snapshot, self.prompts)
         activity = EngineActivity(lambda: self.snapshot)

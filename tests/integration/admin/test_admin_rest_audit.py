@@ -112,6 +112,13 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
         200,
         "model.release_replicas",
     ),
+    (
+        "PUT",
+        "/models/wake-deadlines",
+        {"model": "deepseek-v3.2", "wake_deadline_s": 300},
+        200,
+        "model.set_wake_deadline",
+    ),
     ("PUT", "/pools/acting", {"acting": "dry-run", "reason": "x"}, 200, "pools.set_acting"),
     ("POST", "/hosts/invitations", {"host": "b300-1", "reason": "x"}, 201, "hosts.invite"),
     ("POST", "/hosts/{host}/revoke", {"reason": "x"}, 200, "hosts.revoke"),

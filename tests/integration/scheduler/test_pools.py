@@ -72,6 +72,8 @@ async def test_what_is_not_allowed_is_neither_done_nor_audited(database: Databas
             (ADMIN, {"reason": " "}, InvalidRequest),
             (ADMIN, {"deadline_s": 0.0}, InvalidRequest),
             (ADMIN, {"action": "sleep", "level": 3}, InvalidRequest),
+            (ADMIN, {"action": "drain", "level": 1}, InvalidRequest),
+            (ADMIN, {"action": "wake", "level": 2}, InvalidRequest),
             (ADMIN, {"replica_id": "host/none"}, NotFound),
         ]
         for who, change, error in wrong:
@@ -124,6 +126,9 @@ async def test_the_admin_rest_shows_and_commands(database: Database, redis_clien
             await http.post(asleep, json={"reason": "night", "level": 2})
             assert [(each.action, each.level) for each in host.commands] == [("drain", 1), ("sleep", 2)]
             assert (await http.post(asleep, json={"reason": "night", "level": 3})).status_code == 400
+            stray = await http.post(path, json={"reason": "night", "level": 2})
+            assert stray.status_code == 400
+            assert "level is that of a sleep" in stray.json()["error"]["message"]
             missing = await http.post("/admin/v1/pools/replicas/host/r9/drain", json={"reason": "x"})
             assert missing.status_code == 404
             assert "host/r0" in missing.json()["error"]["message"]

@@ -46,6 +46,8 @@ class Listed:
 
 def test_only_models_that_chat_are_listed_with_their_features() -> None:
     listed = Listed()
-    views = ModelViews(listed, cast(PriceBook, listed), Availability(listed.snapshot, 30.0), listed)
+    views = ModelViews(
+        listed, cast(PriceBook, listed), Availability(listed.snapshot, lambda model: 30.0), listed
+    )
     entries = {entry["id"]: entry["supported_features"] for entry in views.openrouter(principal())}
     assert entries == {"full": ["tools", "logprobs"], "plain": []}

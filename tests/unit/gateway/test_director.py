@@ -74,6 +74,16 @@ async def test_streams_counts_and_settles() -> None:
     gateway.assert_resolved()
 
 
+@pytest.mark.parametrize(("own_s", "expected_s"), [(None, 120.0), (300.0, 300.0), (0.0, 0.0)])
+async def test_the_models_own_deadline_for_waking_replaces_that_of_the_tier(
+    own_s: float | None, expected_s: float
+) -> None:
+    gateway = Gateway(FakeEngines(answer(["a"])), model=FakeModel(wake_deadline_s=own_s), now=lambda: 1.0)
+    await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
+    [asked] = gateway.scheduler.requests
+    assert (asked.deadline_s, asked.wake_deadline_s) == (30.0, expected_s)
+
+
 async def test_usage_and_cost_when_asked_for() -> None:
     gateway = Gateway(FakeEngines(answer(["a", "b"])))
     reply = FakeReply()

@@ -10,7 +10,7 @@ from scheduler.wire import ModelView, PoolSnapshot, TierView
 def of(view: ModelView | None, *, complete: bool = True) -> Availability:
     models = [] if view is None else [view]
     snapshot = PoolSnapshot(at_unix_ms=9_000_000, models=models, started_unix_ms=1_000_000, complete=complete)
-    return Availability(lambda: snapshot, 30.0)
+    return Availability(lambda: snapshot, lambda model: 30.0)
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 30.0])
@@ -22,7 +22,7 @@ def test_what_serves_within_the_deadline_is_active(wait_s: float) -> None:
 
 
 def test_before_the_agents_have_reported_nothing_is_refused() -> None:
-    assert Availability(PoolSnapshot, 30.0).of("m") == UNKNOWN
+    assert Availability(PoolSnapshot, lambda model: 30.0).of("m") == UNKNOWN
     assert of(ModelView("m", None), complete=False).of("m") == UNKNOWN
     of(None, complete=False).check("m")
     assert of(ModelView("m", 0.0), complete=False).of("m").known
@@ -54,7 +54,14 @@ def test_what_comes_too_late_says_when() -> None:
 
 def test_a_new_snapshot_counts_at_once() -> None:
     shown = [PoolSnapshot(complete=True), PoolSnapshot(complete=True, models=[ModelView("m", 0.0)])]
-    availability = Availability(lambda: shown[0], 30.0)
+    availability = Availability(lambda: shown[0], lambda model: 30.0)
     assert not availability.of("m").serves
     del shown[0]
     assert availability.of("m").serves
+
+
+def test_each_model_has_its_own_deadline() -> None:
+    snapshot = PoolSnapshot(complete=True, models=[ModelView("slow", 80.0), ModelView("m", 80.0)])
+    availability = Availability(lambda: snapshot, lambda model: 120.0 if model == "slow" else 30.0)
+    assert availability.of("slow").serves
+    assert not availability.of("m").serves

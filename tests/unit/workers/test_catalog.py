@@ -184,6 +184,11 @@ WRONG = [
         'kv_offload = { size_gib = 1.0 }\nengine = "vllm"\nhost_kind = "local-cpu"',
         r"kv_offload needs a size_gib above zero, and \.figures\.kv_token_bytes",
     ),
+    (
+        'title = "DeepSeek V3.2"',
+        'title = "DeepSeek V3.2"\nwake_deadline_s = 601',
+        r"models\.deepseek-v3\.2\.wake_deadline_s is 601, must be between 0 and 600 seconds",
+    ),
     ("standard = { ttft_s", "normal = { ttft_s", "Invalid enum value 'normal'"),
     ("[hosts.", "[hosts", "is not TOML"),
 ]
