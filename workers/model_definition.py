@@ -43,6 +43,11 @@ _RUNS_CODE = re.compile(
     r"trust-remote-code|middleware|.*-plugins?|worker-cls|worker-extension-cls|logits-processors|allowed-local-media-path"
 )
 """Arguments by which an engine runs code, or reads files, that an admin of the platform must not bring to its hosts."""
+_FETCHED = {
+    "download-dir": "the agent fetches weights into the cache of the host, which HF_HUB_CACHE names",
+    "hf-config-path": "engines start without the hub, and the agent fetches the model's own config.json",
+}
+"""Arguments by which an engine would read from where the agent does not fetch to, and why there is no need."""
 _ARGUMENT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _ENGINE_ENV = re.compile(
     r"(?!VLLM_API_KEY$|VLLM_PLUGINS$|VLLM_SERVER_DEV_MODE$)(VLLM|NCCL|OMP|FLASHINFER)_[A-Z0-9_]+"
@@ -169,6 +174,8 @@ def check_arguments(args: Mapping[str, ArgValue | None]) -> None:
             )
         if flag in _OURS:
             raise InvalidRequest(f"the argument {flag} is set by Penstock itself; leave it out", param="args")
+        if reason := _FETCHED.get(flag):
+            raise InvalidRequest(f"the argument {flag} is not possible: {reason}; leave it out", param="args")
         if _RUNS_CODE.fullmatch(flag):
             raise InvalidRequest(
                 f"the argument {flag} lets the engine run code or read files of its host; only the packaged "

@@ -9,7 +9,6 @@ import fcntl
 import glob
 import logging
 import os
-import shutil
 import sys
 import threading
 import time
@@ -22,9 +21,7 @@ from pathlib import Path
 import msgspec
 from huggingface_hub import (
     HfApi,
-    HFCacheInfo,
     constants,
-    scan_cache_dir,
     set_client_factory,
     snapshot_download,
 )
@@ -41,6 +38,7 @@ from huggingface_hub.utils._http import default_client_factory
 
 from core.errors import EngineFailed
 from workers import weights_manifest as manifests
+from workers import weights_room
 from workers.replica_view import EngineRefused
 from workers.weights_manifest import PrefetchLine, WeightsFile
 
@@ -50,8 +48,6 @@ REPORT_S = 0.5
 """Seconds between reports of the progress."""
 READERS = 4
 """Files whose checksums are computed at a time: one reader is slower than the disks of GPU hosts."""
-RESERVE_BYTES = 1 << 30
-"""Bytes that stay free on the disk, or ten times what is missing if that is less."""
 ANSWER_S = 30.0
 """Seconds in which the hub has to answer, or to send more of a file."""
 
@@ -67,25 +63,27 @@ def prefetch(
     *,
     bound_bytes: int = 0,
     kept: frozenset[str] = frozenset(),
+    load_format: str = "auto",
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Have the files of a revision in the cache with the right checksums. A snapshot that is unchanged is left alone.
 
-    `bound_bytes`: size of the cache beyond which unused snapshots are removed, 0 = none. `kept`: models that planned
-    replicas use besides. Raises EngineRefused when another try cannot succeed, else EngineFailed.
+    `bound_bytes`: size of the cache beyond which unused snapshots are removed, 0 = none. `kept`: what planned replicas
+    use besides, as NAME@REVISION. `load_format`: that of the engine, which says what is needed.
+    Raises EngineRefused when another try cannot succeed, else EngineFailed.
     """
     model = manifests.model_directory(cache, repo)
-    if _is_ready(model, revision):
+    if _is_ready(model, revision, load_format):
         return
     if not all(os.access(place, os.W_OK) for place in (cache, model) if place.exists()):
         _check_given(cache, repo, revision, model)
         return
-    commit, files, from_disk = _listed(repo, revision, model)
+    commit, files, from_disk = _listed(repo, revision, model, load_format)
     total = sum({each.digest: each.size for each in files}.values())
     line = PrefetchLine("verify" if from_disk else "download", 0, total)
     present = partial(manifests.bytes_present, model, commit, files)
-    with _reporting(line, present, report), _locked(model):
-        if _is_ready(model, revision):
+    with _reporting(line, present, report), weights_room.locked(model):
+        if _is_ready(model, revision, load_format):
             return
         if from_disk:
             _check_cached(repo, commit, model, files, line)
@@ -94,12 +92,22 @@ def prefetch(
         else:
             _remove_parts(model)
             missing = total - present()
-            _remove_unused(cache, missing, bound_bytes, kept | {repo})
-            _check_room(cache, repo, missing)
+            in_use = _commits(cache, kept) | {(repo, commit)}
+            weights_room.remove_unused(cache, missing, bound_bytes, in_use, repo)
+            weights_room.check_room(cache, repo, missing)
             _fill(repo, commit, cache, files, line, pause)
-        manifests.write_manifest(model, repo, commit, files)
+        manifests.write_manifest(model, repo, commit, files, load_format)
         if revision != commit:
             manifests.replace(model / "refs" / revision, commit.encode())
+
+
+def _commits(cache: Path, names: frozenset[str]) -> set[tuple[str, str]]:
+    """The repositories and commits that names of models, as NAME@REVISION, stand for in this cache."""
+    parts = (name.partition("@") for name in names)
+    return {
+        (repo, manifests.cached_commit(manifests.model_directory(cache, repo), revision or "main"))
+        for repo, _, revision in parts
+    }
 
 
 def _check_cached(repo: str, commit: str, model: Path, files: list[WeightsFile], line: PrefetchLine) -> None:
@@ -137,11 +145,13 @@ def _fill(
     raise EngineRefused(f"the hub served {text} with wrong content {ATTEMPTS} times")
 
 
-def _is_ready(model: Path, revision: str) -> bool:
+def _is_ready(model: Path, revision: str, load_format: str) -> bool:
     """Whether the revision's files are unchanged since their checksums were right; notes the use."""
     path = manifests.manifest_path(model, manifests.cached_commit(model, revision))
     manifest = manifests.read_manifest(path)
-    if manifest is None or not manifests.is_unchanged(model, manifest):
+    if manifest is None or manifest.load_format != load_format:
+        return False
+    if not manifests.is_unchanged(model, manifest):
         return False
     with suppress(OSError):  # of an image that is read only
         path.touch()
@@ -153,14 +163,18 @@ def _check_given(cache: Path, repo: str, revision: str, model: Path) -> None:
 
     Their content is not compared: whoever has filled it has to do that, and nothing could be downloaded instead.
     """
-    if not manifests.files_on_disk(model, manifests.cached_commit(model, revision)):
+    try:
+        found = manifests.files_on_disk(model, manifests.cached_commit(model, revision))
+    except EngineFailed as error:  # nothing here can mend a damaged index
+        raise EngineRefused(f"{error.message}; the agent may not write {cache}") from error
+    if not found:
         raise EngineRefused(
             f"{repo} at {revision} is not whole in {cache}, which the agent may not write: download it there with "
             f"`python -m workers.prefetch {repo}@{revision}`, or set HF_HUB_CACHE to a directory of the agent's user"
         )
 
 
-def _listed(repo: str, revision: str, model: Path) -> tuple[str, list[WeightsFile], bool]:
+def _listed(repo: str, revision: str, model: Path, load_format: str) -> tuple[str, list[WeightsFile], bool]:
     """The commit of a revision, the files that an engine needs, and whether they are those of the cache alone.
 
     A revision whose files were once whole stays at its commit. Where the hub does not give a model, one that is whole
@@ -188,7 +202,7 @@ def _listed(repo: str, revision: str, model: Path) -> tuple[str, list[WeightsFil
             raise EngineRefused(f"the hub lists {each.path!r} for {repo}, which is no file of a model")
     if not manifests.is_commit(commit):
         raise EngineRefused(f"the hub says that {repo} is at {commit!r}, which is no commit")
-    return commit, manifests.needed(files), False
+    return commit, manifests.needed(files, load_format), False
 
 
 def _not_given(repo: str, revision: str, error: Exception) -> EngineFailed:
@@ -254,55 +268,6 @@ def _remove(model: Path, path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _remove_unused(cache: Path, missing: int, bound_bytes: int, kept: frozenset[str]) -> None:
-    """Remove the least recently used snapshots until `missing` bytes more are within the bound.
-
-    Only snapshots with a manifest are removed; what others have put into the cache stays.
-    """
-    if not bound_bytes:
-        return
-    while True:
-        info = scan_cache_dir(cache)
-        found = {
-            str(path): (repo, revision)
-            for repo in info.repos
-            if repo.repo_id not in kept
-            for revision in repo.revisions
-            if (path := manifests.manifest_path(repo.repo_path, revision.commit_hash)).exists()
-        }
-        snapshots = [
-            (Path(path).stat().st_mtime, revision.size_on_disk, path) for path, (_, revision) in found.items()
-        ]
-        excess = info.size_on_disk + missing - bound_bytes
-        chosen = manifests.least_recently_used(snapshots, excess, frozenset())
-        if not chosen:
-            return
-        repo, revision = found[chosen[0]]
-        Path(chosen[0]).unlink(missing_ok=True)
-        # Commits may be those of several models, as of a mirror: only this one's is removed.
-        only = HFCacheInfo(repo.size_on_disk, frozenset({repo}), frozenset(), [])
-        only.delete_revisions(revision.commit_hash).execute()
-
-
-def _check_room(cache: Path, repo: str, missing: int) -> None:
-    free, reserve = shutil.disk_usage(cache).free, min(RESERVE_BYTES, 10 * missing)
-    if missing and free < missing + reserve:
-        raise EngineFailed(
-            f"{cache} has {free / 1e9:.1f} GB free, and {repo} needs {missing / 1e9:.1f} GB more and "
-            f"{reserve / 1e9:.1f} GB in reserve; free space or set PENSTOCK_WEIGHTS_CACHE_GB"
-        )
-
-
-@contextmanager
-def _locked(model: Path) -> Iterator[None]:
-    """Hold the lock of a model, after any other process of this host."""
-    path = model.parent / ".locks" / f"penstock-{model.name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 @contextmanager
 def _reporting(line: PrefetchLine, present: Callable[[], int], report: Report) -> Iterator[None]:
     """Report `line` at once and every half second, with the bytes that are present unless these are checked."""
@@ -338,6 +303,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--keep", action="append", default=[], metavar="NAME[@REVISION]", help="models that stay"
     )
+    parser.add_argument("--load-format", default="auto", help="that of the engine; the default is vLLM's")
     options = parser.parse_args(arguments)
 
     def report(line: PrefetchLine) -> None:
@@ -348,10 +314,15 @@ def main(arguments: list[str]) -> int:
     set_client_factory(_client)
     try:
         named = [each.partition("@") for each in options.models]
-        kept = frozenset(each.partition("@")[0] for each in [*options.models, *options.keep])
         for repo, _, revision in named:
             prefetch(
-                repo, revision or "main", cache, report, bound_bytes=int(options.bound_gb * 1e9), kept=kept
+                repo,
+                revision or "main",
+                cache,
+                report,
+                bound_bytes=int(options.bound_gb * 1e9),
+                kept=frozenset([*options.models, *options.keep]),
+                load_format=options.load_format,
             )
     except EngineFailed as error:
         report(PrefetchLine("failed", error=error.message, permanent=isinstance(error, EngineRefused)))

@@ -46,8 +46,13 @@ def hub_models(plan: ReplicaPlan) -> tuple[str, ...]:
 
 
 def _is_on_hub(name: str) -> bool:
-    """Whether a name of a model is one of the hub: no directory, no URL, and no word for drafts without a model."""
-    return bool(name) and not name.startswith((".", "/", "~")) and "://" not in name and name not in _METHODS
+    """Whether a name of a model is one of the hub: no directory, no URL, and no word for drafts without a model.
+
+    Engines find relative directories from the checkout, in which they are started.
+    """
+    if not name or name.startswith((".", "/", "~")) or "://" in name or name in _METHODS:
+        return False
+    return not (CHECKOUT / name).is_dir()
 
 
 def fetch_of(
@@ -64,7 +69,8 @@ def fetch_of(
     def fetch(tell: Callable[[PrefetchLine], None]) -> Coroutine[None, None, None] | None:
         models = hub_models(plan())
         kept = tuple(dict.fromkeys(name for each in beside() for name in hub_models(each)))
-        return fetch_weights(models, bound_gb, log_file, tell, kept) if models else None
+        load_format = str(plan().profile.args.get("load-format") or "auto")
+        return fetch_weights(models, bound_gb, log_file, tell, kept, load_format) if models else None
 
     return fetch
 
@@ -75,8 +81,11 @@ async def fetch_weights(
     log_file: Path,
     tell: Callable[[PrefetchLine], None],
     kept: tuple[str, ...] = (),
+    load_format: str = "auto",
 ) -> None:
     """Have the weights of `models` in the hub's cache of this host; `tell` gets how far it is. Those of `kept` stay.
+
+    `load_format`: the engine's, which says which of a model's files it reads.
 
     Raises EngineRefused when another try cannot succeed, EngineFailed for other failures, and OSError.
     """
@@ -84,6 +93,7 @@ async def fetch_weights(
     with log_file.open("ab") as sink:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "workers.prefetch", "--bound-gb", str(bound_gb),
+            "--load-format", load_format,
             *(word for name in kept for word in ("--keep", name)), *models,
             cwd=CHECKOUT,
             env=without_credentials(os.environ, "PENSTOCK_"),

@@ -13,15 +13,31 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from core.errors import EngineFailed
+
 _CHUNK = 1 << 20
 _COMMIT_LENGTH = 40
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-_OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot")
-"""The same weights in other formats, which vLLM does not read where there are safetensors."""
-
-
-_INDEXES = {".safetensors": "model.safetensors.index.json", ".bin": "pytorch_model.bin.index.json"}
-"""Formats that vLLM loads, the first one that is there, and the file that names the parts of a model with several."""
+_OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf")
+"""The same weights in other formats, which vLLM does not read where a folder has safetensors."""
+_UNREAD = (".onnx", ".onnx_data", ".tflite", ".ckpt", ".h5", ".msgpack", ".ot")
+"""Formats of weights that vLLM never reads."""
+_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg")
+_OTHER_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "metal/")
+"""Folders in which models have their weights for other programs."""
+_SAFETENSORS = (
+    "auto", "hf", "mistral", "safetensors", "fastsafetensors", "instanttensor", "bitsandbytes",
+    "runai_streamer", "dummy",
+)  # fmt: skip
+"""Values of `load-format` with which vLLM takes safetensors if there are any."""
+_CONSOLIDATED = "consolidated"
+"""How names begin of safetensors in Mistral's format, which `auto` prefers (vLLM's default_loader.py)."""
+_INDEXES = {
+    "consolidated": "consolidated.safetensors.index.json",
+    "safetensors": "model.safetensors.index.json",
+    "bin": "pytorch_model.bin.index.json",
+}
+"""Kinds of weights that vLLM loads, and the file that names the parts of a model with several."""
 
 
 class WeightsFile(msgspec.Struct, frozen=True):
@@ -47,6 +63,14 @@ class Manifest(msgspec.Struct, frozen=True):
     repo: str
     commit: str
     files: list[KnownFile]
+    load_format: str = "auto"
+    """For which `load-format` of an engine the files were chosen."""
+
+
+class _Index(msgspec.Struct):
+    """What matters of an index of weights: the file of each."""
+
+    weight_map: dict[str, str]
 
 
 class PrefetchLine(msgspec.Struct, omit_defaults=True):
@@ -68,16 +92,29 @@ def progress_text(line: PrefetchLine) -> str:
     return f"{verb} the weights: {line.done_bytes / 1e9:.1f} of {line.total_bytes / 1e9:.1f} GB ({share} %)"
 
 
-def needed(files: Iterable[WeightsFile]) -> list[WeightsFile]:
-    """The files that an engine reads: without weights in other formats where there are safetensors."""
-    files = list(files)
-    if not any(each.path.endswith(".safetensors") for each in files):
+def needed(files: Iterable[WeightsFile], load_format: str = "auto") -> list[WeightsFile]:
+    """The files that an engine reads with this `load-format`, each weight in one format alone.
+
+    The safetensors beside config.json decide: those of an adapter in a folder do not replace them.
+    """
+    files = [each for each in files if not each.path.endswith((*_UNREAD, *_PICTURES))]
+    kinds = {_kind(each.path) for each in files}
+    if load_format not in _SAFETENSORS or kinds.isdisjoint(("consolidated", "safetensors")):
         return files
+    twice = kinds.issuperset(("consolidated", "safetensors"))
+    second = "consolidated" if load_format not in ("auto", "mistral") else "safetensors"
+    folders = {_folder(each.path) for each in files if each.path.endswith(".safetensors")}
     return [
         each
         for each in files
-        if not each.path.endswith(_OTHER_FORMATS) and not each.path.startswith("original/")
+        if not (twice and (_kind(each.path) == second or each.path == _INDEXES[second]))
+        and not each.path.startswith(_OTHER_FOLDERS)
+        and not (each.path.endswith(_OTHER_FORMATS) and _folder(each.path) in folders)
     ]
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def is_sound(file: WeightsFile) -> bool:
@@ -144,7 +181,9 @@ def read_manifest(path: Path) -> Manifest | None:
         return None
 
 
-def write_manifest(model: Path, repo: str, commit: str, files: Iterable[WeightsFile]) -> None:
+def write_manifest(
+    model: Path, repo: str, commit: str, files: Iterable[WeightsFile], load_format: str = "auto"
+) -> None:
     """Record a snapshot whose checksums are right, atomically, and after its files are on the disk. Raises OSError."""
     snapshot = model / "snapshots" / commit
     known = []
@@ -152,7 +191,7 @@ def write_manifest(model: Path, repo: str, commit: str, files: Iterable[WeightsF
         with (snapshot / each.path).open("rb") as content:
             os.fsync(content.fileno())
             known.append(KnownFile(each, os.fstat(content.fileno()).st_mtime_ns))
-    replace(manifest_path(model, commit), msgspec.json.encode(Manifest(repo, commit, known)))
+    replace(manifest_path(model, commit), msgspec.json.encode(Manifest(repo, commit, known, load_format)))
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -186,7 +225,8 @@ def is_unchanged(model: Path, manifest: Manifest) -> bool:
 def files_on_disk(model: Path, commit: str) -> list[WeightsFile]:
     """The files of a cached snapshot, with the checksums that name their blobs; empty when weights are missing.
 
-    A file that is no link to a blob, as in a cache that was copied without links, has no known checksum.
+    Raises EngineFailed when an index of them is damaged. A file that is no link to a blob, as in a cache that was
+    copied without links, has no known checksum.
     """
     snapshot = model / "snapshots" / commit
     if not commit or not snapshot.is_dir():
@@ -196,15 +236,38 @@ def files_on_disk(model: Path, commit: str) -> list[WeightsFile]:
         for path in sorted(snapshot.rglob("*"))
         if path.is_file()
     ]
-    paths = {each.path for each in found}
-    for suffix, index in _INDEXES.items():
-        weights = [path for path in paths if path.endswith(suffix)]
-        if weights and index in paths:
-            named = msgspec.json.decode((snapshot / index).read_bytes())["weight_map"].values()
-            return found if paths.issuperset(named) else []
-        if weights:  # parts, such as model-00001-of-00030.safetensors, have an index
-            return [] if any("-of-" in path for path in weights) else found
-    return []
+    kinds: dict[str, set[str]] = {}
+    for each in found:
+        if kind := _kind(each.path):
+            kinds.setdefault(kind, set()).add(each.path)
+    if len(kinds) > 1:  # vLLM reads no .bin where there are safetensors
+        kinds.pop("bin", None)
+    whole = any(_is_whole(snapshot / _INDEXES[kind], weights) for kind, weights in kinds.items())
+    return found if whole else []
+
+
+def _kind(path: str) -> str:
+    """Of which kind of weights a file beside config.json is; empty = of none that vLLM loads by itself."""
+    if _folder(path) == "" and path.endswith(".safetensors"):
+        return "consolidated" if path.startswith(_CONSOLIDATED) else "safetensors"
+    return "bin" if _folder(path) == "" and path.endswith(".bin") else ""
+
+
+def _is_whole(index: Path, weights: set[str]) -> bool:
+    """Whether all parts are there; parts, such as model-00001-of-00030.safetensors, have an index."""
+    if index.is_file():
+        return weights >= _named_by(index)
+    return not any("-of-" in path for path in weights)
+
+
+def _named_by(index: Path) -> set[str]:
+    """The files that an index names. Raises EngineFailed when it is damaged."""
+    try:
+        return set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise EngineFailed(
+            f"{index} is damaged: {error}; remove it, so that it is downloaded again"
+        ) from error
 
 
 def _digest_on_disk(model: Path, path: Path) -> str:

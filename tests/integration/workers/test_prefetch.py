@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 
 from core.errors import EngineFailed
@@ -22,11 +23,12 @@ from workers.catalog import load_catalog
 from workers.engine_api import EngineApi
 from workers.held_engine import EngineAccess
 from workers.plan import ReplicaPlan, plan_sim
-from workers.prefetch import ATTEMPTS, RESERVE_BYTES, prefetch
+from workers.prefetch import ATTEMPTS, prefetch
 from workers.replica import ReplicaRunner
 from workers.replica_view import EngineRefused
 from workers.weights_fetch import fetch_weights
-from workers.weights_manifest import PrefetchLine, WeightsFile
+from workers.weights_manifest import Manifest, PrefetchLine, WeightsFile, write_manifest
+from workers.weights_room import RESERVE_BYTES
 from workers.wire import ReplicaState
 
 WEIGHTS = "model.safetensors"
@@ -127,7 +129,7 @@ def test_nothing_is_downloaded_without_room(tmp_path: Path, monkeypatch: pytest.
         return "not now"
 
     def fetch_with(free: int) -> str:
-        monkeypatch.setattr("workers.prefetch.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+        monkeypatch.setattr("workers.weights_room.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
         with pytest.raises(EngineFailed) as raised:
             prefetch(MODEL, "main", tmp_path / "hub", lambda _: None, pause=lambda _: None)
         assert not isinstance(raised.value, EngineRefused), "another try may succeed"
@@ -295,6 +297,88 @@ async def test_unused_models_are_removed_beyond_the_bound(
     assert (
         tmp_path / "hub" / "models--acme--next" / "snapshots" / COMMIT / WEIGHTS
     ).read_bytes() == b"12345678"
+
+
+async def evict(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *kept: str) -> None:
+    """Have another model in a cache that has room for nothing else."""
+    with FakeHub("acme/next", {WEIGHTS: b"12345678"}).serve() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        await fetch_weights(("acme/next@main",), 1e-6, tmp_path / "log", lambda _: None, kept)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+
+
+async def test_a_model_that_another_process_prefetches_or_a_replica_uses_stays(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fetch(tmp_path)
+    with (tmp_path / "hub" / ".locks" / "penstock-models--acme--tiny.lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        await evict(hub, tmp_path, monkeypatch)
+    assert (snapshot(tmp_path) / WEIGHTS).exists()
+    shutil.rmtree(tmp_path / "hub" / "models--acme--next")
+    await evict(hub, tmp_path, monkeypatch, f"{MODEL}@main")
+    assert (snapshot(tmp_path) / WEIGHTS).exists()
+
+
+async def test_an_old_revision_of_the_same_model_is_removed(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = "0" * 40
+    await fetch(tmp_path)
+    model = snapshot(tmp_path).parents[1]
+    snapshot(tmp_path).rename(model / "snapshots" / old)
+    (model / "refs" / "main").unlink()
+    found = msgspec.json.decode(manifest(tmp_path).read_bytes(), type=Manifest)
+    write_manifest(model, MODEL, old, [each.file for each in found.files])
+    manifest(tmp_path).unlink()
+    hub.files[WEIGHTS] = b"12345678"
+    await fetch(tmp_path, bound_gb=1e-6)
+    assert [each.name for each in (model / "snapshots").iterdir()] == [COMMIT]
+    assert (snapshot(tmp_path) / WEIGHTS).read_bytes() == b"12345678"
+
+
+async def test_an_error_of_the_fast_transport_is_tried_again(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def download(*_: object, **__: object) -> None:
+        tries.append(1)
+        raise RuntimeError("CAS error")  # as hf_xet has for all its failures
+
+    monkeypatch.setattr("workers.prefetch.snapshot_download", download)
+    monkeypatch.setattr(
+        "workers.prefetch._listed", lambda *_: (COMMIT, [WeightsFile(WEIGHTS, 1, "0" * 64)], False)
+    )
+    (tmp_path / "hub").mkdir()
+    with pytest.raises(EngineFailed, match="could not be downloaded: RuntimeError: CAS error"):
+        prefetch(MODEL, "main", tmp_path / "hub", lambda _: None, pause=lambda _: None)
+    assert len(tries) == ATTEMPTS
+
+
+async def test_weights_in_a_store_that_models_share_serve_without_a_hub(
+    tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fetch(tmp_path)
+    blob = (snapshot(tmp_path) / WEIGHTS).resolve()
+    store = tmp_path / "hub" / "blobs" / "xethash"
+    store.parent.mkdir()
+    blob.rename(store)
+    blob.symlink_to(store)
+    manifest(tmp_path).unlink()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    await fetch(tmp_path)
+    assert manifest(tmp_path).exists(), "the link has the checksum's name"
+
+
+async def test_another_format_of_the_weights_is_fetched_when_the_engine_asks_for_it(
+    tmp_path: Path, hub: FakeHub
+) -> None:
+    hub.files["model.pt"] = b"12345678"
+    await fetch(tmp_path)
+    assert not (snapshot(tmp_path) / "model.pt").exists()
+    await fetch_weights((f"{MODEL}@main",), 0.0, tmp_path / "log", lambda _: None, load_format="pt")
+    assert (snapshot(tmp_path) / "model.pt").read_bytes() == b"12345678"
 
 
 async def test_two_replicas_prefetch_once_and_load(tmp_path: Path, hub: FakeHub) -> None:

@@ -173,6 +173,8 @@ def test_a_machine_without_gpus_has_a_cache_of_a_gibibyte() -> None:
         ({"args": CACHE | {"max-model-len": 132_000}}, r"is 132000, must be between 1 and context_len \(131072\)"),
         ({"args": {"max-model-len": "long"}}, "max-model-len is long"),
         ({"args": {"api-key": "x"}}, "api-key is set by Penstock itself"),
+        ({"args": {"download-dir": "/x"}}, "download-dir is not possible: the agent fetches weights into the cache"),
+        ({"args": {"hf-config-path": "a/b"}}, "hf-config-path is not possible: engines start without the hub"),
         ({"args": {"api_key": "x"}}, "'api_key' is no argument"),
         ({"args": {"compilation-config.--uds": "x"}}, "is no argument"),
         ({"args": {"trust-remote-code": True}}, "trust-remote-code lets the engine run code"),

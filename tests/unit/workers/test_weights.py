@@ -1,11 +1,14 @@
 """Weights before the engine: which files, which models, what is removed."""
 
 import hashlib
+import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from core.errors import EngineFailed
 from workers.catalog import load_catalog
 from workers.machine import Gpus
 from workers.plan import ReplicaPlan, plan_sim, plan_vllm
@@ -14,6 +17,7 @@ from workers.weights_manifest import (
     PrefetchLine,
     WeightsFile,
     bytes_present,
+    files_on_disk,
     is_right,
     least_recently_used,
     needed,
@@ -23,8 +27,8 @@ from workers.weights_manifest import (
 CATALOG = load_catalog()
 
 
-def paths(*names: str) -> list[str]:
-    return [each.path for each in needed([WeightsFile(name, 1, "") for name in names])]
+def paths(*names: str, load_format: str = "auto") -> list[str]:
+    return [each.path for each in needed([WeightsFile(name, 1, "") for name in names], load_format)]
 
 
 def test_other_formats_are_left_out_where_there_are_safetensors() -> None:
@@ -33,6 +37,69 @@ def test_other_formats_are_left_out_where_there_are_safetensors() -> None:
         "t.json",
     ]
     assert paths("pytorch_model.bin", "t.json") == ["pytorch_model.bin", "t.json"]
+
+
+def test_weights_in_a_folder_do_not_replace_those_beside_the_configuration() -> None:
+    files = ["pytorch_model.bin", "adapter/adapter.safetensors", "config.json"]
+    assert paths(*files) == files
+    dense = ["model.safetensors", "1_Dense/pytorch_model.bin"]
+    assert paths(*dense, "onnx/model.json", "original/consolidated.00.pth") == dense
+
+
+def test_weights_in_mistrals_format_stand_for_the_others_as_in_vllm() -> None:
+    shards = ["model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json"]
+    files = [*shards, "consolidated.safetensors", "params.json"]
+    assert (
+        paths(*files) == paths(*files, load_format="mistral") == ["consolidated.safetensors", "params.json"]
+    )
+    assert paths(*files, load_format="hf") == [*shards, "params.json"]
+    assert paths("consolidated-1-of-1.safetensors", "consolidated.safetensors.index.json") == [
+        "consolidated-1-of-1.safetensors",
+        "consolidated.safetensors.index.json",
+    ]
+
+
+def test_what_no_engine_reads_is_left_out_and_a_format_that_is_asked_for_is_not() -> None:
+    unread = ["model.onnx_data", "onnx/model.onnx", "m.tflite", "m.ckpt", "assets/plot.png"]
+    assert paths("model.safetensors", *unread) == ["model.safetensors"]
+    assert paths("pytorch_model.bin", *unread) == ["pytorch_model.bin"]
+    assert paths("model.safetensors", "model.pt", load_format="pt") == ["model.safetensors", "model.pt"]
+
+
+@pytest.mark.parametrize(
+    ("names", "index", "whole"),
+    [
+        (["consolidated-1-of-2.safetensors", "consolidated-2-of-2.safetensors"], "consolidated", True),
+        (["consolidated-1-of-2.safetensors"], "consolidated", False),
+        (["consolidated-1-of-2.safetensors", "consolidated-2-of-2.safetensors"], "", False),
+        (["consolidated.safetensors", "model-1-of-2.safetensors"], "", True),
+        (["model-1-of-2.safetensors", "pytorch_model.bin"], "", False),
+        (["pytorch_model.bin", "adapter/adapter-1-of-2.safetensors"], "", True),
+        (["adapter/adapter.safetensors"], "", False),
+    ],
+)
+def test_weights_on_the_disk_are_whole_or_not(
+    tmp_path: Path, names: list[str], index: str, whole: bool
+) -> None:
+    snapshot = tmp_path / "snapshots" / "c"
+    for name in names:
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).write_bytes(b"1")
+    if index:
+        named = {str(part): f"{index}-{part}-of-2.safetensors" for part in (1, 2)}
+        (snapshot / f"{index}.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    assert bool(files_on_disk(tmp_path, "c")) is whole
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"weight_map": {"a": 1}}', "\xff"])
+def test_a_damaged_index_is_named(tmp_path: Path, content: str) -> None:
+    snapshot = tmp_path / "snapshots" / "c"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").write_bytes(b"1")
+    index = snapshot / "model.safetensors.index.json"
+    index.write_bytes(content.encode("latin-1"))
+    with pytest.raises(EngineFailed, match=rf"^{re.escape(str(index))} is damaged: "):
+        files_on_disk(tmp_path, "c")
 
 
 @pytest.mark.parametrize(
@@ -80,13 +147,19 @@ def test_models_of_an_engine_are_its_own_its_draft_and_its_tokenizer() -> None:
     assert hub_models(more) == (f"{name}@v2", "acme/draft@main", f"{name}@main")
 
 
-def test_a_directory_a_toy_and_a_simulated_engine_need_no_hub() -> None:
+def test_a_directory_a_toy_and_a_simulated_engine_need_no_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = large()
     for elsewhere in ("/models/x", "./models/x", "s3://models/x"):
         local = msgspec.structs.replace(plan.model, hub_id=elsewhere)
         args = {"speculative-config": {"model": "ngram", "num_speculative_tokens": 3}}
         profile = msgspec.structs.replace(plan.profile, hub_id="", args=args)
         assert hub_models(msgspec.structs.replace(plan, model=local, profile=profile)) == ()
+    (tmp_path / "tok").mkdir()
+    monkeypatch.setattr("workers.weights_fetch.CHECKOUT", tmp_path)  # where engines start
+    beside = msgspec.structs.replace(plan.profile, args={"tokenizer": "tok"})
+    assert hub_models(msgspec.structs.replace(plan, profile=beside)) == hub_models(plan)
     assert hub_models(plan_sim(CATALOG, "h", "llama-3.3-70b", 1).replicas[0]) == ()
     toy = plan_vllm(CATALOG, "h", "penstock/tiny", 1, Gpus(), hub_answers=False)
     assert hub_models(toy.replicas[0]) == ()
