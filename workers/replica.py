@@ -17,7 +17,7 @@ from workers import engine_sleep
 from workers.backoff import Backoff
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_process import EngineProcess
-from workers.engine_sleep import difference
+from workers.engine_sleep import Proof, difference
 from workers.engine_spec import EngineSpec
 from workers.held_engine import POLL_S, SLEEP_QUIET_S, EngineAccess, HeldEngine
 from workers.plan import ReplicaPlan
@@ -70,6 +70,8 @@ class ReplicaRunner(HeldEngine):
         starts.
         """
         self._base, self._reference = plan, deployed.reference
+        self._proved: tuple[Proof, ...] = ()
+        """What the last engine of this version that served has answered."""
         current = plan.of_version(deployed.spec)
         super().__init__(current, access, log_file=log_file, clock=clock, saved=saved, save=save, times=times)
         self._measure = measure
@@ -236,10 +238,10 @@ class ReplicaRunner(HeldEngine):
         if self._measure is not None:
             self.capacity = await self._measure(self._api)
         self.stream_interval = await self._api.takes_stream_interval()
-        self._proofs = await self._ask_for_proofs()
+        proofs = await self._ask_for_proofs()
         # The answer of another number of ranks says nothing of this engine.
-        same_ranks = len(self._reference) == len(self._proofs)
-        if same_ranks and (why := difference(self._reference, self._proofs)):
+        same_ranks = len(self._reference) == len(proofs)
+        if same_ranks and (why := difference(self._reference, proofs)):
             raise EngineRefused(
                 f"version {self.plan.spec.version or 'base'} has not the stored greedy answer: {why}"
             )
@@ -250,6 +252,7 @@ class ReplicaRunner(HeldEngine):
         self.record_scrape(metrics)
         self._scraped_at, self.warmup, self._ready_once = scraped_at, metrics.counters, True
         self._reference = ()  # it has been given; a later engine of this version may differ for reasons of its own
+        self._proofs, self._proved = proofs, tuple(proofs)
         self._save()
 
     async def _answers(self) -> bool:
@@ -342,18 +345,18 @@ class ReplicaRunner(HeldEngine):
         A running engine gets `deadline_s` seconds to end its requests, ends, and starts anew; a sleeping one ends, and
         a stopped one stays so. With `same_answer` the new engine serves only if it gives the greedy answer of the one
         before it. Raises InvalidRequest for a version that this replica cannot run, with nothing changed, and Conflict
-        when its stop is called off.
+        when its stop is called off, or when requests are left at the deadline: it is as before then.
         """
         plan = self._base.of_version(spec)
         if plan == self.plan:
             return
         again = self._life.phase not in (*ASLEEP, Phase.STOPPED, Phase.STOPPING)
-        reference = tuple(self._proofs) or self._reference
+        reference = tuple(self._proofs) or self._proved or self._reference
         if self._life.phase is not Phase.STOPPED:
-            await self._stop(deadline_s, quiet_s=SLEEP_QUIET_S)
+            await self._stop(deadline_s, quiet_s=SLEEP_QUIET_S, whole=True)
         # Nothing is awaited from the end of the old engine on, so that no other command starts it again.
         self.plan, self.capacity = plan, plan.capacity
-        self._proofs, self._reference = [], reference if same_answer else ()
+        self._proofs, self._proved, self._reference = [], (), reference if same_answer else ()
         self._save()
         if again:
             self._start_again()
@@ -376,15 +379,19 @@ class ReplicaRunner(HeldEngine):
         """Drain for at most `drain_s` seconds, send SIGTERM, and SIGKILL after the engine's shutdown timeout."""
         await self._stop(drain_s, even_if_resumed=True)
 
-    async def _stop(self, drain_s: float, *, even_if_resumed: bool = False, quiet_s: float = 0.0) -> None:
-        """As `shut_down`, after `quiet_s` seconds without a request.
+    async def _stop(
+        self, drain_s: float, *, even_if_resumed: bool = False, quiet_s: float = 0.0, whole: bool = False
+    ) -> None:
+        """As `shut_down`, after `quiet_s` seconds without a request; `whole`: not before the last request has ended.
 
-        Raises Conflict when a command has called off the drain: requests are routed to it again.
+        Raises Conflict when a command has called off the drain, so that requests are routed to it again, and when it is
+        to be `whole` and requests are left after `drain_s`.
         """
         saved, self._saved = self._saved, None
         if saved is not None:
             self._adopt(saved)
         async with self._stopping:
+            served = self._life.phase is Phase.READY
             if self._alive() and self._life.may(Event.DRAIN):
                 try:
                     await self._drain("stop", drain_s, quiet_s=quiet_s)
@@ -393,6 +400,10 @@ class ReplicaRunner(HeldEngine):
                         raise Conflict(
                             f"{self.plan.replica_id} serves again: its stop was called off"
                         ) from error
+                    if whole and self._alive() and self._life.phase is Phase.DRAINING:
+                        if served:
+                            self._fire(Event.RESUME)
+                        raise Conflict(f"{self.plan.replica_id} is {self.state}: {error.message}") from error
                     log.warning("replica %s: %s", self.plan.replica_id, error.message)
             self._should_run = False
             self._changed.set()

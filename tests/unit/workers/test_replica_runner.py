@@ -186,7 +186,9 @@ class Host:
             case "die":
                 self.engines[-1].alive = False
             case "garble":
-                self.engines[-1].stays_garbled = True
+                # The first answer of all is what later ones are held to, so it is right.
+                known = self.runner._proofs or self.runner.deployed.reference
+                self.engines[-1].stays_garbled |= bool(known)
             case "sleep_2":
                 self.command("sleep", 2)
             case "deploy_a" | "deploy_b":
@@ -366,6 +368,50 @@ def test_the_stored_answer_is_asked_once() -> None:
         await host.runner.command("restart", 5.0)
         await asyncio.sleep(5.0)
         assert host.runner.state is ReplicaState.READY
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+def test_a_version_that_comes_while_the_engine_loads_is_held_to_the_answer_of_the_last_one() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        await host.runner.command("restart", 5.0)
+        host.garbles = True
+        assert host.runner.state is ReplicaState.LOADING
+        await host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=60.0)
+        await asyncio.sleep(5.0)
+        assert host.runner.status().phase == "unfit"
+        host.garbles = False  # and its wrong answer is not what the next version is held to
+        await host.runner.deploy(EngineSpec(engine_version="c"), same_answer=True, deadline_s=60.0)
+        await asyncio.sleep(5.0)
+        assert host.runner.state is ReplicaState.READY
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+@pytest.mark.parametrize("before", ["ready", "draining"])
+def test_a_deployment_cuts_no_request(before: str) -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        host.ask()
+        if before == "draining":
+            host.command("drain")
+            await asyncio.sleep(10.0)
+        with pytest.raises(Conflict, match=f"is {before}: 1 requests were still running after 20 s"):
+            await host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=20.0)
+        status = host.runner.status()
+        assert (status.phase, status.version, host.engines[-1].alive) == (before, "", True)
+        host.answer()
+        await host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=20.0)
+        assert host.runner.status().version != ""
         running.cancel()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
