@@ -51,7 +51,7 @@ class AutoscalerRunner:
                 now,
                 creating=actor.creating(hosts) if actor is not None else (),
                 failures=actor.failures() if actor is not None else (),
-                drained_by_plan=actor.drained_by_plan if actor is not None else lambda name: False,
+                drained_by_person=actor.drained_by_person if actor is not None else lambda name: True,
             )
         except (ArithmeticError, ValueError) as error:
             self._record_failure(error)

@@ -220,11 +220,11 @@ class LivePlanner(Listener):
         *,
         creating: Sequence[CreatingHost] = (),
         failures: Sequence[CreationFailures] = (),
-        drained_by_plan: Callable[[str], bool] = lambda name: False,
+        drained_by_person: Callable[[str], bool] = lambda name: True,
     ) -> PlanView | None:
         """Observe and plan. None when there is no model to plan for.
 
-        `drained_by_plan` tells whether a replica that drains does so because of the plan.
+        `drained_by_person` tells whether a replica that drains does so because of a person.
 
         `now` is in monotonic seconds. `creating`, whose prices are those of their kinds, and `failures` are what the
         providers of hosts report. Raises PlanningError when a model's figures are out of range.
@@ -240,7 +240,7 @@ class LivePlanner(Listener):
             self._learn(replica)
         host_of = {host.agent_id: host.host_id for host in hosts}
         observed = [
-            self._replica(ranks, host_of.get(ranks[0].agent_id, ""), elapsed, now, drained_by_plan)
+            self._replica(ranks, host_of.get(ranks[0].agent_id, ""), elapsed, now, drained_by_person)
             for _, ranks in sorted(by_engine.items())
             if ranks[0].engine.model in self._specs
         ]
@@ -334,7 +334,7 @@ class LivePlanner(Listener):
         host_id: str,
         elapsed: float,
         now: float,
-        drained_by_plan: Callable[[str], bool],
+        drained_by_person: Callable[[str], bool],
     ) -> ReplicaObservation:
         """A replica as the autoscaler takes it: all its ranks together."""
         status = ranks[0].engine
@@ -360,7 +360,7 @@ class LivePlanner(Listener):
             sum(rank.load.unprefilled for rank in ranks),
             status.kv_usage,
             CacheValue(self._hits[name]),
-            self._held.is_held(status, now, drained_by_plan),
+            self._held.is_held(status, now, drained_by_person),
         )
 
     def _host(self, host: HostView) -> HostObservation:

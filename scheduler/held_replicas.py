@@ -15,12 +15,12 @@ class HeldReplicas:
         self._failing: dict[str, float] = {}
         """By replica: since when its engine has failed without having served again."""
 
-    def is_held(self, status: ReplicaStatus, now: float, drained_by_plan: Callable[[str], bool]) -> bool:
+    def is_held(self, status: ReplicaStatus, now: float, drained_by_person: Callable[[str], bool]) -> bool:
         """Whether a person drains the replica, or its engine is unfit or goes on failing."""
         name = status.replica_id
         match status.state:
             case ReplicaState.DRAINING:  # in other phases it is on its way to rest
-                return status.phase in ("", "draining") and not drained_by_plan(name)
+                return status.phase in ("", "draining") and drained_by_person(name)
             case ReplicaState.FAILED:
                 since = self._failing.setdefault(name, now)
                 return status.phase == "unfit" or now - since >= FAILING_S

@@ -126,6 +126,11 @@ PLAN_STORE_FAILURES = Counter(
 ROLLOUT_STORE_FAILURES = Counter(
     "penstock_scheduler_rollout_store_failures", "Rounds in which rollouts could not be read or stored"
 )
+ROLLOUT_FAILURES = Counter(
+    "penstock_scheduler_rollout_failures",
+    "Looks in which a rollout was not decided on, because of a mistake",
+    ["model"],
+)
 HOST_HOURS_FAILURES = Counter(
     "penstock_scheduler_host_hours_failures", "Rounds in which host seconds could not be stored"
 )

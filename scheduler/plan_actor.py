@@ -1,7 +1,7 @@
 """Acts on the autoscaler's plan: gives the planner what providers do, stores the plan for jobs, commands replicas."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -11,7 +11,7 @@ from scheduler.core.autoscale.state import CreatingHost, CreationFailures, Rung
 from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
 from scheduler.core.state import SchedulerState
-from scheduler.plan_executor import PlanExecutor, Step, gpus_taken, next_action, steps
+from scheduler.plan_executor import STARTS, PlanExecutor, Step, gpus_taken, next_action, steps
 from scheduler.plan_store import PlanStore
 from scheduler.provider_hosts import Departure
 from scheduler.wire import HostView, PlanView
@@ -36,6 +36,19 @@ _SERVES = (ReplicaState.READY, ReplicaState.LOADING)
 """States of a replica that serves, or is about to."""
 
 
+class Rollouts(Protocol):
+    """What the plan leaves to rollouts."""
+
+    def is_rolling(self, model: str) -> bool:
+        """Whether a model's replicas are being replaced."""
+
+    def is_canary(self, model: str) -> bool:
+        """Whether that stands still, perhaps for days, until it is promoted."""
+
+    def is_replacing(self, replica_id: str) -> bool:
+        """Whether a replica drains or starts for a rollout."""
+
+
 class PlanActor:
     """The plan's way to jobs and to the agents."""
 
@@ -48,11 +61,11 @@ class PlanActor:
         *,
         settle_s: float = SETTLE_S,
         hosts_dry_run: bool = False,
-        is_rolling: Callable[[str], bool] = lambda model: False,
+        rollouts: Rollouts | None = None,
     ) -> None:
         """`limits` returns those that admins have set now, by model. With `hosts_dry_run` no host is destroyed, so
-        that no engine stops for one. `is_rolling` tells whether a rollout moves the replicas of a model."""
-        self._is_rolling = is_rolling
+        that no engine stops for one."""
+        self._rollouts = rollouts
         self._store, self._places, self._limits = store, places, limits
         self._starts_at = clock.monotonic() + settle_s
         self._clock, self._hosts_dry_run = clock, hosts_dry_run
@@ -83,6 +96,11 @@ class PlanActor:
         known = self._store.hosts
         goes = known is not None and not self._hosts_dry_run and known.departure(host_id) is not None
         return goes or self._store.is_condemned(host_id)
+
+    def drained_by_person(self, replica_id: str) -> bool:
+        """Whether a replica that drains does so because of a person, and not of the plan or a rollout."""
+        ours = self._rollouts is not None and self._rollouts.is_replacing(replica_id)
+        return not (ours or self.drained_by_plan(replica_id))
 
     def drained_by_plan(self, replica_id: str) -> bool:
         """Whether a replica that drains does so because of the plan, and not because of a person."""
@@ -168,7 +186,7 @@ class PlanActor:
             if intent is None or not intent.wanted:
                 del self._left[name]
             status = statuses.get(name)
-            if host_id not in stay or status is None or self._is_rolling(status.model):
+            if host_id not in stay or status is None or not self._may_act("resume", status.model):
                 continue
             if status.held or status.state in _SERVES or self.mode_of(status.model) is Mode.ON:
                 self._left.pop(name, None)
@@ -232,18 +250,23 @@ class PlanActor:
         of_agents = {name: rows[0].agent_id for name, rows in ranks.items()}
         reported = {name: rows[0].engine for name, rows in ranks.items()}
         self._executor.run(
-            wanted,
+            [step for step in wanted if self._may_act(step.action, step.model)],
             self.mode_of,
             lambda name, starting: gpus_taken(name, of_agents, reported, starting),
         )
 
     def mode_of(self, model: str) -> Mode:
-        """Whether the plan is acted on for a model; not while its replicas get another version."""
-        if self._is_rolling(model):
-            return Mode.OFF
+        """Whether the plan is acted on for a model."""
         limits = self._limits().get(model)
         own = limits.acting if limits is not None else None
         return mode_of(self._store.mode, own, has_limits=limits is not None)
+
+    def _may_act(self, action: str, model: str) -> bool:
+        """Whether the plan may move replicas of a model: while they get another version it only adds to a canary."""
+        rollouts = self._rollouts
+        if rollouts is None or not rollouts.is_rolling(model):
+            return True
+        return action in STARTS and rollouts.is_canary(model)
 
 
 def stored_plan(

@@ -24,7 +24,8 @@ SAID_S = 3600.0
 """Seconds until a dry run says the same of a replica again."""
 _SLEEPS_FROM = (ReplicaState.READY, ReplicaState.DRAINING)
 _STOPS_FROM = frozenset(ReplicaState) - {ReplicaState.STOPPED}
-_STARTS = ("wake", "resume")
+STARTS = ("wake", "resume")
+"""The commands that bring a replica into service."""
 _RESTS = ("sleep", "stop")
 _ON_GPUS = frozenset({ReplicaState.READY, ReplicaState.LOADING, ReplicaState.DRAINING})
 """States of a replica that holds its GPUs."""
@@ -42,8 +43,8 @@ class Step(msgspec.Struct, frozen=True):
 
     def opposes(self, other: "Step") -> bool:
         """Whether one of the two starts a replica and the other puts it to rest."""
-        return (self.action in _STARTS and other.action in _RESTS) or (
-            self.action in _RESTS and other.action in _STARTS
+        return (self.action in STARTS and other.action in _RESTS) or (
+            self.action in _RESTS and other.action in STARTS
         )
 
 
@@ -175,7 +176,7 @@ class PlanExecutor:
                 continue
             if under_way is not None and not step.opposes(under_way):
                 continue
-            if step.action in _STARTS and gpus_taken(step.replica_id, self._starting):
+            if step.action in STARTS and gpus_taken(step.replica_id, self._starting):
                 continue
             if step.action in _RESTS:
                 self._drained.add(step.replica_id)
@@ -187,7 +188,7 @@ class PlanExecutor:
     @property
     def _starting(self) -> Set[str]:
         """The replicas that were told to start and have not answered."""
-        return {step.replica_id for step in self._open.values() if step.action in _STARTS}
+        return {step.replica_id for step in self._open.values() if step.action in STARTS}
 
     def _say(self, step: Step, now: float) -> None:
         """Record what a dry run would do, once in SAID_S."""
@@ -210,7 +211,7 @@ class PlanExecutor:
             why = why and f"called off: {why}"
         elif message.ok:
             self._tries.pop(name, None)
-            if step.action in _STARTS:
+            if step.action in STARTS:
                 self._drained.discard(name)
         else:
             count = self._tries[name].count + 1 if name in self._tries else 1

@@ -1,11 +1,13 @@
 """Carries rollouts out: shows the pool to scheduler/core/rollout.py, sends its commands, stores its decisions."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from core.ids import uuid7
+from scheduler import metrics
 from scheduler.core.canary import Canary
 from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
@@ -29,6 +31,8 @@ from workers.engine_spec import EngineSpec
 from workers.replica_states import Phase
 from workers.rollouts import Progress, Rollout, RolloutState, RolloutUpdate, Strategy
 from workers.wire import CommandResult, ReplicaCommand, ReplicaState, ReplicaStatus
+
+log = logging.getLogger(__name__)
 
 SETTLE_S = 10.0
 """Seconds after the start in which agents reconnect, and nothing is decided."""
@@ -106,6 +110,7 @@ class RolloutRunner:
         self._refused: dict[str, _Failures] = {}
         """By replica."""
         self._surged: set[str] = set()
+        self._logged: set[str] = set()
         self._clocks: dict[str, _Clock] = {}
         self._wanted: dict[str, int] = {}
         self._gpu_users: dict[tuple[str, str], set[str]] | None = None
@@ -125,6 +130,15 @@ class RolloutRunner:
         """Whether a model's replicas are being replaced, so that the autoscaler moves none of them."""
         return model in self._store.active
 
+    def is_canary(self, model: str) -> bool:
+        """Whether a model's replicas are left as they are until a canary is promoted, so that more may wake."""
+        rollout = self._store.active.get(model)
+        return rollout is not None and rollout.state is RolloutState.CANARY
+
+    def is_replacing(self, replica_id: str) -> bool:
+        """Whether a command to a replica is under way."""
+        return replica_id in self._changing
+
     def run(self, state: SchedulerState) -> None:
         """Look at the models that are rolled out, or have a promoted version, and move what has to move."""
         now, active = self._now(), self._store.active
@@ -140,7 +154,7 @@ class RolloutRunner:
         for model, rollout in sorted(active.items()):
             self._begin(rollout, state, now)
             if not self._store.is_deciding(model):
-                self._step(rollout, self._members(model, state, now, to_start=True), now)
+                self._step_alone(rollout, state, now)
         for model, spec in sorted(self._store.deployed.items()):
             if model in active or all(
                 replica.engine.version == spec.version for replica in state.fleet.replicas_of(model)
@@ -148,6 +162,17 @@ class RolloutRunner:
                 continue
             members = self._members(model, state, now)
             self._move(model, spec, steady_moves(members, spec.version), Strategy(same_answer=False), now)
+
+    def _step_alone(self, rollout: Rollout, state: SchedulerState, now: float) -> None:
+        """Decide on one rollout. A mistake in that stops neither other rollouts nor the scheduler, which would fail on
+        the same row again after its restart; it is counted each time and logged the first time."""
+        try:
+            self._step(rollout, self._members(rollout.model, state, now, to_start=True), now)
+        except Exception as error:
+            metrics.ROLLOUT_FAILURES.labels(rollout.model).inc()
+            if (key := f"{rollout.rollout_id} {type(error).__name__}") not in self._logged:
+                self._logged.add(key)
+                log.exception("the rollout of %s is not decided on", rollout.model)
 
     def _step(self, rollout: Rollout, members: Sequence[Member], now: float) -> None:
         """Decide on one rollout."""
@@ -164,6 +189,7 @@ class RolloutRunner:
             known,
             sum(each.version == after for each in members),
             sum(each.serves for each in members),
+            tuple(each.name for each in members if each.surged),
             old,
             new,
         )
@@ -178,6 +204,7 @@ class RolloutRunner:
             verdict(rollout.strategy, old, new),
             state_s=max(now - clock.state_since, rollout.state_age_s),
             known=known,
+            requests=new.requests,
         )
         clock.note(situation, now)
         found = decide(msgspec.structs.replace(situation, stalled_s=now - clock.since))
@@ -205,6 +232,8 @@ class RolloutRunner:
     def _begin(self, rollout: Rollout, state: SchedulerState, now: float) -> None:
         """Forget what replicas have refused before this state."""
         clock = self._clocks.get(str(rollout.rollout_id))
+        if clock is None:
+            self._surged.update(rollout.progress.surged)  # by the scheduler of before
         if clock is None or clock.state is not rollout.state:
             self._clocks[str(rollout.rollout_id)] = _Clock(rollout.state, now, now)
             for replica in state.fleet.replicas_of(rollout.model):
@@ -354,6 +383,7 @@ def _canary(rollout: Rollout) -> Canary:
         rollout.after.version,
         strategy.canary_percent,
         frozenset(strategy.canary_tenants),
+        strategy.canary_by == "request",
         str(rollout.rollout_id),
     )
 

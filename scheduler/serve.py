@@ -167,7 +167,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
             lambda: scaling.limits,
             clock,
             hosts_dry_run=settings.hosts_dry_run,
-            is_rolling=runner.is_rolling,
+            rollouts=runner,
         ),
         rollouts=runner,
         targets=targets,

@@ -20,6 +20,8 @@ MIN_TOKENS = 8
 """Output tokens of the shortest answer whose speed counts."""
 MIN_FAILURES = 3
 """Failed requests of the new version from which their share counts, however few requests there were."""
+MIN_DRAFTS = 1_000
+"""Draft tokens of a version from which the accepted share of them is a figure."""
 TTFT_SLACK_S = 0.05
 TPOT_SLACK_S = 0.002
 """Seconds by which a time may be longer whatever the ratio: below them differences are noise."""
@@ -39,21 +41,22 @@ class _Version:
     counters: dict[str, EngineCounters] = field(default_factory=dict)
     """Of each engine incarnation."""
 
-    def figures(self, version: str, since: float, until: float) -> VersionFigures:
-        """The figures of the requests between two instants."""
-        ended = [failed for at, failed in self.ended if since <= at <= until]
+    def figures(self, version: str, since: float, until: float, *, errors_since: float) -> VersionFigures:
+        """The times and lengths of the requests between two instants, and how all ended since `errors_since`."""
+        ended = [failed for at, failed in self.ended if at >= errors_since]
+        lengths = _between(self.lengths, since, until)
         drafts = sum(each.drafts for each in self.counters.values())
         accepted = sum(each.accepted_tokens for each in self.counters.values())
-        lengths = _between(self.lengths, since, until)
         return VersionFigures(
             version,
             requests=len(ended),
+            compared=len(lengths),
             failed=sum(ended),
             error_rate=sum(ended) / len(ended) if ended else None,
             ttft_p50_s=_median(self.ttft, since, until),
             tpot_p50_s=_median(self.tpot, since, until),
             output_tokens=statistics.fmean(lengths) if lengths else None,
-            acceptance=accepted / drafts if drafts else None,
+            acceptance=accepted / drafts if drafts >= MIN_DRAFTS else None,
         )
 
 
@@ -120,14 +123,26 @@ class VersionComparison(Listener):
     def compare(
         self, model: str, before: str, after: str, now: float
     ) -> tuple[VersionFigures, VersionFigures]:
-        """The figures of both versions of a watched model, of the time in which both took requests."""
+        """The figures of both versions of a watched model.
+
+        Times depend on the load, so those of the time count in which both took requests. Errors count to the end, as
+        the new version may begin to fail once it is alone; those of the old one are of its last half hour then.
+        """
         versions = self._models.get(model, {})
         old, new = versions.get(before) or _Version(), versions.get(after) or _Version()
+        recent = now - WINDOW_S
         if old.first_at is None or new.first_at is None:
-            return old.figures(before, now - WINDOW_S, now), new.figures(after, now - WINDOW_S, now)
-        since = max(old.first_at, new.first_at, now - WINDOW_S)
+            return (
+                old.figures(before, recent, now, errors_since=recent),
+                new.figures(after, recent, now, errors_since=recent),
+            )
+        since = max(old.first_at, new.first_at, recent)
         until = max(since, min(old.last_at, new.last_at)) + WINDOW_S / 10
-        return old.figures(before, since, until), new.figures(after, since, until)
+        last = min(recent, old.last_at - WINDOW_S)
+        return (
+            old.figures(before, since, until, errors_since=last),
+            new.figures(after, since, until, errors_since=recent),
+        )
 
     def _of(self, model: str, boot_id: str) -> _Version | None:
         versions = self._models.get(model)
@@ -136,7 +151,7 @@ class VersionComparison(Listener):
 
 def verdict(strategy: Strategy, old: VersionFigures, new: VersionFigures) -> Verdict:
     """Whether the new version is worse than the strategy allows. A few errors count, times from `min_requests` on."""
-    enough = min(old.requests, new.requests) >= strategy.min_requests
+    enough = min(old.compared, new.compared) >= strategy.min_requests
     old_rate, new_rate = old.error_rate or 0.0, new.error_rate or 0.0
     if new.failed >= MIN_FAILURES and new_rate > old_rate + strategy.max_error_increase:
         return Verdict(
@@ -156,4 +171,19 @@ def verdict(strategy: Strategy, old: VersionFigures, new: VersionFigures) -> Ver
                 f"its median time to {name} is {now_s * 1000:.1f} ms, before {before_s * 1000:.1f} ms",
                 enough,
             )
-    return Verdict(enough=True)
+    return Verdict(_other_answers(strategy, old, new), enough=True)
+
+
+def _other_answers(strategy: Strategy, old: VersionFigures, new: VersionFigures) -> str:
+    """How much longer, shorter or harder to draft the answers are, as a clause; empty = not beyond the strategy."""
+    if old.output_tokens and new.output_tokens:
+        ratio = new.output_tokens / old.output_tokens
+        if max(ratio, 1 / ratio) > strategy.max_length_ratio:
+            return (
+                f"its answers have {new.output_tokens:.0f} tokens on average, before {old.output_tokens:.0f}"
+            )
+    if old.acceptance is None or new.acceptance is None:
+        return ""
+    if new.acceptance < old.acceptance - strategy.max_acceptance_drop:
+        return f"it accepts {new.acceptance:.1%} of the draft tokens, before {old.acceptance:.1%}"
+    return ""

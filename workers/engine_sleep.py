@@ -25,7 +25,13 @@ PROOF_TIMEOUT_S = 120.0
 QUIET_TIMEOUT_S = 60.0
 """Seconds within which an engine must run nothing after requests of the agent."""
 POLL_S = 0.1
-PROOF_PROMPT = "The river fills the lake behind the dam, and from there the water runs through the pipe to"
+PROOF_PROMPTS = (
+    "The river fills the lake behind the dam, and from there the water runs through the pipe to",
+    "def greatest_common_divisor(a: int, b: int) -> int:\n    while b:\n",
+    "Q: A train leaves at 9:40 and arrives at 11:15. How many minutes does it take?\nA:",
+    "Der Fluss füllt den See hinter dem Damm, und von dort läuft das Wasser durch das Rohr zu",
+)
+"""The first proves a wake, in as little time as can be. All prove a new version: prose, code, numbers, German."""
 PROOF_TOKENS = 8
 TIE = 0.3
 """Difference of log-probabilities, in nats, that rounding may cause: two tokens this close may change places."""
@@ -34,7 +40,7 @@ MIN_COSINE = 0.99
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """An engine's greedy answer to PROOF_PROMPT, or its embedding."""
+    """An engine's greedy answer to one of PROOF_PROMPTS, or the embedding of that."""
 
     tokens: tuple[str, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -66,10 +72,13 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 def difference(before: Sequence[Proof], now: Sequence[Proof]) -> str:
-    """How the proofs of an engine's ranks show other weights than those of before, as a clause; empty = they do not."""
-    for rank, (old, new) in enumerate(zip(before, now, strict=True)):
+    """How proofs show other weights than those of before, as a clause; empty = they do not.
+
+    `now` may be the proofs of fewer prompts.
+    """
+    for old, new in zip(before, now, strict=False):
         if why := old.difference(new):
-            return why + (f" (rank {rank})" if rank else "")
+            return why
     return ""
 
 
@@ -125,22 +134,27 @@ class _Embeddings(msgspec.Struct):
     data: list[_Embedding]
 
 
-async def proof_of(api: EngineApi, model: str, *, embeds: bool, ranks: int = 1) -> list[Proof]:
-    """The proof of each rank, of which there is at least one. Raises EngineFailed."""
+async def proofs_of(
+    api: EngineApi, model: str, prompts: Sequence[str], *, embeds: bool, ranks: int = 1
+) -> list[Proof]:
+    """The proofs of each rank, of which there is at least one, for the first prompt, then for the next.
+
+    Raises EngineFailed.
+    """
     of_ranks: list[dict[str, str]] = (
         [{RANK_HEADER: str(rank)} for rank in range(ranks)] if ranks > 1 else [{}]
     )
-    return [await _proof(api, model, embeds, headers) for headers in of_ranks]
+    return [await _proof(api, model, prompt, embeds, headers) for prompt in prompts for headers in of_ranks]
 
 
-async def _proof(api: EngineApi, model: str, embeds: bool, headers: Mapping[str, str]) -> Proof:
+async def _proof(api: EngineApi, model: str, prompt: str, embeds: bool, headers: Mapping[str, str]) -> Proof:
     if embeds:
-        body: dict[str, object] = {"model": model, "input": PROOF_PROMPT}
+        body: dict[str, object] = {"model": model, "input": prompt}
         answer = _decoded(await _ask(api, "/v1/embeddings", body, headers), _Embeddings)
         return Proof(vector=tuple(answer.data[0].embedding))
     body = {
         "model": model,
-        "prompt": PROOF_PROMPT,
+        "prompt": prompt,
         "max_tokens": PROOF_TOKENS,
         "ignore_eos": True,
         "temperature": 0,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ from workers import engine_sleep
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
 from workers.engine_process import EngineProcess
-from workers.engine_sleep import Proof
+from workers.engine_sleep import PROOF_PROMPTS, Proof
 from workers.plan import ReplicaPlan
 from workers.replica_states import SLEPT, Event, Life, Phase
 from workers.replica_view import ReplicaView
@@ -64,7 +64,7 @@ class HeldEngine(ReplicaView):
         self._process: EngineProcess | None = None
         self._life = Life(clock.monotonic(), times=times)
         self._proofs: list[Proof] = []
-        """The answers of each rank before the first sleep; empty = not asked yet."""
+        """The answers of each rank before the first sleep, for one prompt after the other; empty = not asked yet."""
         self._own = EngineCounters()
         """Tokens of the agent's own requests after the warm-up, which heartbeats leave out of the counters."""
         self._condemned = ""
@@ -229,7 +229,7 @@ class HeldEngine(ReplicaView):
         """
         phase = self._life.phase
         before, _ = await engine_sleep.quiet(self._api, self._clock)
-        proofs = await self._ask_for_proofs()
+        proofs = await self._ask_for_proofs(PROOF_PROMPTS[:1])
         after, scraped_at = await engine_sleep.quiet(self._api, self._clock)
         if self._life.phase is not phase:
             raise Conflict(f"{self.plan.replica_id} is {self.state} before its answer was proved")
@@ -253,8 +253,8 @@ class HeldEngine(ReplicaView):
                 self._process.kill()
             raise
 
-    async def _ask_for_proofs(self) -> list[Proof]:
+    async def _ask_for_proofs(self, prompts: Sequence[str]) -> list[Proof]:
         plan = self.plan
-        return await engine_sleep.proof_of(
-            self._api, plan.model_name, embeds=plan.embeds, ranks=plan.capacity.dp_ranks
+        return await engine_sleep.proofs_of(
+            self._api, plan.model_name, prompts, embeds=plan.embeds, ranks=plan.capacity.dp_ranks
         )

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -227,6 +227,11 @@ def parse_argument(text: str) -> tuple[str, ArgValue]:
         return name, msgspec.convert(json.loads(value), ArgValue)
     except (ValueError, msgspec.ValidationError):
         return name, value
+
+
+def parse_changes(words: Iterable[str]) -> dict[str, ArgValue | None]:
+    """The arguments of NAME=VALUE words, with None for NAME=none: the argument is taken away. Raises InvalidRequest."""
+    return {name: None if value == "none" else value for name, value in map(parse_argument, words)}
 
 
 def read_profile(path: Path) -> ProfileFile:

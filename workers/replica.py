@@ -17,7 +17,7 @@ from workers import engine_sleep
 from workers.backoff import Backoff
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_process import EngineProcess
-from workers.engine_sleep import Proof, difference
+from workers.engine_sleep import PROOF_PROMPTS, Proof, difference
 from workers.engine_spec import EngineSpec
 from workers.held_engine import POLL_S, SLEEP_QUIET_S, EngineAccess, HeldEngine
 from workers.plan import ReplicaPlan
@@ -238,7 +238,7 @@ class ReplicaRunner(HeldEngine):
         if self._measure is not None:
             self.capacity = await self._measure(self._api)
         self.stream_interval = await self._api.takes_stream_interval()
-        proofs = await self._ask_for_proofs()
+        proofs = await self._ask_for_proofs(PROOF_PROMPTS)
         # The answer of another number of ranks says nothing of this engine.
         same_ranks = len(self._reference) == len(proofs)
         if same_ranks and (why := difference(self._reference, proofs)):

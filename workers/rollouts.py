@@ -6,7 +6,7 @@ docs/rollouts.md describes them, scheduler/core/rollout.py decides.
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -48,16 +48,21 @@ class Strategy(msgspec.Struct, frozen=True):
     """Percent of the organisations whose requests use the new version first; 0 = none but those of the list."""
     canary_tenants: tuple[str, ...] = ()
     """Ids of organisations that use the new version first."""
+    canary_by: Literal["organisation", "request"] = "organisation"
+    """What `canary_percent` is of: organisations, of which each stays on its version, or single requests."""
     promote_after_s: float = 0.0
     """After which a canary without regression goes on by itself; 0 = an admin promotes it."""
     canary_deadline_s: float = 86_400.0
     """After which a canary that was not promoted is rolled back."""
     min_ready_s: float = 10.0
     """For which a new replica must serve before it counts as available."""
+    bake_s: float = 60.0
+    """For which the last serving replica of the old version waits, until a new one has served so long, or the new
+    version `min_requests` requests."""
     progress_deadline_s: float = 1_800.0
     """Without progress after which the rollout is rolled back."""
     drain_s: float = 600.0
-    """That running requests get before their engine ends."""
+    """That running requests get. Where some are left, the replica goes on serving, and its turn comes again."""
     min_requests: int = 50
     """Requests of each version without which times are not compared."""
     max_error_increase: float = 0.02
@@ -66,6 +71,10 @@ class Strategy(msgspec.Struct, frozen=True):
     """Median seconds to the first token, as a multiple of the old version's."""
     max_tpot_ratio: float = 1.3
     """Median seconds per output token, likewise."""
+    max_length_ratio: float = 2.0
+    """Mean tokens of an answer, likewise; and the old version's as a multiple of the new one's."""
+    max_acceptance_drop: float = 0.1
+    """By which the share of accepted draft tokens may be below that of the old version."""
     same_answer: bool = True
     """Whether a new engine must give the stored greedy answer before it serves."""
 
@@ -82,12 +91,15 @@ _RANGES: dict[str, tuple[float, float]] = {
     "promote_after_s": (0, 31 * 86_400),
     "canary_deadline_s": (60, 31 * 86_400),
     "min_ready_s": (0, 86_400),
+    "bake_s": (0, 86_400),
     "progress_deadline_s": (10, 86_400),
     "drain_s": (1, 3_600),
     "min_requests": (1, 100_000),
     "max_error_increase": (0, 1),
     "max_ttft_ratio": (1, 100),
     "max_tpot_ratio": (1, 100),
+    "max_length_ratio": (1, 100),
+    "max_acceptance_drop": (0, 1),
 }
 
 
@@ -102,6 +114,13 @@ def check_strategy(strategy: Strategy) -> None:
             "max_surge and max_unavailable are both 0, so no replica could be replaced",
             param="max_unavailable",
         )
+    waits_s = max(strategy.min_ready_s, strategy.bake_s)
+    if strategy.progress_deadline_s <= waits_s:
+        raise InvalidRequest(
+            f"progress_deadline_s is {strategy.progress_deadline_s:g}, must be more than min_ready_s and bake_s"
+            f" ({waits_s:g})",
+            param="progress_deadline_s",
+        )
     if len(strategy.canary_tenants) > MAX_CANARY_TENANTS:
         raise InvalidRequest(
             f"canary_tenants has more than {MAX_CANARY_TENANTS} organisations", param="canary_tenants"
@@ -113,6 +132,8 @@ class VersionFigures(msgspec.Struct, frozen=True):
 
     version: str
     requests: int = 0
+    compared: int = 0
+    """Those that ended while both versions took requests; times and lengths are of these."""
     failed: int = 0
     error_rate: float | None = None
     ttft_p50_s: float | None = None
@@ -133,6 +154,8 @@ class Progress(msgspec.Struct, frozen=True):
     """Those of the new version."""
     available: int = 0
     """Those that serve, of both versions."""
+    surged: tuple[str, ...] = ()
+    """Those that it has started beside the usual number."""
     old: VersionFigures | None = None
     new: VersionFigures | None = None
 

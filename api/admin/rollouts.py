@@ -22,6 +22,9 @@ class FiguresOut(ResponseModel):
 
     version: str
     requests: int
+    compared: int = Field(
+        description="Those that ended while both versions served; times and lengths are of these."
+    )
     failed: int = Field(description="Requests that a replica failed; another one answered most of them.")
     error_rate: float | None
     ttft_p50_s: float | None = Field(description="Median seconds from the placement to the first token.")
@@ -37,15 +40,19 @@ class StrategyOut(ResponseModel):
     max_unavailable: int
     canary_percent: int
     canary_tenants: tuple[str, ...]
+    canary_by: str = Field(description="organisation or request: what canary_percent is of.")
     promote_after_s: float
     canary_deadline_s: float
     min_ready_s: float
+    bake_s: float
     progress_deadline_s: float
     drain_s: float
     min_requests: int
     max_error_increase: float
     max_ttft_ratio: float
     max_tpot_ratio: float
+    max_length_ratio: float
+    max_acceptance_drop: float
     same_answer: bool
 
 

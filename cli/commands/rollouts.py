@@ -1,6 +1,5 @@
 """`penstock models rollout start|status|promote|abort`: new versions of a model's engines."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,8 +10,7 @@ from admin import rollouts
 from admin.rollouts import RolloutView
 from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run
 from cli.durations import parse_duration
-from workers.catalog import ArgValue
-from workers.model_definition import parse_argument
+from workers.model_definition import parse_changes
 
 app = typer.Typer(
     help="Replace the engines of a model's replicas with another version.", no_args_is_help=True
@@ -20,8 +18,7 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="A model's name.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the audit log.")]
-NONE = "none"
-_SECONDS = ("promote_after", "canary_deadline", "min_ready", "progress_deadline", "drain")
+_SECONDS = ("promote_after", "canary_deadline", "min_ready", "bake", "progress_deadline", "drain")
 
 
 @app.command("start")
@@ -50,10 +47,14 @@ def start(
     max_surge: Annotated[int | None, typer.Option(help="Replicas beyond the usual number.")] = None,
     max_unavailable: Annotated[int | None, typer.Option(help="Replicas that may be missing.")] = None,
     canary_percent: Annotated[
-        int | None, typer.Option(help="Percent of the organisations that use the new version first.")
+        int | None,
+        typer.Option(help="Percent of the organisations, or requests, that use the new version first."),
     ] = None,
     canary_tenant: Annotated[
         list[str] | None, typer.Option(help="Id of an organisation that uses it first; may be repeated.")
+    ] = None,
+    canary_by: Annotated[
+        str | None, typer.Option(help="What the percent is of: organisation (default) or request.")
     ] = None,
     promote_after: Annotated[
         str | None, typer.Option(help="Promote a canary without regression by itself, such as 30m.")
@@ -63,6 +64,10 @@ def start(
     ] = None,
     min_ready: Annotated[
         str | None, typer.Option(help="How long a replica serves until it counts (10s).")
+    ] = None,
+    bake: Annotated[
+        str | None,
+        typer.Option(help="How long the last old replica waits until a new one has served so long (1m)."),
     ] = None,
     progress_deadline: Annotated[str | None, typer.Option(help="Roll back without progress (30m).")] = None,
     drain: Annotated[str | None, typer.Option(help="What running requests get (10m).")] = None,
@@ -74,6 +79,12 @@ def start(
         float | None, typer.Option(help="Of the median time to a first token (1.5).")
     ] = None,
     max_tpot_ratio: Annotated[float | None, typer.Option(help="Of the median time per token (1.3).")] = None,
+    max_length_ratio: Annotated[
+        float | None, typer.Option(help="Of the mean length of answers, in both directions (2.0).")
+    ] = None,
+    max_acceptance_drop: Annotated[
+        float | None, typer.Option(help="Of the share of accepted draft tokens (0.1).")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -86,13 +97,18 @@ def start(
         "max_unavailable": max_unavailable,
         "canary_percent": canary_percent,
         "canary_tenants": canary_tenant or None,
+        "canary_by": canary_by,
         "min_requests": min_requests,
         "max_error_increase": max_error_increase,
         "max_ttft_ratio": max_ttft_ratio,
         "max_tpot_ratio": max_tpot_ratio,
+        "max_length_ratio": max_length_ratio,
+        "max_acceptance_drop": max_acceptance_drop,
     }
     times = dict(
-        zip(_SECONDS, (promote_after, canary_deadline, min_ready, progress_deadline, drain), strict=True)
+        zip(
+            _SECONDS, (promote_after, canary_deadline, min_ready, bake, progress_deadline, drain), strict=True
+        )
     )
 
     async def act() -> RolloutView:
@@ -112,7 +128,7 @@ def start(
                 profile=profile,
                 engine_version=engine_version,
                 revision=revision,
-                args=_arguments(arg or ()),
+                args=parse_changes(arg or ()),
                 from_base=from_base,
                 same_answer=same_answer,
                 strategy={key: value for key, value in strategy.items() if value is not None},
@@ -166,11 +182,6 @@ def abort(name: Name, reason: Reason, data_dir: DataDir = None, as_json: AsJson 
     perform(partial(rollouts.abort_rollout, model=name, reason=reason), data_dir, as_json)
 
 
-def _arguments(words: Sequence[str]) -> dict[str, ArgValue | None]:
-    """The arguments of NAME=VALUE words. Raises InvalidRequest."""
-    return {name: None if value == NONE else value for name, value in map(parse_argument, words)}
-
-
 def _show(view: RolloutView, as_json: bool) -> None:
     if as_json:
         emit(view, as_json)
@@ -182,7 +193,7 @@ def _show(view: RolloutView, as_json: bool) -> None:
         if each is not None
     ]
     if figures:
-        emit(figures, as_json, title="While both versions serve")
+        emit(figures, as_json, title="What requests saw of both versions")
 
 
 def _summary(view: RolloutView) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from console.components.table import Cell, Column, Row, actions_cell, cell, data
 from console.deps import Console
 from console.format import count, milliseconds, moment, percent
 from console.viewer import Viewer, toast_ok
-from workers.model_definition import parse_argument
+from workers.model_definition import parse_changes
 from workers.rollouts import VersionFigures
 
 SHOWN = 20
@@ -101,7 +101,7 @@ class RolloutsPanel:
                 reason=reason.value or "",
                 engine_version=_text(version),
                 revision=_text(revision),
-                args=dict(map(parse_argument, (arguments.value or "").split())),
+                args=parse_changes((arguments.value or "").split()),
                 strategy=_strategy(percent_, surge, unavailable),
             )
             toast_ok(f"{model.value} is rolled out.")
@@ -120,7 +120,8 @@ class RolloutsPanel:
             version = text_input("Engine version", hint="Hosts need its environment, such as .engine-0.33.0.")
             revision = text_input("Revision of the weights")
             arguments = text_input(
-                "Arguments", hint="NAME=VALUE, separated by blanks, such as max-num-seqs=512."
+                "Arguments",
+                hint="NAME=VALUE, separated by blanks, such as max-num-seqs=512; NAME=none takes one away.",
             )
             with ui.row().classes("w-full no-wrap"):
                 percent_ = text_input("Canary, % of organisations", "0", kind="number")

@@ -142,10 +142,10 @@ class Fleet:
                 changed.add(model)
         return changed
 
-    def track_of(self, model: str, tenant_id: str) -> str:
-        """The track of an organisation's requests during a canary; empty = there is none."""
+    def track_of(self, model: str, tenant_id: str, request_id: str) -> str:
+        """The track of an organisation's request during a canary; empty = there is none."""
         pool = self._pools.get(model)
-        return "" if pool is None or pool.canary is None else pool.canary.track_of(tenant_id)
+        return "" if pool is None or pool.canary is None else pool.canary.track_of(tenant_id, request_id)
 
     def kv_events(self, delta: KvDelta) -> None:
         """Apply an engine's cache events; those of another incarnation are ignored."""

@@ -109,6 +109,8 @@ class Situation(msgspec.Struct, frozen=True):
     """Seconds since the state last changed."""
     known: int = 0
     """Replicas that were reported in this state so far."""
+    requests: int = 0
+    """Requests that the new version has ended."""
 
     @property
     def target(self) -> str:
@@ -131,6 +133,14 @@ class Situation(msgspec.Struct, frozen=True):
     def is_settled(self) -> bool:
         """Whether it is a canary whose replicas serve, so that no further progress is due."""
         return self.state is RolloutState.CANARY and _served(self) >= self.canaries
+
+    @property
+    def is_baked(self) -> bool:
+        """Whether the new version has served enough to go on without the old one."""
+        return self.requests >= self.strategy.min_requests or any(
+            member.version == self.after and member.serves and member.ready_s >= self.strategy.bake_s
+            for member in self.members
+        )
 
     @property
     def done(self) -> int:
@@ -207,7 +217,9 @@ def _failure(now: Situation) -> str:
     if now.verdict.regression:
         return f"the new version is worse: {now.verdict.regression}"
     if not now.is_settled and now.stalled_s > now.strategy.progress_deadline_s:
-        return f"no progress for {now.strategy.progress_deadline_s:.0f} s"
+        held = [member for member in now.members if member.version != now.after and member.detail]
+        why = f": {held[0].name}: {held[0].detail}" if held else ""
+        return f"no progress for {now.strategy.progress_deadline_s:.0f} s{why}"
     if now.state is RolloutState.CANARY and now.state_s > now.strategy.canary_deadline_s:
         return f"the canary was not promoted within {now.strategy.canary_deadline_s:.0f} s"
     return ""
@@ -290,6 +302,8 @@ def _replace(now: Situation, most: float) -> tuple[Move, ...]:
     if now.state is RolloutState.CANARY:
         needs_more = serving
         serving = serving[:-1]  # the other traffic needs one
+    elif not back and not now.is_baked and any(member.version == now.target for member in now.awake):
+        serving = serving[:-1]  # the new version is compared with it
     surge = _surge(now, min(room, budget)) if needs_more else ()
     moves += surge
     room, budget = room - len(surge), budget - len(surge)

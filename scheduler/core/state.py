@@ -147,7 +147,11 @@ class SchedulerState:
             self._decisions.append(Rejection(client, request.model, unknown))
             return
         # A request that has failed on a replica may go on on any other.
-        request.track = "" if request.exclude else self.fleet.track_of(request.model, request.tenant_id)
+        request.track = (
+            ""
+            if request.exclude
+            else self.fleet.track_of(request.model, request.tenant_id, request.request_id)
+        )
         model_queue = self._queue_of(request.model)
         enqueued_at = now - max(0.0, age_s)
         deadline_s, pool = request.deadline_s, model_queue.pool.at(now)

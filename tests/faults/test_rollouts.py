@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
 
 MODEL = "penstock/tiny"
 CLIENTS = 1
-QUICK = {"min_ready_s": 0.5, "drain_s": 60.0, "progress_deadline_s": 60.0}
+QUICK = {"min_ready_s": 0.5, "bake_s": 1.0, "drain_s": 60.0, "progress_deadline_s": 60.0}
 FAULTS = "wrong:garbled=true;slow:step_delay_s=0.05"
 
 
@@ -147,7 +147,7 @@ async def test_versions_are_rolled_out_and_bad_ones_rolled_back_under_load(stack
             await rows_match(stack, who.id, whole)
     assert await served_by(stack, early) == {good, EngineSpec(engine_version="slow").version}
     shown = stack.command("models", "rollout", "status", MODEL)
-    assert "While both versions serve" in shown
+    assert "What requests saw of both versions" in shown
     acts = json.loads(stack.command("pools", "timeline", "--model", MODEL, "--json"))
     assert [each["act"] for each in acts if each["target"].startswith("version ")] == [
         *("rolled_back", "rolling_back") * 2,

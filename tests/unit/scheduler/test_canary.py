@@ -14,7 +14,7 @@ from tests.support.scheduling import MODEL, beat, replica, request
 from workers.wire import ReplicaState, ReplicaStatus
 
 NEW = "0a1b2c3d"
-SOME = Canary(NEW, 10, frozenset({"early"}), "rollout-1")
+SOME = Canary(NEW, 10, frozenset({"early"}), False, "rollout-1")
 TENANTS = [f"tenant-{number}" for number in range(1_000)]
 
 
@@ -51,30 +51,39 @@ class World:
 
 
 def test_an_organisation_stays_on_its_track_and_the_share_is_that_of_the_canary() -> None:
-    tracks = [SOME.track_of(tenant) for tenant in TENANTS]
-    assert tracks == [SOME.track_of(tenant) for tenant in TENANTS]
+    tracks = [SOME.track_of(tenant, "r") for tenant in TENANTS]
+    assert tracks == [SOME.track_of(tenant, "r") for tenant in TENANTS]
     assert 60 < tracks.count(CANARY) < 140
-    assert SOME.track_of("early") == CANARY
-    other = Canary(NEW, 10, frozenset(), "rollout-2")
-    assert [other.track_of(tenant) for tenant in TENANTS] != tracks
-    wider = Canary(NEW, 30, frozenset(), "rollout-1")
-    assert all(wider.track_of(tenant) == CANARY for tenant in TENANTS if SOME.track_of(tenant) == CANARY)
+    assert SOME.track_of("early", "r") == CANARY
+    other = Canary(NEW, 10, frozenset(), False, "rollout-2")
+    assert [other.track_of(tenant, "r") for tenant in TENANTS] != tracks
+    wider = Canary(NEW, 30, frozenset(), False, "rollout-1")
+    assert all(
+        wider.track_of(tenant, "r") == CANARY for tenant in TENANTS if SOME.track_of(tenant, "r") == CANARY
+    )
+
+
+def test_the_share_may_be_of_requests() -> None:
+    share = Canary(NEW, 10, frozenset({"early"}), True, "rollout-1")
+    tracks = [share.track_of("one", f"request-{number}") for number in range(1_000)]
+    assert 60 < tracks.count(CANARY) < 140
+    assert {share.track_of("early", f"request-{number}") for number in range(100)} == {CANARY}
 
 
 def test_requests_go_to_the_version_of_their_track() -> None:
     world = World(*pool(slots=1_000))
     for tenant in [*TENANTS[:100], "early"]:
         where = world.ask(tenant)
-        assert where == ("new" if SOME.track_of(tenant) == CANARY else "old")
+        assert where == ("new" if SOME.track_of(tenant, "r") == CANARY else "old")
         world.state.release("api", Released(tenant, where, 100, 0, 50), 0.0)
     world.state.set_canaries({}, 0.0)
-    assert world.state.fleet.track_of(MODEL, "early") == ""
+    assert world.state.fleet.track_of(MODEL, "early", "r") == ""
     assert world.state.fleet.places_of(MODEL) == {("", "", "")}
 
 
 def test_a_full_canary_holds_back_no_other_request_and_the_other_way_round() -> None:
     world = World(*pool(slots=1))
-    stable = [tenant for tenant in TENANTS if SOME.track_of(tenant) == STABLE][:8]
+    stable = [tenant for tenant in TENANTS if SOME.track_of(tenant, "r") == STABLE][:8]
     assert world.ask("early", "e1") == "new"
     assert [world.ask("early", f"e{number}") for number in range(2, 40)] == [""] * 38
     assert world.ask(stable[0]) == "old"
@@ -151,8 +160,11 @@ def test_a_request_that_has_failed_goes_on_on_any_version() -> None:
 def test_both_ways_to_decide_agree() -> None:
     world = World(*pool(slots=1_000))
     fleet = world.state.fleet
-    for tenant, name in (("early", "new"), (next(t for t in TENANTS if SOME.track_of(t) == STABLE), "old")):
-        asked: PlaceRequest = request("x", tenant, track=fleet.track_of(MODEL, tenant))
+    for tenant, name in (
+        ("early", "new"),
+        (next(t for t in TENANTS if SOME.track_of(t, "r") == STABLE), "old"),
+    ):
+        asked: PlaceRequest = request("x", tenant, track=fleet.track_of(MODEL, tenant, "x"))
         found = place_vectorised(asked, fleet._pools[MODEL], 0.0, random.Random(1))
         assert isinstance(found, Choice)
         assert found.replica.engine.replica_id == name

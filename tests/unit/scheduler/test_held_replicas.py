@@ -8,17 +8,17 @@ from workers.wire import ReplicaState
 
 
 def held(
-    known: HeldReplicas, state: ReplicaState, now: float, phase: str = "", *, by_plan: bool = False
+    known: HeldReplicas, state: ReplicaState, now: float, phase: str = "", *, by_person: bool = True
 ) -> bool:
     row = msgspec.structs.replace(replica("r"), state=state, phase=phase)
-    return known.is_held(row, now, lambda name: by_plan)
+    return known.is_held(row, now, lambda name: by_person)
 
 
 def test_a_replica_that_a_person_drains_is_held() -> None:
     known = HeldReplicas()
     assert held(known, ReplicaState.DRAINING, 0.0, "draining")
     assert held(known, ReplicaState.DRAINING, 0.0)  # of an older agent
-    assert not held(known, ReplicaState.DRAINING, 0.0, "draining", by_plan=True)
+    assert not held(known, ReplicaState.DRAINING, 0.0, "draining", by_person=False)
     assert not held(known, ReplicaState.DRAINING, 0.0, "settling")
     assert not held(known, ReplicaState.STOPPED, 0.0, "stopped")
 

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import msgspec
+import pytest
 
 from core.db import Database
 from scheduler.core.state import SchedulerState
@@ -91,6 +92,37 @@ def test_nothing_is_started_on_a_condemned_host() -> None:
     assert world.act(WAKE, ReplicaState.STOPPED) == []
     world.store._condemned = frozenset()
     assert world.act(WAKE, ReplicaState.STOPPED) == ["resume"]
+
+
+class Rolling:
+    """A rollout of every model."""
+
+    def __init__(self, canary: bool) -> None:
+        self.canary = canary
+
+    def is_rolling(self, model: str) -> bool:
+        return True
+
+    def is_canary(self, model: str) -> bool:
+        return self.canary
+
+    def is_replacing(self, replica_id: str) -> bool:
+        return replica_id == "replaced"
+
+
+@pytest.mark.parametrize("canary", [True, False])
+def test_the_plan_adds_replicas_to_a_canary_and_leaves_other_rollouts_alone(canary: bool) -> None:
+    world = World()
+    world.actor._rollouts = Rolling(canary)
+    assert world.act(WAKE, ReplicaState.STOPPED) == (["resume"] if canary else [])
+    assert world.act(IDLE) == []
+
+
+def test_a_replica_that_drains_for_a_rollout_is_not_held_by_a_person() -> None:
+    world = World()
+    world.actor._rollouts = Rolling(canary=False)
+    assert world.actor.drained_by_person("r")
+    assert not world.actor.drained_by_person("replaced")
 
 
 def test_a_host_on_which_an_engine_was_just_started_is_not_drained() -> None:

@@ -256,6 +256,27 @@ def test_a_regression_rolls_back() -> None:
     assert {(engine.version, engine.state) for engine in pool.engines} == {(OLD, ReplicaState.READY)}
 
 
+def test_the_last_old_replica_stays_until_the_new_version_has_served_a_while() -> None:
+    members = [Member("a", NEW, ReplicaState.READY, ready_s=59.0), Member("b", OLD, ReplicaState.READY)]
+    young = Situation(RolloutState.PROGRESSING, Strategy(bake_s=60.0, min_requests=50), OLD, NEW, 2, members)
+    assert decide(young).moves == ()
+    asked = msgspec.structs.replace(young, requests=50)
+    old_enough = msgspec.structs.replace(
+        young, members=[Member("a", NEW, ReplicaState.READY, ready_s=60.0), members[1]]
+    )
+    rolls_back = msgspec.structs.replace(young, state=RolloutState.ROLLING_BACK, members=[members[0]])
+    alone = msgspec.structs.replace(young, members=[members[1]], wanted=1)
+    for situation, name in ((asked, "b"), (old_enough, "b"), (rolls_back, "a"), (alone, "b")):
+        assert [move.name for move in decide(situation).moves] == [name]
+
+
+def test_a_rollout_without_progress_says_what_its_replica_said() -> None:
+    left = "a is ready: 3 requests were still running after 600 s"
+    members = [Member("a", OLD, ReplicaState.READY, detail=left), Member("b", NEW, ReplicaState.READY)]
+    late = Situation(RolloutState.PROGRESSING, Strategy(), OLD, NEW, 2, members, stalled_s=1_801.0)
+    assert decide(late).reason == f"no progress for 1800 s: a: {left}"
+
+
 def test_a_canary_waits_for_an_admin_and_is_rolled_back_at_its_deadline() -> None:
     pool = play(4, canary_percent=50, canary_deadline_s=300.0, progress_deadline_s=100.0)
     pool.state = RolloutState.CANARY
@@ -277,7 +298,7 @@ def test_a_canary_of_the_only_replica_is_refused() -> None:
 
 
 def test_a_silent_replica_gets_no_command_and_ends_the_progress() -> None:
-    strategy = Strategy(progress_deadline_s=60.0)
+    strategy = Strategy(progress_deadline_s=60.0, bake_s=0.0)
     members = [
         Member("a", NEW, ReplicaState.READY, ready_s=99.0),
         Member("b", OLD, ReplicaState.READY, silent=True),

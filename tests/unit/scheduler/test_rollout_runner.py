@@ -6,8 +6,11 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+from prometheus_client import REGISTRY
 
+import scheduler.rollouts
 from core.db import Database
+from scheduler.core.rollout import Decision, Situation
 from scheduler.core.state import SchedulerState
 from scheduler.rollout_store import RolloutStore
 from scheduler.rollouts import SETTLE_S, TOO_OLD, RolloutRunner
@@ -46,10 +49,11 @@ class World:
         self.runner.connect(
             lambda runner, command: self.commands.append(command), self.condemned.__contains__
         )
+        quick: dict[str, Any] = {"min_ready_s": 0.0, "bake_s": 0.0} | strategy
         self.rollout = Rollout(
-            uuid4(), MODEL, EngineSpec(), NEW, Strategy(min_ready_s=0.0, **strategy), RolloutState.PROGRESSING,
-            "faster", NOW, NOW, None, Progress(),
-        )  # type: ignore[arg-type]  # fmt: skip
+            uuid4(), MODEL, EngineSpec(), NEW, Strategy(**quick), RolloutState.PROGRESSING, "faster", NOW, NOW, None,
+            Progress(),
+        )  # fmt: skip
         self.store.active = {MODEL: self.rollout}
         self.clock.advance(2 * SETTLE_S)
 
@@ -235,3 +239,47 @@ def test_commands_that_are_lost_are_repeated_and_do_not_end_the_rollout() -> Non
         assert world.look(row("a"), row("b")) == []
         world.clock.advance(60.0)
     assert world.update.state is RolloutState.PROGRESSING
+
+
+def test_a_scheduler_that_takes_over_stops_what_the_one_before_has_started_beside() -> None:
+    world = World()
+    world.store.active = {
+        MODEL: msgspec.structs.replace(
+            world.rollout,
+            progress=Progress(wanted=1, replicas=2, surged=("b",)),
+            state=RolloutState.ROLLING_BACK,
+        )
+    }
+    [command] = world.look(row("a"), row("b"))
+    assert (command.action, command.replica_id) == ("stop", "b")
+    assert world.update.progress.surged == ("b",)
+
+
+def test_a_mistake_in_one_rollout_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.store.active = {
+        name: msgspec.structs.replace(world.rollout, rollout_id=uuid4(), model=name) for name in ("a", "b")
+    }
+    decides = scheduler.rollouts.decide
+
+    def wrong(situation: Situation) -> Decision:
+        if situation.members[0].name == "a/0":
+            raise ZeroDivisionError
+        return decides(situation)
+
+    monkeypatch.setattr(scheduler.rollouts, "decide", wrong)
+    rows = [row(f"{name}/{n}", model=name) for name in ("a", "b") for n in range(2)]
+    assert [command.replica_id for command in world.look(*rows)] == ["b/0"]
+    failed = REGISTRY.get_sample_value("penstock_scheduler_rollout_failures_total", {"model": "a"})
+    assert failed == 1.0
+
+
+def test_the_plan_is_told_what_a_rollout_moves() -> None:
+    world = World()
+    [command] = world.look(row("a"), row("b"))
+    told = world.runner
+    assert (told.is_replacing("a"), told.is_replacing("b"), told.is_canary(MODEL)) == (True, False, False)
+    world.answer(command)
+    assert not told.is_replacing("a")
+    world.store.active = {MODEL: msgspec.structs.replace(world.rollout, state=RolloutState.CANARY)}
+    assert told.is_canary(MODEL)

@@ -28,7 +28,7 @@ class World:
                     "b",
                     boot_id=BOOTS[NEW],
                     version=NEW,
-                    counters=EngineCounters(drafts=10, accepted_tokens=6),
+                    counters=EngineCounters(drafts=1_000, accepted_tokens=600),
                 ),
             ),
             lambda name: 0,
@@ -59,10 +59,26 @@ def test_requests_count_while_both_versions_serve() -> None:
         world.serve(NEW, float(second), ttft=0.3, tpot=0.02, failed=second == 50)
     old, new = world.figures(100.0)
     assert (new.requests, new.failed, new.error_rate, new.output_tokens) == (10, 1, 0.1, 11.0)
-    assert old.requests == 50
+    assert (old.requests, old.compared, new.compared) == (100, 50, 9)
     assert old.ttft_p50_s == pytest.approx(0.1)
     assert (new.ttft_p50_s, new.tpot_p50_s) == (pytest.approx(0.3), pytest.approx(0.02))
     assert (old.acceptance, new.acceptance) == (None, 0.6)
+
+
+def test_errors_count_after_the_old_version_has_gone_and_times_do_not() -> None:
+    world = World()
+    for second in range(100):
+        world.serve(OLD, float(second))
+        world.serve(NEW, float(second))
+    for second in range(100, 1_000):
+        world.serve(NEW, float(second), ttft=9.0, failed=second >= 400)
+    old, new = world.figures(1_000.0)
+    assert (old.requests, old.error_rate, new.requests, new.failed) == (100, 0.0, 1_000, 600)
+    assert old.compared == 100
+    assert new.compared < 400
+    assert "600 of its 1000 requests failed" in verdict(Strategy(), old, new).regression
+    later, _ = world.figures(5_000.0)  # the old version's last half hour stays what errors are held against
+    assert later.requests == 100
 
 
 def test_requests_of_other_models_and_engines_do_not_count() -> None:
@@ -75,7 +91,9 @@ def test_requests_of_other_models_and_engines_do_not_count() -> None:
     assert world.figures(2.0)[1].requests == 1
 
 
-GOOD = VersionFigures("x", 100, 1, 0.01, 0.2, 0.01)
+GOOD = VersionFigures(
+    "x", 100, 100, 1, 0.01, ttft_p50_s=0.2, tpot_p50_s=0.01, output_tokens=300.0, acceptance=0.6
+)
 
 
 @pytest.mark.parametrize(
@@ -83,17 +101,23 @@ GOOD = VersionFigures("x", 100, 1, 0.01, 0.2, 0.01)
     [
         ({}, True, ""),
         ({"failed": 5, "error_rate": 0.05}, True, "5 of its 100 requests failed (5.0%), before 1.0%"),
-        ({"requests": 10, "failed": 2, "error_rate": 0.2}, False, ""),
+        ({"compared": 10, "failed": 2, "error_rate": 0.2}, False, ""),
         (
-            {"requests": 10, "failed": 3, "error_rate": 0.3},
+            {"requests": 10, "compared": 10, "failed": 3, "error_rate": 0.3},
             False,
             "3 of its 10 requests failed (30.0%), before 1.0%",
         ),
-        ({"requests": 10, "tpot_p50_s": 9.0}, False, ""),
+        ({"compared": 10, "tpot_p50_s": 9.0}, False, ""),
         ({"ttft_p50_s": 0.31}, True, "its median time to a first token is 310.0 ms, before 200.0 ms"),
         ({"tpot_p50_s": 0.014}, True, "its median time to an output token is 14.0 ms, before 10.0 ms"),
         ({"tpot_p50_s": 0.0125}, True, ""),
         ({"tpot_p50_s": None, "ttft_p50_s": None}, True, ""),
+        ({"output_tokens": 601.0}, True, "its answers have 601 tokens on average, before 300"),
+        ({"output_tokens": 149.0}, True, "its answers have 149 tokens on average, before 300"),
+        ({"output_tokens": 151.0}, True, ""),
+        ({"acceptance": 0.49}, True, "it accepts 49.0% of the draft tokens, before 60.0%"),
+        ({"acceptance": 0.51}, True, ""),
+        ({"acceptance": None, "output_tokens": None}, True, ""),
     ],
 )
 def test_what_is_a_regression(change: dict[str, object], enough: bool, problem: str) -> None:
@@ -110,7 +134,7 @@ def test_short_times_may_differ_by_noise() -> None:
 def test_the_counters_of_an_engine_stay_with_its_version_when_its_replica_has_the_next() -> None:
     world = World()
     ended = replica(
-        "a", boot_id=BOOTS[OLD], version=NEW, counters=EngineCounters(drafts=90, accepted_tokens=9)
+        "a", boot_id=BOOTS[OLD], version=NEW, counters=EngineCounters(drafts=9_000, accepted_tokens=900)
     )
     world.comparison.on_heartbeat(beat(ended), lambda name: 0, 1.0)
     old, new = world.figures(2.0)

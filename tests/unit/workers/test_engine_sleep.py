@@ -6,7 +6,7 @@ import pytest
 
 from core.errors import Conflict, EngineFailed
 from workers.engine_api import EngineApi
-from workers.engine_sleep import Proof, proof_of, put_to_sleep, wake_up
+from workers.engine_sleep import Proof, proofs_of, put_to_sleep, wake_up
 
 
 class Engine:
@@ -59,7 +59,7 @@ async def test_an_engine_without_sleep_mode_says_so() -> None:
 async def test_the_proof_of_a_completion_with_log_probabilities() -> None:
     body = b"""{"choices": [{"text": "ab", "token_ids": [7, 9], "logprobs": {"tokens": ["a", "b"],
         "token_logprobs": [-0.5, -1.0], "top_logprobs": [{"a": -0.5, "x": -2.0}, {"b": -1.0, "y": -1.1}]}}]}"""
-    [proof] = await proof_of(Engine(200, body).api, "m", embeds=False)
+    [proof] = await proofs_of(Engine(200, body).api, "m", ["p"], embeds=False)
     assert proof.tokens == ("7", "9")
     assert proof.logprobs == (-0.5, -1.0)
     assert proof.margins == pytest.approx((1.5, 0.1))
@@ -67,14 +67,14 @@ async def test_the_proof_of_a_completion_with_log_probabilities() -> None:
 
 async def test_every_rank_proves_its_own_weights() -> None:
     engine = Engine(200, b'{"choices": [{"text": "a"}]}')
-    assert len(await proof_of(engine.api, "m", embeds=False, ranks=2)) == 2
+    assert len(await proofs_of(engine.api, "m", ["p"], embeds=False, ranks=2)) == 2
     assert engine.headers == [{"X-data-parallel-rank": "0"}, {"X-data-parallel-rank": "1"}]
 
 
 @pytest.mark.parametrize(("status", "body"), [(200, b"nonsense"), (503, b"")])
 async def test_no_answer_is_no_proof(status: int, body: bytes) -> None:
     with pytest.raises(EngineFailed):
-        await proof_of(Engine(status, body).api, "m", embeds=False)
+        await proofs_of(Engine(status, body).api, "m", ["p"], embeds=False)
 
 
 def test_rounding_is_no_difference_and_other_weights_are() -> None:
@@ -89,7 +89,9 @@ def test_rounding_is_no_difference_and_other_weights_are() -> None:
 
 
 async def test_an_embedding_proves_by_its_direction() -> None:
-    [before] = await proof_of(Engine(200, b'{"data": [{"embedding": [3.0, 4.0]}]}').api, "m", embeds=True)
+    [before] = await proofs_of(
+        Engine(200, b'{"data": [{"embedding": [3.0, 4.0]}]}').api, "m", ["p"], embeds=True
+    )
     assert before.difference(Proof(vector=(3.01, 4.0))) == ""
     assert "cosine" in before.difference(Proof(vector=(-3.0, 4.0)))
     assert "cosine" in before.difference(Proof(vector=()))
