@@ -20,6 +20,8 @@ from workers.wire import SIMULATED_HOST
 
 LONGEST = timedelta(days=30)
 """Longest time for which a token can be used."""
+SHORTEST_OVERLAP, LONGEST_OVERLAP = timedelta(minutes=1), timedelta(days=7)
+"""Bounds of the time for which a replaced secret holds on: an agent that is down meanwhile uses it once more."""
 MAX_ROWS = 1_000
 
 _FACTS = text(
@@ -38,6 +40,12 @@ class InvitationView(msgspec.Struct, frozen=True):
     """Until when its token can be used; None = it was used, or has ended."""
     joined_at: datetime | None
     revoked_at: datetime | None
+    rotates: bool
+    """Whether its agent was asked for another secret and has made none yet."""
+    rotated_at: datetime | None
+    """When its secret was replaced last."""
+    previous_until: datetime | None
+    """Until when the secret before that one holds, too; None = it has ended."""
 
 
 class RegistrationView(msgspec.Struct, frozen=True):
@@ -75,6 +83,14 @@ class RevokedHost(msgspec.Struct, frozen=True):
     """A host whose secret does not hold any more."""
 
     host: str
+
+
+class RotatingHost(msgspec.Struct, frozen=True):
+    """A host whose agent was asked for another secret."""
+
+    host: str
+    overlap_s: float
+    """Seconds for which the present secret holds beside the new one."""
 
 
 async def list_invitations(
@@ -179,6 +195,41 @@ async def revoke(database: Database, actor: Actor, *, host: str, reason: str) ->
     return RevokedHost(host)
 
 
+async def rotate(
+    database: Database, actor: Actor, *, host: str, overlap: timedelta, reason: str
+) -> RotatingHost:
+    """Ask a host's agent for another secret, which it makes within seconds; the present one holds for `overlap` then.
+
+    Raises NotFound for a host without a secret, InvalidRequest, PermissionDenied.
+    """
+    require(actor, PLATFORM_ADMIN)
+    why = clean_reason(reason)
+    if not SHORTEST_OVERLAP <= overlap <= LONGEST_OVERLAP:
+        raise InvalidRequest(
+            f"the overlap is {overlap}, must be at least a minute and at most {LONGEST_OVERLAP.days} days; "
+            "`penstock hosts revoke` ends a secret at once",
+            param="overlap",
+        )
+    async with write(database, actor) as connection:
+        if not await host_credentials.ask_rotation(connection, host, overlap):
+            raise NotFound(
+                f"host {host[:100]!r} has no secret of its own; `penstock hosts invitations` shows those that have",
+                param="host",
+            )
+        await record(
+            connection,
+            actor,
+            "hosts.rotate",
+            tenant_id=None,
+            object_kind="host",
+            object_id=host,
+            reason=why,
+            before=None,
+            after={"overlap_s": overlap.total_seconds()},
+        )
+    return RotatingHost(host, overlap.total_seconds())
+
+
 def _invitations(
     credentials: Collection[host_credentials.HostCredential], now: datetime, *, revoked: bool
 ) -> list[InvitationView]:
@@ -195,4 +246,7 @@ def _invitation(one: host_credentials.HostCredential, now: datetime) -> Invitati
         expires_at=None if one.token_used else one.join_expires_at,
         joined_at=one.joined_at,
         revoked_at=one.revoked_at,
+        rotates=one.rotates,
+        rotated_at=one.rotated_at,
+        previous_until=one.previous_until if one.previous_until and one.previous_until > now else None,
     )

@@ -114,10 +114,13 @@ async def run_pass(database: Database, settings: Settings, provider: HostProvide
 
 
 async def _join_token(database: Database, settings: Settings, name: str) -> str:
-    """A token with which the host `name` joins at its first start, in place of an earlier one."""
+    """A token with which the host `name` joins at its first start.
+
+    One of an earlier create, whose answer was lost, works as well: that host may be there and join first.
+    """
     token = JoinToken(new_secret(), await known_fingerprint(database, settings))
     async with database.system() as connection:
-        await invite(connection, name, token.hash, TOKEN_VALID)
+        await invite(connection, name, token.hash, TOKEN_VALID, beside=True)
     return str(token)
 
 

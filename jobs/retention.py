@@ -35,6 +35,9 @@ _STATEMENTS = (
     "DELETE FROM host_acceptances WHERE (host_id, checked_at) IN (SELECT o.host_id, o.checked_at "
     "FROM host_acceptances o WHERE o.stored_at < now() - interval '90 days' AND EXISTS (SELECT FROM host_acceptances n "
     "WHERE n.host_id = o.host_id AND n.stored_at > o.stored_at) LIMIT :batch)",
+    # Hosts whose right to report has ended, and invitations that were never used.
+    "DELETE FROM host_credentials WHERE host_id IN (SELECT host_id FROM host_credentials WHERE secret_hash IS NULL "
+    "AND greatest(revoked_at, join_expires_at, invited_at) < now() - interval '90 days' LIMIT :batch)",
     "DELETE FROM pool_acts WHERE act_id IN (SELECT act_id FROM pool_acts "
     "WHERE at < now() - interval '90 days' LIMIT :batch)",
     # A closed month is not compared any more.

@@ -15,7 +15,7 @@ from scheduler.host_admission import HostAdmission
 from scheduler.messages import WIRE_VERSION, Welcome
 from scheduler.server_tls import ServerTls
 from scheduler.sessions import Session, SessionHandler, TokenCheck
-from workers.wire import AgentHello, AgentJoin, Claim, JoinAnswer
+from workers.wire import AgentHello, AgentJoin, AgentRotation, Claim, JoinAnswer
 
 SIGN_S = 1.0
 """Seconds between two signs of life to peers that get no snapshots."""
@@ -108,19 +108,21 @@ class Door:
             return "no host can join at this scheduler" if hello.joined else ""
         return self._hosts.fault(hello) if hello.joined else self._hosts.shared_fault(peer)
 
-    def join(self, session: Session, message: AgentJoin, refusal: str) -> None:
-        """Let a host join unless there is a `refusal`, answer it and close its connection."""
+    def join(self, session: Session, message: AgentJoin | AgentRotation, refusal: str) -> None:
+        """Let a host join, or replace its secret, unless there is a `refusal`; answer it and close its connection."""
         task = asyncio.create_task(self._join(session, message, refusal))
         self._joins.add(task)
         task.add_done_callback(self._joins.discard)
 
-    async def _join(self, session: Session, message: AgentJoin, refusal: str) -> None:
-        problem = refusal or "no host can join at this scheduler"
+    async def _join(self, session: Session, message: AgentJoin | AgentRotation, refusal: str) -> None:
+        problem, joins = refusal or "no host can join at this scheduler", isinstance(message, AgentJoin)
         if not refusal and self._hosts is not None:
-            problem = await self._hosts.join(message)
+            problem = await (
+                self._hosts.join(message) if isinstance(message, AgentJoin) else self._hosts.rotate(message)
+            )
         if problem:
             metrics.REJECTED_CONNECTIONS.labels("a join that failed").inc()
-            log.warning("%s cannot join: %s", session.peer, problem)
+            log.warning("%s cannot %s: %s", session.peer, "join" if joins else "replace its secret", problem)
         session.send(JoinAnswer(problem))
         session.close()
 
@@ -147,7 +149,12 @@ class Door:
             entry = self.entry_of(session.wants) if term and session.wants else ""
             if entry:
                 session.wants = ""  # the agent keeps it
-            session.send(Claim(term, entry))
+            session.send(Claim(term, entry, self._rotates(session)))
+
+    def _rotates(self, session: Session) -> bool:
+        return (
+            session.secret_hash is not None and self._hosts is not None and self._hosts.rotates(session.name)
+        )
 
     def _still_holds(self, session: Session) -> bool:
         return self._hosts is not None and self._hosts.holds(session.name, session.secret_hash or b"")

@@ -6,16 +6,19 @@ Secrets are compared in memory, so hosts that have joined are admitted while Pos
 import asyncio
 import hmac
 import logging
+from collections.abc import Awaitable, Callable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from re import compile as pattern
 from typing import Literal
 from urllib.parse import urlsplit
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from core.addresses import is_loopback
 from core.db import Database
-from workers.host_credentials import HostSecrets, join
+from workers.host_credentials import HostSecrets, join, rotate
 from workers.join_token import HASH_BYTES, is_engine_key, is_host_name, is_secret, secret_hash
-from workers.wire import SIMULATED_HOST, AgentHello, AgentJoin, Heartbeat, ReplicaStatus
+from workers.wire import SIMULATED_HOST, AgentHello, AgentJoin, AgentRotation, Heartbeat, ReplicaStatus
 
 JOIN_TIMEOUT_S = 4.0
 """Seconds for one join, less than a peer may be without a hello."""
@@ -46,8 +49,12 @@ class HostAdmission:
 
     def holds(self, host: str, hashed: bytes) -> bool:
         """Whether the secret with this hash holds for a host."""
-        known = self._secrets.hashes.get(host)
-        return known is not None and hmac.compare_digest(known, hashed)
+        known = self._secrets.hashes.get(host, ())
+        return any([hmac.compare_digest(one, hashed) for one in known])
+
+    def rotates(self, host: str) -> bool:
+        """Whether the agent of a host is to make another secret."""
+        return host in self._secrets.rotates
 
     def fault(self, hello: AgentHello) -> str:
         """Why a host with a secret of its own is turned away; empty when it is not."""
@@ -80,22 +87,44 @@ class HostAdmission:
             return f"no host can be called {message.host_id[:100]!r}"
         if not is_secret(message.token) or len(message.secret_hash) != HASH_BYTES:
             return "the join token, or the hash of the secret, has a wrong form"
+        hashed = secret_hash(message.token)
+        problem = await self._written(
+            message.host_id, lambda connection: join(connection, message.host_id, hashed, message.secret_hash)
+        )
+        if not problem:
+            self._secrets.hashes[message.host_id] = (message.secret_hash,)
+            log.info("host %s has joined", message.host_id)
+        return problem
+
+    async def rotate(self, message: AgentRotation) -> str:
+        """Let another secret of a host hold, which shows one that does; returns why not, or an empty text."""
+        host, old = message.host_id, secret_hash(message.token)
+        if not self.holds(host, old) or len(message.secret_hash) != HASH_BYTES:
+            return f"the secret of host {host[:100]!r} does not hold, or the new one's hash has a wrong form"
+        if self.holds(host, message.secret_hash):
+            return ""  # asked again, because the answer was lost
+        problem = await self._written(
+            host, lambda connection: rotate(connection, host, old, message.secret_hash)
+        )
+        if not problem:
+            self._secrets.hashes[host] = (message.secret_hash, old)
+            self._secrets.rotates.discard(host)
+            log.info("host %s has another secret", host)
+        return problem
+
+    async def _written(self, host: str, write: Callable[[AsyncConnection], Awaitable[str]]) -> str:
+        """What `write` returns in a transaction, or why there was none; at most MAX_JOINS at a time."""
         if self._joining >= MAX_JOINS:
             return "too many hosts join at this moment; try again"
         self._joining += 1
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S), self._database.system() as connection:
-                hashed = secret_hash(message.token)
-                problem = await join(connection, message.host_id, hashed, message.secret_hash)
+                return await write(connection)
         except Exception as error:  # noqa: BLE001 - whatever PostgreSQL does, the host tries again
-            log.warning("host %s cannot join now: %s", message.host_id[:100], error)
+            log.warning("nothing can be written for host %s now: %s", host[:100], error)
             return "the scheduler cannot reach its database; try again"
         finally:
             self._joining -= 1
-        if not problem:
-            self._secrets.hashes[message.host_id] = message.secret_hash
-            log.info("host %s has joined", message.host_id)
-        return problem
 
 
 def confined(beat: Heartbeat, host: str, peer: str) -> list[str]:

@@ -21,7 +21,14 @@ from scheduler.messages import (
 )
 from scheduler.wire import Placement
 from workers.join_token import secret_hash
-from workers.wire import AgentHello, AgentJoin, AgentRefusal, AuthorityAnswer, AuthorityRequest
+from workers.wire import (
+    AgentHello,
+    AgentJoin,
+    AgentRefusal,
+    AgentRotation,
+    AuthorityAnswer,
+    AuthorityRequest,
+)
 
 HELLO_TIMEOUT_S = 5.0
 """Seconds within which a peer must send its hello frame."""
@@ -33,7 +40,7 @@ MAX_NAME = 200
 """Longest name of a peer, in characters."""
 
 log = logging.getLogger(__name__)
-_hello = msgspec.msgpack.Decoder(ClientHello | AgentHello | AgentJoin | AuthorityRequest)
+_hello = msgspec.msgpack.Decoder(ClientHello | AgentHello | AgentJoin | AgentRotation | AuthorityRequest)
 _from_client = msgspec.msgpack.Decoder(FromClient)
 _from_agent = msgspec.msgpack.Decoder(FromAgent)
 
@@ -89,8 +96,8 @@ class Host(Protocol):
     def agent_fault(self, hello: AgentHello, peer: str) -> str:
         """Why an agent with the right token, or with a secret, is turned away; empty when it is not."""
 
-    def join(self, session: "Session", message: AgentJoin, refusal: str) -> None:
-        """A host wants to join: answer it, and close the connection. With `refusal` it may not, for that reason."""
+    def join(self, session: "Session", message: AgentJoin | AgentRotation, refusal: str) -> None:
+        """A host wants to join, or another secret: answer it, and close the connection. With `refusal` it may not."""
 
     def introduce(self, session: "Session") -> None:
         """A peer is authenticated: lead it to what serves."""
@@ -201,13 +208,15 @@ class Session(Link):
         if self.handler is not None:
             self.handler.on_disconnect(self)
 
-    def _on_hello(self, hello: ClientHello | AgentHello | AgentJoin | AuthorityRequest) -> None:
+    def _on_hello(
+        self, hello: ClientHello | AgentHello | AgentJoin | AgentRotation | AuthorityRequest
+    ) -> None:
         if isinstance(hello, AuthorityRequest):
             self.send(AuthorityAnswer(self.host.authority))
             self.close()
             return
         exposed = "" if self.encrypted else self.host.plain_fault(self.peer)
-        if isinstance(hello, AgentJoin):
+        if isinstance(hello, AgentJoin | AgentRotation):
             self.splitter.max_bytes = 0  # nothing may follow
             self.host.join(self, hello, exposed)
             return

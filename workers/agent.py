@@ -35,7 +35,6 @@ from workers.engine_spec import EngineSpec, environment
 from workers.external import ExternalEngine, ExternalSettings, ReplicaNames
 from workers.held_engine import EngineAccess
 from workers.host_lock import HostLock
-from workers.joining import join
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvFeed, KvOutbox
@@ -50,6 +49,7 @@ from workers.replica_view import Replica
 from workers.saved_engine import Deployed
 from workers.scheduler_dialer import SchedulerDialer
 from workers.scheduler_link import SchedulerLink
+from workers.secret_rotation import HostAccess
 from workers.state_file import AgentState, load_state, save_state
 from workers.stray_engines import end_strays
 from workers.weights_fetch import fetch_of
@@ -177,7 +177,8 @@ class Agent:
         """Prepare the host and run its replicas until `stop` is set. Raises PenstockError when it cannot serve."""
         preparing = asyncio.create_task(self._prepare())
         stopping = asyncio.create_task(stop.wait())
-        self._tasks.append(supervise("scheduler-link", self._report))
+        access = HostAccess(self._credentials, self._settings.scheduler_addresses, self._dialer, self._link)
+        self._tasks.append(supervise("scheduler-link", access.run))
         self._tasks.append(supervise("accounting", self._run_accounting))
         self._tasks.append(supervise("engine-logs", self._rotate_logs))
         try:
@@ -194,11 +195,6 @@ class Agent:
             preparing.cancel()
             stopping.cancel()
             await asyncio.gather(preparing, stopping, return_exceptions=True)
-
-    async def _report(self) -> None:
-        """Join if the host has not joined yet, then report until cancelled."""
-        await join(self._credentials, self._settings.scheduler_addresses, self._dialer)
-        await self._link.run()
 
     async def close(self, force: asyncio.Event) -> None:
         """Drain and stop all engines (kill them when `force` is set), then disconnect from the scheduler."""

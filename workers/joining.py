@@ -11,7 +11,7 @@ from core.framing import FrameTooLarge, pack, read_frame
 from workers.join_token import JoinToken, secret_hash
 from workers.own_credentials import AgentCredentials
 from workers.scheduler_link import Connect, Untrusted
-from workers.wire import AgentJoin, JoinAnswer
+from workers.wire import AgentJoin, AgentRotation, JoinAnswer
 
 TIMEOUT_S = 10.0
 """Seconds for one attempt at one scheduler."""
@@ -50,12 +50,18 @@ async def join(
 async def _round(
     credentials: AgentCredentials, token: JoinToken, addresses: Sequence[Address], connect: Connect
 ) -> str:
-    """Ask the schedulers in turn; returns what the first that answers says, empty when the host has joined."""
+    """Ask all schedulers; returns why the host has not joined, or an empty text."""
+    hashed = secret_hash(credentials.next_secret)
+    return await ask(AgentJoin(token.secret, credentials.host_id, hashed), addresses, connect)
+
+
+async def ask(message: AgentJoin | AgentRotation, addresses: Sequence[Address], connect: Connect) -> str:
+    """Ask the schedulers in turn; returns what the last one that was asked says, empty when it has agreed."""
     problem = ""
     for address in addresses:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                answer = await _ask(credentials, token, address, connect)
+                answer = await _ask(message, address, connect)
         except Untrusted as error:
             problem = str(error)
             continue
@@ -68,12 +74,9 @@ async def _round(
     return problem
 
 
-async def _ask(
-    credentials: AgentCredentials, token: JoinToken, address: Address, connect: Connect
-) -> JoinAnswer:
+async def _ask(message: AgentJoin | AgentRotation, address: Address, connect: Connect) -> JoinAnswer:
     reader, writer = await connect(address)
     try:
-        message = AgentJoin(token.secret, credentials.host_id, secret_hash(credentials.token))
         writer.write(pack(msgspec.msgpack.encode(message)))
         return _answer.decode(await read_frame(reader, _MAX_ANSWER_BYTES))
     finally:

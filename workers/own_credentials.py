@@ -9,6 +9,7 @@ import logging
 import msgspec
 
 from core.errors import InvalidRequest
+from core.private_tls import fingerprint
 from core.settings import Settings
 from core.whole_file import replace_file
 from workers.join_token import JoinToken, new_secret, parse_token, secret_hash
@@ -30,6 +31,10 @@ class OwnSecret(msgspec.Struct, frozen=True):
     joined: bool = False
     authority: bytes = b""
     """Certificate of the authority that the host trusts, in PEM; empty = it has asked for none yet."""
+    next_secret: str = ""
+    """One that is to take the place of `secret`, and does not hold yet as far as the host knows; empty = none."""
+    next_token_hash: bytes = b""
+    """Of the join token that `next_secret` is for; empty = an admin has asked for it."""
 
 
 class AgentCredentials:
@@ -45,12 +50,8 @@ class AgentCredentials:
         given = _given_token(settings)
         self.join_token: JoinToken | None = None
         """The token that is still to be used."""
-        if given is not None and (self._own is None or self._own.token_hash != given.hash):
-            keys = self._own or OwnSecret("", new_secret(), b"")
-            self._own = msgspec.structs.replace(
-                keys, secret=new_secret(), token_hash=given.hash, joined=False, authority=b""
-            )
-            self._save()
+        if given is not None:
+            self._prepare_join(given)
         if self._own is not None and not self._own.joined:
             if given is None:
                 raise InvalidRequest(
@@ -58,6 +59,38 @@ class AgentCredentials:
                     "`penstock hosts invite` prints another, for the setting PENSTOCK_JOIN_TOKEN"
                 )
             self.join_token = given
+
+    def _prepare_join(self, given: JoinToken) -> None:
+        """Make the secret that a token is for. One that holds goes on being used until the host has joined with it."""
+        own = self._own
+        if own is None or (not own.joined and own.token_hash != given.hash):
+            keys = own or OwnSecret("", new_secret(), b"")
+            self._own = msgspec.structs.replace(
+                keys, secret=new_secret(), token_hash=given.hash, authority=b"", next_secret=""
+            )
+            self._save()
+        elif own.joined and own.token_hash != given.hash:
+            if not own.next_secret or own.next_token_hash != given.hash:
+                own = msgspec.structs.replace(own, next_secret=new_secret(), next_token_hash=given.hash)
+            self.join_token, self._own = given, own
+            self._save()
+            if not own.authority or given.authority != fingerprint(own.authority):
+                self._own = msgspec.structs.replace(own, authority=b"")  # not on the disk before it is proved
+
+    @property
+    def reports(self) -> bool:
+        """Whether the host may report already: it needs no join token, or has another secret that did hold."""
+        return self.join_token is None or (self._own is not None and self._own.joined)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether a secret that an admin has asked for waits to be told to a scheduler."""
+        return self._own is not None and bool(self._own.next_secret) and not self._own.next_token_hash
+
+    @property
+    def next_secret(self) -> str:
+        """The secret for which the join token, or the right to another secret, is to be used."""
+        return self._own.next_secret or self._own.secret if self._own is not None else ""
 
     @property
     def joined(self) -> bool:
@@ -100,10 +133,33 @@ class AgentCredentials:
         """The secret holds: keep that, and remove the file of the token."""
         if self._own is None:
             raise RuntimeError("this host has no secret to join with")
-        self._own = msgspec.structs.replace(self._own, joined=True)
+        used = self.join_token.hash if self.join_token is not None else self._own.token_hash
+        self._own = msgspec.structs.replace(
+            self._own,
+            secret=self.next_secret,
+            token_hash=used,
+            joined=True,
+            next_secret="",
+            next_token_hash=b"",
+        )
         self._save()
         self.join_token = None
         (self._directory / TOKEN_FILE).unlink(missing_ok=True)
+
+    def make_next(self) -> None:
+        """Make the secret that an admin has asked for, unless there is one already that waits."""
+        if self._own is None:
+            raise RuntimeError("this host has no secret that could be replaced")
+        if not self._own.next_secret:
+            self._own = msgspec.structs.replace(self._own, next_secret=new_secret())
+            self._save()
+
+    def on_rotated(self) -> None:
+        """The next secret holds: use that."""
+        if self._own is None:
+            raise RuntimeError("this host has no secret that could be replaced")
+        self._own = msgspec.structs.replace(self._own, secret=self.next_secret, next_secret="")
+        self._save()
 
     def _load(self) -> OwnSecret | None:
         path = self._directory / _FILE

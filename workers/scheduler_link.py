@@ -102,6 +102,9 @@ class SchedulerLink:
         self._followed: asyncio.StreamWriter | None = None
         """The connection to the scheduler that serves."""
         self._sending: asyncio.Task[None] | None = None
+        self.on_rotate: Callable[[], None] = lambda: None
+        """Called when the scheduler that serves asks for another secret, again every second until it has it."""
+        self._writers: set[asyncio.StreamWriter] = set()
         self._untrusted = ""
         """Why there was no connection by TLS last."""
         self._commands: set[asyncio.Task[None]] = set()
@@ -110,6 +113,13 @@ class SchedulerLink:
     def connected(self) -> bool:
         """Whether a scheduler serves this agent."""
         return self._followed is not None
+
+    def renew(self, token: str) -> None:
+        """Show another secret from now on: connections with an earlier one are made anew."""
+        if token != self._hello.token:
+            self._hello = msgspec.structs.replace(self._hello, token=token)
+            for writer in self._writers:
+                writer.transport.abort()
 
     def heartbeat_now(self) -> None:
         """Send a heartbeat without waiting for the interval."""
@@ -159,6 +169,7 @@ class SchedulerLink:
     ) -> bool:
         """Exchange frames until the connection ends. Returns whether the scheduler served. Raises _Refused."""
         served = False
+        self._writers.add(writer)
         try:
             writer.write(pack(_encode(msgspec.structs.replace(self._hello, term=self.term))))
             while True:
@@ -174,6 +185,7 @@ class SchedulerLink:
         finally:
             if writer is self._followed:
                 self._leave()
+            self._writers.discard(writer)
             writer.close()
 
     def _receive(
@@ -187,6 +199,8 @@ class SchedulerLink:
             if message.entry and writer is self._followed and self.entry is None:
                 self.entry = decode_model(message.entry)
                 self.entry_arrived.set()
+            if message.rotate and writer is self._followed:
+                self.on_rotate()
         elif writer is not self._followed:
             raise _Outdated("it sent a command without being followed")
         elif isinstance(message, KvResync):

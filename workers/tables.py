@@ -9,6 +9,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    Interval,
     LargeBinary,
     PrimaryKeyConstraint,
     Table,
@@ -169,9 +170,17 @@ host_credentials = Table(
     Column("secret_hash", LargeBinary),
     instant("joined_at", nullable=True),
     instant("revoked_at", nullable=True),
+    Column("earlier_join_hashes", ARRAY(LargeBinary), nullable=False, server_default=text("'{}'")),
+    Column("previous_hash", LargeBinary),
+    instant("previous_until", nullable=True),
+    Column("rotation_overlap", Interval),
+    instant("rotated_at", nullable=True),
     CheckConstraint("(join_hash IS NULL) = (join_expires_at IS NULL)", name="join"),
+    CheckConstraint("(previous_hash IS NULL) = (previous_until IS NULL)", name="previous"),
 )
-"""Who may report as a host: SHA-256 of its join token, of the secret that used it, and of the secret that holds."""
+"""Who may report as a host: SHA-256 of its join token, of those of earlier attempts at the same create, of the secret
+that used it, of the secret that holds, and of the one before, which holds until `previous_until`. `rotation_overlap`:
+an admin has asked for a new secret, and the old one is to hold so long."""
 
 host_acceptances = Table(
     "host_acceptances",

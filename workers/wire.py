@@ -280,8 +280,18 @@ class AgentJoin(msgspec.Struct, tag="agent_join"):
     """SHA-256 of the secret. The same frame again is answered alike, should the answer have been lost."""
 
 
+class AgentRotation(msgspec.Struct, tag="agent_rotation"):
+    """The only frame of a host that replaces its secret, as a Claim has asked. It is answered as AgentJoin is."""
+
+    token: str
+    """A secret that holds."""
+    host_id: str
+    secret_hash: bytes
+    """SHA-256 of the secret that is to hold from now on."""
+
+
 class JoinAnswer(msgspec.Struct, tag="join_answer"):
-    """Scheduler to a host that joins; the connection is closed."""
+    """Scheduler to a host that joins or replaces its secret; the connection is closed."""
 
     error: str = ""
     """Why not; empty = the secret holds from now on."""
@@ -338,6 +348,8 @@ class Claim(msgspec.Struct, tag="claim"):
     """Term of the lease under which the scheduler serves; 0 = it stands by."""
     entry: str = ""
     """The entry of the model that the agent wants (workers.added_models.encode_model); empty = not known here."""
+    rotate: bool = False
+    """Whether the agent is to make another secret (AgentRotation). An older one does not, and its secret holds on."""
 
 
 SIMULATED_HOST = "sim-"

@@ -23,6 +23,11 @@ class InvitationOut(ResponseModel):
     )
     joined_at: datetime | None
     revoked_at: datetime | None
+    rotates: bool = Field(description="Whether its agent was asked for another secret and has made none yet.")
+    rotated_at: datetime | None = Field(description="When its secret was replaced last.")
+    previous_until: datetime | None = Field(
+        description="Until when the secret before that one holds, too; null = it has ended."
+    )
 
 
 class InvitationCreate(RequestBody):
@@ -45,6 +50,26 @@ class RevokedHostOut(ResponseModel):
     """A host whose secret and token have ended."""
 
     host: str
+
+
+class RotationCreate(RequestBody):
+    """How long the present secret holds beside the new one."""
+
+    overlap_s: Annotated[
+        int,
+        Field(
+            ge=host_joining.SHORTEST_OVERLAP // timedelta(seconds=1),
+            le=host_joining.LONGEST_OVERLAP // timedelta(seconds=1),
+        ),
+    ] = 3600
+    reason: Reason
+
+
+class RotatingHostOut(ResponseModel):
+    """A host whose agent was asked for another secret."""
+
+    host: str
+    overlap_s: float
 
 
 def router(deps: AdminDeps) -> APIRouter:
@@ -81,5 +106,14 @@ def router(deps: AdminDeps) -> APIRouter:
     async def revoke_host(actor: Annotated[Actor, auth], host: str, body: ReasonBody) -> RevokedHostOut:
         revoked = await host_joining.revoke(deps.database, actor, host=host, reason=body.reason)
         return RevokedHostOut.model_validate(revoked)
+
+    @routes.post(
+        "/hosts/{host}/rotate", status_code=202, summary="Ask a host's agent for another secret of its own"
+    )
+    async def rotate_host(actor: Annotated[Actor, auth], host: str, body: RotationCreate) -> RotatingHostOut:
+        rotating = await host_joining.rotate(
+            deps.database, actor, host=host, overlap=timedelta(seconds=body.overlap_s), reason=body.reason
+        )
+        return RotatingHostOut.model_validate(rotating)
 
     return routes

@@ -217,7 +217,7 @@ def invite(
     async def act(db: Database, actor: Actor) -> object:
         authority = await known_fingerprint(db, load_settings())
         return await host_joining.invite(
-            db, actor, host=host, valid=_duration(valid), reason=reason, authority=authority
+            db, actor, host=host, valid=_duration(valid, "for"), reason=reason, authority=authority
         )
 
     perform(act, data_dir, as_json)
@@ -239,11 +239,35 @@ def revoke(host: Name, reason: Reason, data_dir: DataDir = None, as_json: AsJson
     perform(lambda db, actor: host_joining.revoke(db, actor, host=host, reason=reason), data_dir, as_json)
 
 
-def _duration(given: str) -> timedelta:
+@app.command(epilog='Example: penstock hosts rotate b300-1 --overlap 1h --reason "every quarter"')
+def rotate(
+    host: Name,
+    reason: Reason,
+    overlap: Annotated[
+        str,
+        typer.Option("--overlap", help="How long the present secret holds beside the new one: 30m, 1h, 2d."),
+    ] = "1h",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a host's agent replace the secret with which it reports, without a restart.
+
+    Where the present secret may have been read by others, use `revoke` and `invite` instead.
+    """
+    perform(
+        lambda db, actor: host_joining.rotate(
+            db, actor, host=host, overlap=_duration(overlap, "overlap"), reason=reason
+        ),
+        data_dir,
+        as_json,
+    )
+
+
+def _duration(given: str, option: str) -> timedelta:
     """The time that 30m, 1h or 2d means. Raises InvalidRequest."""
     found = re.fullmatch(r"(\d{1,6})([mhd])", given)
     if found is None:
-        raise InvalidRequest(f"--for is {given!r}; write it as 30m, 1h or 2d", param="for")
+        raise InvalidRequest(f"--{option} is {given!r}; write it as 30m, 1h or 2d", param=option)
     return int(found[1]) * _UNITS[found[2]]
 
 

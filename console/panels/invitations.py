@@ -18,12 +18,15 @@ from scheduler.authority import known_fingerprint
 STATE_TONES = {"invited": "info", "own secret": "ok", "token expired": "warn", "revoked": "bad"}
 LIFETIMES = {1: "1 hour", 24: "1 day", 168: "7 days"}
 """Hours for which a token can be used."""
+OVERLAP = timedelta(hours=1)
+"""How long a secret that is replaced here holds on."""
 _COLUMNS = (
     Column("host", "Host"),
     Column("state", "State"),
     Column("invited", "Invited", numeric=True),
     Column("expires", "Token expires", numeric=True),
     Column("joined", "Joined", numeric=True),
+    Column("rotated", "Secret replaced", numeric=True),
     Column("acts", ""),
 )
 
@@ -43,7 +46,7 @@ class InvitationsPanel:
                 [],
                 label="Invitations",
                 nothing="No host was invited yet.",
-                on_action=viewer.act(self._revoke),
+                on_action=viewer.act(self._act),
             )
 
     async def refresh(self) -> None:
@@ -57,6 +60,7 @@ class InvitationsPanel:
     def _rows(self, invitations: Sequence[InvitationView]) -> list[Row]:
         now = self._console.clock.now()
         acts = [("revoke", "Revoke", "bad")] if self._viewer.is_admin else []
+        rotate = [("rotate", "Replace secret", ""), *acts] if self._viewer.is_admin else []
         return [
             {
                 "id": one.host,
@@ -65,7 +69,8 @@ class InvitationsPanel:
                 "invited": cell(moment(one.invited_at, now)),
                 "expires": cell(moment(one.expires_at, now)),
                 "joined": cell(moment(one.joined_at, now)),
-                "acts": actions_cell(acts, f"host {one.host}"),
+                "rotated": cell("asked for" if one.rotates else moment(one.rotated_at, now)),
+                "acts": actions_cell(rotate if one.state == "own secret" else acts, f"host {one.host}"),
             }
             for one in invitations
         ]
@@ -105,7 +110,26 @@ class InvitationsPanel:
                 lifetime.props("outlined dense")
             reason = text_input("Reason", hint="Kept in the audit log.").props("maxlength=500")
 
-    async def _revoke(self, _: str, host: str) -> None:
+    async def _act(self, act: str, host: str) -> None:
+        await (self._rotate(host) if act == "rotate" else self._revoke(host))
+
+    async def _rotate(self, host: str) -> None:
+        """Ask for another secret of a row's host."""
+        reason = await confirm(
+            self._viewer,
+            f"Replace the secret of {host}?",
+            "Its agent makes another within seconds. The present one holds for an hour beside it.",
+            "Replace",
+        )
+        if reason is None:
+            return
+        await host_joining.rotate(
+            self._console.database, self._viewer.actor, host=host, overlap=OVERLAP, reason=reason
+        )
+        toast_ok(f"{host} was asked for another secret.")
+        await self.refresh()
+
+    async def _revoke(self, host: str) -> None:
         """End the right of a row's host."""
         reason = await confirm(
             self._viewer,

@@ -22,6 +22,7 @@ from tests.integration.billing.payments.support import buy, gateway_to
 from tests.support.approving import SECOND, set_limit
 from tests.support.stripe_sim import FakeStripe
 from tests.support.tenancy import ADMIN, audit_actions, make_organisation
+from workers import host_credentials
 
 CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/tenants", {"name": "Beta"}, 201, "tenant.create"),
@@ -121,6 +122,7 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ),
     ("PUT", "/pools/acting", {"acting": "dry-run", "reason": "x"}, 200, "pools.set_acting"),
     ("POST", "/hosts/invitations", {"host": "b300-1", "reason": "x"}, 201, "hosts.invite"),
+    ("POST", "/hosts/{joined_host}/rotate", {"reason": "x"}, 202, "hosts.rotate"),
     ("POST", "/hosts/{host}/revoke", {"reason": "x"}, 200, "hosts.revoke"),
     ("POST", "/models/scaling/reset", {"model": "deepseek-v3.2"}, 200, "model.reset_scaling"),
     (
@@ -274,7 +276,12 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
 ]
 """Method, route, body, status, and the action of the one row it leaves."""
 
-SAME = {"postpaid_id": "tenant_id", "signing_key_id": "key_id", "refund_approval_id": "approval_id"}
+SAME = {
+    "joined_host": "host",
+    "postpaid_id": "tenant_id",
+    "signing_key_id": "key_id",
+    "refund_approval_id": "approval_id",
+}
 """What two routes call alike and is another thing here: its name here, and theirs."""
 
 UNCHANGING = {
@@ -317,6 +324,14 @@ def test_the_list_of_changes_is_complete(app: FastAPI) -> None:
     assert served - UNCHANGING - TESTED_APART == tested
 
 
+async def _joined(database: Database) -> str:
+    """A host with a secret of its own."""
+    async with database.system() as connection:
+        await host_credentials.invite(connection, "b300-2", b"token", timedelta(hours=1))
+        assert await host_credentials.join(connection, "b300-2", b"token", b"secret") == ""
+    return "b300-2"
+
+
 def _as_served(path: str) -> str:
     """A path of CHANGES as the document has it."""
     for here, there in SAME.items():
@@ -348,6 +363,7 @@ async def test_every_change_leaves_exactly_one_row(
         "scope_id": acme.tenant_id,
         "name": "usage-daily",
         "host": "b300-1",
+        "joined_host": await _joined(database),
         **await _money_to_decide(database, acme.tenant_id),
         **await _bought(database, request.getfixturevalue("fake_stripe"), acme.tenant_id),
         **await _to_decide(admin, database),

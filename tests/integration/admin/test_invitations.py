@@ -11,11 +11,12 @@ from admin import host_joining, hosts
 from admin.host_joining import RegistrationView
 from core.db import Database
 from core.settings import Settings
+from jobs import retention
 from scheduler.authority import known_fingerprint, obtain
 from tests.integration.admin.rest import Caller, token_of
 from tests.support.scheduling import beat
 from tests.support.tenancy import ADMIN
-from workers.host_credentials import join
+from workers.host_credentials import join, rotate
 from workers.host_hours import record_heartbeat
 from workers.join_token import parse_token, secret_hash
 
@@ -42,6 +43,9 @@ async def test_the_token_is_in_the_answer_alone(admin: Caller, database: Databas
         "expires_at": made.json()["expires_at"],
         "joined_at": None,
         "revoked_at": None,
+        "rotates": False,
+        "rotated_at": None,
+        "previous_until": None,
     }
     valid = datetime.fromisoformat(one["expires_at"]) - datetime.fromisoformat(one["invited_at"])
     assert abs(valid - timedelta(hours=2)) < timedelta(seconds=1), "two readings of one clock"
@@ -114,7 +118,11 @@ async def test_finance_looks_and_changes_nothing(admin: Caller, database: Databa
     await host_joining.invite(database, ADMIN, host="b300-1", valid=timedelta(hours=1), reason="test")
     finance = Caller(admin.client, await token_of(database, "finance"))
     assert await listed(finance) == {"b300-1": ("invited", True)}
-    for path, body in (("/hosts/invitations", INVITE), ("/hosts/b300-1/revoke", {"reason": "x"})):
+    for path, body in (
+        ("/hosts/invitations", INVITE),
+        ("/hosts/b300-1/revoke", {"reason": "x"}),
+        ("/hosts/b300-1/rotate", {"reason": "x"}),
+    ):
         assert (await finance("POST", path, body)).status_code == 403
     assert await listed(finance) == {"b300-1": ("invited", True)}
 
@@ -164,3 +172,47 @@ async def test_a_host_that_joined_and_is_silent_is_reported_until_it_is_revoked(
     await host_joining.revoke(database, ADMIN, host="b300-1", reason="sold")
     assert await hosts.list_hosts(database, ADMIN) == []
     assert (await host_joining.joining(database, ADMIN, [])).silent == {}
+
+
+async def test_a_secret_is_replaced_on_demand(admin: Caller, database: Database) -> None:
+    made = await admin("POST", "/hosts/invitations", INVITE)
+    answer = await admin("POST", "/hosts/b300-1/rotate", {"reason": "quarter"})
+    assert answer.status_code == 404
+    assert "has no secret of its own" in answer.json()["error"]["message"]
+    async with database.system() as connection:
+        hashed = parse_token(made.json()["token"], "the answer").hash
+        assert await join(connection, "b300-1", hashed, b"first") == ""
+    answer = await admin("POST", "/hosts/b300-1/rotate", {"reason": "quarter", "overlap_s": 120})
+    assert (answer.status_code, answer.json()) == (202, {"host": "b300-1", "overlap_s": 120.0})
+    assert (await admin("POST", "/hosts/b300-1/rotate", {"reason": "x", "overlap_s": 1})).status_code == 400
+    [asked] = (await admin("GET", "/hosts/invitations")).json()
+    assert (asked["rotates"], asked["rotated_at"], asked["previous_until"]) == (True, None, None)
+    async with database.system() as connection:
+        assert await rotate(connection, "b300-1", b"first", b"second") == ""
+    [done] = (await admin("GET", "/hosts/invitations")).json()
+    assert (done["rotates"], done["rotated_at"] < done["previous_until"]) == (False, True)
+
+
+async def test_rows_of_hosts_that_have_ended_are_deleted_after_a_time(
+    admin: Caller, database: Database
+) -> None:
+    for host in ("ended", "unused", "joined", "recent"):
+        made = await admin("POST", "/hosts/invitations", {**INVITE, "host": host})
+        if host != "unused":
+            async with database.system() as connection:
+                hashed = parse_token(made.json()["token"], "the answer").hash
+                assert await join(connection, host, hashed, host.encode()) == ""
+    for host in ("ended", "recent"):
+        assert (await admin("POST", f"/hosts/{host}/revoke", {"reason": "sold"})).status_code == 200
+    async with database.engine.begin() as connection:
+        await connection.execute(
+            text(
+                "UPDATE host_credentials SET invited_at = invited_at - interval '91 days', "
+                "join_expires_at = join_expires_at - interval '91 days', "
+                "revoked_at = revoked_at - CASE host_id WHEN 'recent' THEN interval '89 days' ELSE '91 days' END"
+            )
+        )
+    async with database.system() as connection:
+        assert await retention.prune(connection) == 2
+    left = (await admin("GET", "/hosts/invitations?revoked=true")).json()
+    assert {one["host"] for one in left} == {"joined", "recent"}

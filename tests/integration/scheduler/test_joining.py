@@ -22,6 +22,7 @@ from core.clock import SystemClock
 from core.db import Database
 from core.errors import InvalidRequest, NotFound
 from core.settings import Settings
+from jobs.hosts import _join_token
 from scheduler.client import SchedulerClient
 from scheduler.door import Door
 from scheduler.host_admission import HostAdmission
@@ -30,11 +31,12 @@ from tests.support.scheduling import TOKEN, beat, replica, request
 from tests.support.waiting import until
 from workers import host_credentials
 from workers.join_token import parse_token, secret_hash
-from workers.joining import join
+from workers.joining import ask, join
 from workers.kv_events_feed import KvOutbox
 from workers.own_credentials import AgentCredentials
 from workers.scheduler_link import Connect, SchedulerLink, open_plain
-from workers.wire import CommandResult, Heartbeat, ReplicaCommand
+from workers.secret_rotation import HostAccess
+from workers.wire import AgentRotation, CommandResult, Heartbeat, ReplicaCommand
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
 HOST = "b300-1"
@@ -101,8 +103,9 @@ async def reporting(
     async def pause(seconds: float) -> None:
         await asyncio.sleep(0.01)
 
+    addresses = [at or Address("127.0.0.1", door.port)]
     link = SchedulerLink(
-        [at or Address("127.0.0.1", door.port)],
+        addresses,
         own.token,
         HOST,
         heartbeat=lambda: heartbeat,
@@ -114,7 +117,7 @@ async def reporting(
         connect=connect,
         pause=pause,
     )
-    task = asyncio.create_task(link.run())
+    task = asyncio.create_task(HostAccess(own, addresses, connect, link, pause).run())
     try:
         yield link
     finally:
@@ -203,11 +206,117 @@ async def test_a_revoked_host_is_turned_away_and_may_be_invited_again(
         with pytest.raises(NotFound, match="neither a secret nor a join token"):
             await host_joining.revoke(database, ADMIN, host=HOST, reason="test")
         anew = credentials(tmp_path, await invited(database))
-        assert anew.token != own.token
         assert anew.engine_key == own.engine_key, "engines that run keep their key"
         await join(anew, [Address("127.0.0.1", door.port)], open_plain)
+        assert anew.token != own.token
         async with reporting(door, anew, beat(replica(f"{HOST}/r0"))) as link:
             await until(lambda: link.connected)
+
+
+async def end_overlap(database: Database) -> None:
+    async with database.engine.begin() as connection:
+        await connection.execute(text("UPDATE host_credentials SET previous_until = now() - interval '1 s'"))
+
+
+async def test_a_secret_is_replaced_while_the_host_reports(
+    pg_url: str, database: Database, tmp_path: Path
+) -> None:
+    async with platform(pg_url) as (door, service, hosts):
+        own = credentials(tmp_path, await invited(database))
+        await join(own, [Address("127.0.0.1", door.port)], open_plain)
+        first = own.token
+        async with reporting(door, own, beat(replica(f"{HOST}/r0"))) as link:
+            await until(lambda: link.connected)
+            rotated = await host_joining.rotate(
+                database, ADMIN, host=HOST, overlap=timedelta(hours=1), reason="quarter"
+            )
+            assert rotated.overlap_s == 3600
+            await until(lambda: own.token != first and not hosts.rotates(HOST))
+            shown = {session.secret_hash for session in door.sessions}
+            await until(lambda: {each.secret_hash for each in door.sessions} == {secret_hash(own.token)})
+            assert shown <= {secret_hash(first), secret_hash(own.token)}
+            assert hosts.holds(HOST, secret_hash(first)), "until its overlap ends"
+            [one] = await host_joining.list_invitations(database, ADMIN)
+            assert one.rotated_at is not None
+            assert one.previous_until is not None
+            assert not one.rotates
+            await end_overlap(database)
+            await until(lambda: not hosts.holds(HOST, secret_hash(first)))
+            await until(lambda: link.connected)
+            assert service.state.fleet.replicas, "requests reach its replicas all the time"
+        assert credentials(tmp_path).token == own.token
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_the_answer_to_a_rotation_may_be_lost(
+    pg_url: str, database: Database, tmp_path: Path, late: bool
+) -> None:
+    async with platform(pg_url) as (door, _, hosts):
+        own = credentials(tmp_path, await invited(database))
+        await join(own, [Address("127.0.0.1", door.port)], open_plain)
+        await host_joining.rotate(database, ADMIN, host=HOST, overlap=timedelta(hours=1), reason="test")
+        own.make_next()
+        async with database.system() as connection:
+            hashes = secret_hash(own.token), secret_hash(own.next_secret)
+            assert await host_credentials.rotate(connection, HOST, *hashes) == ""
+        if late:
+            await end_overlap(database)
+        await until(lambda: hosts.holds(HOST, hashes[0]) is not late and hosts.holds(HOST, hashes[1]))
+        restarted = credentials(tmp_path)
+        async with reporting(door, restarted, beat(replica(f"{HOST}/r0"))) as link:
+            await until(lambda: restarted.token == own.next_secret and link.connected)
+
+
+async def test_a_secret_is_replaced_when_an_admin_asks_and_by_its_host_alone(
+    pg_url: str, database: Database, tmp_path: Path
+) -> None:
+    async with platform(pg_url) as (door, _, _):
+        at = [Address("127.0.0.1", door.port)]
+        own = credentials(tmp_path, await invited(database))
+        await join(own, at, open_plain)
+        new = secret_hash("another")
+        assert "was asked for" in await ask(AgentRotation(own.token, HOST, new), at, open_plain)
+        await host_joining.rotate(database, ADMIN, host=HOST, overlap=timedelta(hours=1), reason="test")
+        assert "does not hold" in await ask(AgentRotation("a guess", HOST, new), at, open_plain)
+        assert "does not hold" in await ask(AgentRotation(own.token, "b300-2", new), at, open_plain)
+        assert "wrong form" in await ask(AgentRotation(own.token, HOST, b"short"), at, open_plain)
+        assert not await ask(AgentRotation(own.token, HOST, new), at, open_plain)
+        # What was replaced replaces nothing.
+        await host_joining.rotate(database, ADMIN, host=HOST, overlap=timedelta(hours=1), reason="test")
+        assert "another one already" in await ask(
+            AgentRotation(own.token, HOST, secret_hash("third")), at, open_plain
+        )
+
+
+async def test_a_token_that_does_not_work_leaves_the_secret_that_does(
+    pg_url: str, database: Database, tmp_path: Path
+) -> None:
+    async with platform(pg_url) as (door, _, _):
+        own = credentials(tmp_path, await invited(database))
+        await join(own, [Address("127.0.0.1", door.port)], open_plain)
+        mistaken = credentials(tmp_path, await invited(database, "b300-2"))
+        async with reporting(door, mistaken, beat(replica(f"{HOST}/r0"))) as link:
+            await until(lambda: link.connected)
+            assert mistaken.token == own.token
+        assert credentials(tmp_path).token == own.token
+
+
+async def test_the_host_of_a_create_whose_answer_was_lost_may_join_instead(
+    pg_url: str, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with platform(pg_url) as (door, _, _):
+        settings = Settings()
+        first = await _join_token(database, settings, HOST)
+        second = await _join_token(database, settings, HOST)
+        own = credentials(tmp_path / "1", first)
+        await join(own, [Address("127.0.0.1", door.port)], open_plain)
+        assert "is not one for host" in await refused(door, credentials(tmp_path / "2", second), caplog)
+        # An admin's invitation ends the earlier ones.
+        third = await _join_token(database, settings, "b300-2")
+        await invited(database, "b300-2")
+        assert "is not one for host" in await refused(
+            door, credentials(tmp_path / "3", third, "b300-2"), caplog
+        )
 
 
 async def test_a_host_that_has_joined_is_admitted_while_postgresql_is_away(
@@ -259,6 +368,8 @@ def test_the_commands_print_a_token_once_and_take_the_right_away(
     answer = json.loads(penstock("invite", HOST, "--for", "30m").stdout)
     assert parse_token(answer["token"], "the answer").hash
     assert penstock("invite", HOST, "--for", "soon").exit_code == 2
+    assert "has no secret of its own" in penstock("rotate", HOST).stderr
+    assert penstock("rotate", HOST, "--overlap", "30d").exit_code == 2
     assert json.loads(penstock("revoke", HOST).stdout) == {"host": HOST}
     assert penstock("revoke", HOST).exit_code == 2
 
