@@ -227,7 +227,7 @@ def write_parquet(folder: Path, month: date, rows: int) -> float:
         "output_tokens": _OUTPUT, "reasoning_tokens": f"CASE WHEN i % 5 = 0 THEN {_OUTPUT} // 2 ELSE 0 END",
         "unbilled_input_tokens": "0::BIGINT", "unbilled_output_tokens": "0::BIGINT",
         "cost": f"{COST}::DECIMAL(38,0)", "list_cost": f"({COST} + {DISCOUNT})::DECIMAL(38,0)",
-        "queue_us": "(i * 7) % 50000", "ttft_us": "(i * 11) % 900000", "duration_us": _DURATION,
+        "queue_us": "(i * 7) % 50000", "ttft_us": "(i * 11) % 900000", "duration_us": _DURATION, "gpu": "''",
     }  # fmt: skip
     selected = ", ".join(f"{value} AS {name}" for name, value in columns.items())
     with duckdb.connect(config={"memory_limit": "3GB"}) as session:

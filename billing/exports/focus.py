@@ -1,9 +1,9 @@
 """Customers' charges in FOCUS 1.2 (focus.finops.org), by UTC day, hour or month.
 
-Usage has a row per organisation, project, key, model, tier, region, price version and token class, so that unit price
-times quantity is exactly the cost. Credits, expiries, adjustments, commitment shortfalls and uncollected usage have
-rows of their own. The sum of BilledCost is what customers owe for the period, prepaid or postpaid. A top-up is a
-payment, not a charge. docs/finance/exports.md has the sums.
+Usage has a row per organisation, project, key, model, tier, region, class of GPU, price version and token class, so
+that unit price times quantity is exactly the cost. Credits, expiries, adjustments, commitment shortfalls and
+uncollected usage have rows of their own. The sum of BilledCost is what customers owe for the period, prepaid or
+postpaid. A top-up is a payment, not a charge. docs/finance/exports.md has the sums.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -58,19 +58,19 @@ _USAGE = """
     WITH {usage_sums},
     grouped AS (
         SELECT date_trunc(:unit, hour, 'UTC') AS at, tenant_id, project_id, key_id, model, tier, region,
-            price_version, list_price_version, simulated, end_user, tags,
+            price_version, list_price_version, simulated, gpu, end_user, tags,
             sum(input_tokens - cached_input_tokens) AS input, sum(cached_input_tokens) AS cached_input,
             sum(output_tokens - reasoning_tokens) AS output, sum(reasoning_tokens) AS reasoning,
             sum(cost) AS cost, sum(list_cost) AS list_cost
         FROM usage_sums WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
-        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
+        GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
     SELECT g.*, t.name AS tenant, j.name AS project, k.name AS key_name, {rates}
     FROM grouped g
     JOIN price_versions p ON p.id = g.price_version JOIN price_versions l ON l.id = g.list_price_version
     LEFT JOIN tenants t ON t.id = g.tenant_id LEFT JOIN projects j ON j.id = g.project_id
     LEFT JOIN api_keys k ON k.id = g.key_id
     ORDER BY g.at, g.tenant_id, g.project_id, g.key_id, g.model, g.tier, g.region, g.price_version,
-        g.list_price_version, g.simulated, g.end_user, g.tags
+        g.list_price_version, g.simulated, g.gpu, g.end_user, g.tags
 """
 _BOOKED = """
     SELECT t.kind, t.tenant_id, n.name AS tenant, date_trunc(:unit, t.effective_at, 'UTC') AS at,
@@ -172,6 +172,7 @@ def _usage(row: Row[Any], charge: _Charge) -> list[Record]:
             "x_TokenClass": name,
             "x_PriceVersion": row.price_version,
             "x_Simulated": row.simulated,
+            "x_Gpu": row.gpu or None,
         }
         found.append(_record(values))
     if (cost, list_cost) != (int(row.cost), int(row.list_cost)):

@@ -65,6 +65,7 @@ CHARGES: tuple[Column, ...] = tuple(
         ("x_TokenClass", _T),
         ("x_PriceVersion", ColumnKind.INTEGER),
         ("x_Simulated", ColumnKind.BOOLEAN),
+        ("x_Gpu", _T),
     )
 )
 """Columns of customers' charges."""
@@ -87,6 +88,7 @@ _GPU_LEFT_OUT = frozenset(
         "x_TokenClass",
         "x_PriceVersion",
         "x_Simulated",
+        "x_Gpu",
     }
 )
 GPU: tuple[Column, ...] = (

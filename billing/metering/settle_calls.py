@@ -65,6 +65,7 @@ class SettleRow(NamedTuple):
     queue_us: int
     ttft_us: int
     duration_us: int
+    gpu: str
 
 
 def settle_row(record: UsageRecord) -> SettleRow:
@@ -97,6 +98,7 @@ def settle_row(record: UsageRecord) -> SettleRow:
         record.queue_us,
         record.ttft_us,
         record.duration_us,
+        opened.gpu,
     )
 
 

@@ -34,6 +34,7 @@ _HOLD_STATE = Enum("open", "settled", "voided", "expired", name="hold_state")
 _OUTCOME = Enum(*(outcome.value for outcome in Outcome), name="usage_outcome")
 _DIMENSIONS = (
     "tenant_id", "project_id", "key_id", "model", "tier", "region", "price_version", "list_price_version", "simulated",
+    "gpu",
 )  # fmt: skip
 
 
@@ -91,9 +92,11 @@ usage_dims = Table(
     count("price_version"),
     count("list_price_version"),
     Column("simulated", Boolean, nullable=False),
+    Column("gpu", Text, nullable=False, server_default=""),
     UniqueConstraint(*_DIMENSIONS, name="uq_usage_dims_facts"),
 )
-"""Dimensions that usage rows share: customer, model, tier, region, price versions."""
+"""Dimensions that usage rows share: customer, model, tier, region, price versions, class of GPU (empty = none, or not
+known)."""
 
 usage_engines = Table(
     "usage_engines",

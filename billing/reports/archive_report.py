@@ -24,7 +24,8 @@ from core.errors import Conflict, InvalidRequest
 from core.money import pico_to_usd
 
 DIMENSIONS = (
-    "tenant_id", "project_id", "key_id", "model", "tier", "region", "price_version", "simulated", "day", "month",
+    "tenant_id", "project_id", "key_id", "model", "tier", "region", "price_version", "simulated", "gpu", "day",
+    "month",
 )  # fmt: skip
 SUMS = (
     "requests", "input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens", "cost", "list_cost",
@@ -103,7 +104,7 @@ def sum_sources(
         columns = [f"{_archived_column(name)} AS {name}" for name in group_by]
         # Names come from the tuples above; values are bound.
         sources.append(
-            f"SELECT {', '.join(columns)}, {_ARCHIVED_SUMS} FROM read_parquet(?) "  # noqa: S608
+            f"SELECT {', '.join(columns)}, {_ARCHIVED_SUMS} FROM {_ARCHIVES} "  # noqa: S608
             f"WHERE ? IS NULL OR tenant_id = ? GROUP BY ALL"
         )
         tenant = None if tenant_id is None else str(tenant_id)
@@ -120,6 +121,10 @@ def sum_sources(
         return found.fetchall()
 
 
+_ARCHIVES = (
+    "(FROM read_parquet(?, union_by_name = true) UNION ALL BY NAME SELECT NULL::VARCHAR AS gpu WHERE false)"
+)
+"""The archived rows; those of archives of before version 2 have no class of GPU."""
 _BILLED = "FILTER (WHERE outcome NOT IN ('engine_failed', 'zero_output'))"
 _ARCHIVED_SUMS = ", ".join(
     [
@@ -137,7 +142,7 @@ _ARCHIVED_SUMS = ", ".join(
 def _archived_column(name: str) -> str:
     if name in _TIMES:
         return f"strftime({_TIMES[name].format(at='ended_at')}, '%Y-%m-%d')"
-    return f"CAST({name} AS VARCHAR)"
+    return "coalesce(gpu, '')" if name == "gpu" else f"CAST({name} AS VARCHAR)"
 
 
 def _months(first: date, last: date) -> list[date]:

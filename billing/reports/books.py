@@ -16,7 +16,7 @@ from core.money import pico_to_usd
 _UNCOLLECTED = text(
     """
     SELECT date_trunc('hour', t.effective_at, 'UTC') AS hour, t.tenant_id, u.project_id, u.key_id, u.model, u.tier,
-        u.region, u.price_version, u.simulated,
+        u.region, u.price_version, u.simulated, u.gpu,
         (SELECT v.value FROM label_values v WHERE v.id = l.user_value) AS end_user,
         (SELECT jsonb_object_agg(v.name, v.value) FROM label_values v WHERE v.id = ANY (l.tag_values)) AS tags,
         sum(t.amount) AS amount
@@ -25,7 +25,7 @@ _UNCOLLECTED = text(
     WHERE t.kind = 'uncollectible' AND t.effective_at >= :start AND t.effective_at < :end
         AND NOT EXISTS (SELECT 1 FROM adjustments a WHERE a.id = t.source_id)
         AND (CAST(:tenant AS uuid) IS NULL OR t.tenant_id = :tenant)
-    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
     """
 )
 # Revenue without a request: adjustments and shortfalls of committed spend, including their uncollectible part.

@@ -35,6 +35,7 @@ NAMES = (
     "simulated",
     "end_user",
     "tags",
+    "gpu",
 )
 FIGURES = (
     "requests",

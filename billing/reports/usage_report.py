@@ -3,9 +3,9 @@
 Sums come from rollups, and from usage rows for hours that are not rolled up (billing/usage/sums.py), so the report
 always equals the rows; its totals equal the ledger (`totals`, billing/reports/books.py). Tokens are billed tokens, so
 tokens times price is the cost. Cached tokens are part of input, reasoning tokens part of output. `tier`, `region`,
-`price_version` and `simulated` are None on a line that mixes several. `credits_applied_usd` is the part paid from
-prepaid credit. `adjustment_usd` is the sum of adjustments and shortfalls of committed spend, positive for a charge; it
-is on a separate line when the grouping has a dimension that adjustments lack.
+`gpu`, `price_version` and `simulated` are None on a line that mixes several. `credits_applied_usd` is the part paid
+from prepaid credit. `adjustment_usd` is the sum of adjustments and shortfalls of committed spend, positive for a
+charge; it is on a separate line when the grouping has a dimension that adjustments lack.
 """
 
 from collections import defaultdict
@@ -311,6 +311,7 @@ def _order(row: ReportRow) -> tuple[object, ...]:
         row.model or "",
         row.tier or "",
         row.region or "",
+        row.gpu or "",
         row.price_version or 0,
         bool(row.simulated),
         row.end_user or "",

@@ -29,8 +29,8 @@ from core.errors import Conflict, NotFound
 from core.money import pico_to_usd
 from core.settings import Settings
 
-SCHEMA_VERSION = 1
-"""Version of the columns, written into the manifest."""
+SCHEMA_VERSION = 2
+"""Version of the columns, written into the manifest; 2 added `gpu`."""
 ROW_GROUP = 262_144
 """Rows of a row group."""
 BUSY_HOUR_ROWS = 500_000
@@ -54,6 +54,7 @@ _TYPES: dict[str, pa.DataType] = {
     **dict.fromkeys(("unbilled_input_tokens", "unbilled_output_tokens"), pa.int64()),
     **dict.fromkeys(("cost", "list_cost"), _PICO),
     **dict.fromkeys(("queue_us", "ttft_us", "duration_us"), pa.int64()),
+    "gpu": _LABEL,
 }
 _SCHEMA = pa.schema(
     [

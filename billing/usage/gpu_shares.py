@@ -2,8 +2,9 @@
 
 The cost of a model's serving replicas in an hour is apportioned over the model's lines of `usage_hours` of that hour,
 by estimated GPU time (weights.py) with the largest remainder method (core/apportion.py). Ties go to the first line in
-the order of tenant, project, key, tier, region, price version, list price version, simulated. Each line's share is
-split into input and output by the same weights. Reports only add shares up, so all groupings give the same totals.
+the order of tenant, project, key, tier, region, price version, list price version, simulated, class of GPU. Each
+line's share is split into input and output by the same weights. Reports only add shares up, so all groupings give the
+same totals.
 
 `usage_days` stores the sums of the shares of past days, and `usage_day_state.shared_by` the digest of the host costs
 and weights that they were computed from. A query uses a stored day only if it is not dirty and its digest equals that
@@ -42,7 +43,7 @@ RECENT_DAYS = 62
 """Days that are checked for changed costs every five minutes: at least the open months."""
 
 _TIE_ORDER = """tenant_id, project_id, key_id, tier COLLATE "C", region COLLATE "C", price_version, list_price_version,
-                simulated"""
+                simulated, gpu COLLATE "C" """
 
 
 _AMOUNTS = ("cost", "us", "machine_us")

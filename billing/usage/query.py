@@ -17,6 +17,7 @@ DIMENSIONS = (
     "model",
     "tier",
     "region",
+    "gpu",
     "price_version",
     "simulated",
     "end_user",
@@ -85,6 +86,8 @@ class ReportRow(msgspec.Struct):
     end_user: str | None = None
     tags: str | None = None
     """The tags that the report is grouped by and the line has, as a JSON object; None = it has none of them."""
+    gpu: str | None = None
+    """Class of GPU; empty = requests ran without one, or it is not known. None = the line mixes several."""
 
 
 def this_month(now: datetime) -> tuple[datetime, datetime]:

@@ -24,7 +24,7 @@ SUMS = (
     "cost",
     "list_cost",
 )
-FACETS = ("tier", "region", "price_version", "simulated")
+FACETS = ("tier", "region", "price_version", "simulated", "gpu")
 
 _COLUMNS = {
     "tenant": "tenant_id",
@@ -36,7 +36,7 @@ _COLUMNS = {
 }
 
 KEY_COLUMNS = (
-    "tenant_id, project_id, key_id, model, tier, region, price_version, list_price_version, simulated"
+    "tenant_id, project_id, key_id, model, tier, region, price_version, list_price_version, simulated, gpu"
 )
 SUM_COLUMNS = f"""{KEY_COLUMNS}, requests, outcomes, input_tokens, cached_input_tokens, output_tokens, reasoning_tokens,
         unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us"""

@@ -41,6 +41,7 @@ def _sums(period: str) -> tuple[Column[Any], ...]:
         Column("price_version", BigInteger, primary_key=True, autoincrement=False),
         Column("list_price_version", BigInteger, primary_key=True, autoincrement=False),
         Column("simulated", Boolean, primary_key=True),
+        Column("gpu", Text, primary_key=True, server_default=""),
         count("requests"),
         Column("outcomes", ARRAY(BigInteger), nullable=False),
         pico("input_tokens"),

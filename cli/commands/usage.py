@@ -143,7 +143,7 @@ def months(
     by: Annotated[
         str,
         typer.Option(
-            help="Any of tenant_id,project_id,key_id,model,tier,region,price_version,simulated,day,month."
+            help="Any of tenant_id,project_id,key_id,model,tier,region,gpu,price_version,simulated,day,month."
         ),
     ] = "month,tenant_id,model",
     tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,

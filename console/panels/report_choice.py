@@ -19,6 +19,7 @@ GROUPS = {
     "model": "Model",
     "tier": "Tier",
     "region": "Region",
+    "gpu": "GPU",
     "price_version": "Price version",
     "simulated": "Simulated",
     "hour": "Hour",

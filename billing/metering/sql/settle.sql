@@ -64,7 +64,7 @@ BEGIN
             LEFT JOIN usage_dims d ON d.tenant_id = g.tenant_id AND d.project_id = g.project_id
                 AND d.key_id = g.key_id AND d.model = g.model AND d.tier = g.tier AND d.region = g.region
                 AND d.price_version = g.price_version AND d.list_price_version = g.list_price_version
-                AND d.simulated = g.simulated
+                AND d.simulated = g.simulated AND d.gpu = coalesce(g.gpu, '')
             LEFT JOIN usage_engines n ON n.replica_id = g.replica_id AND n.boot_id = g.boot_id),
         -- On the first attempt, a dimension or engine without a number stops the whole batch until it has one.
         ready AS MATERIALIZED (
@@ -147,9 +147,9 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock_number_dims(p_batch settle_record[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO usage_dims (tenant_id, project_id, key_id, model, tier, region, price_version, list_price_version,
-        simulated)
+        simulated, gpu)
     SELECT DISTINCT x.tenant_id, x.project_id, x.key_id, x.model, x.tier, x.region, x.price_version,
-        x.list_price_version, x.simulated
+        x.list_price_version, x.simulated, coalesce(x.gpu, '')
     FROM unnest(p_batch) AS x
     WHERE num_nulls(VARIADIC ARRAY[x.tenant_id::text, x.project_id::text, x.key_id::text, x.model, x.tier, x.region,
             x.price_version::text, x.list_price_version::text, x.simulated::text]) = 0
@@ -157,9 +157,9 @@ BEGIN
         AND EXISTS (SELECT 1 FROM price_versions p WHERE p.id = x.price_version)
         AND EXISTS (SELECT 1 FROM price_versions p WHERE p.id = x.list_price_version)
     EXCEPT SELECT d.tenant_id, d.project_id, d.key_id, d.model, d.tier, d.region, d.price_version,
-        d.list_price_version, d.simulated FROM usage_dims d
+        d.list_price_version, d.simulated, d.gpu FROM usage_dims d
         WHERE d.tenant_id IN (SELECT x.tenant_id FROM unnest(p_batch) AS x)
-    ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+    ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
     ON CONFLICT DO NOTHING;
     INSERT INTO usage_engines (replica_id, boot_id)
     SELECT DISTINCT x.replica_id, x.boot_id FROM unnest(p_batch) AS x

@@ -2,13 +2,13 @@
 -- the columns of penstock_fold_usage and by end user and tags. What is billed and what is not is decided as there.
 CREATE OR REPLACE FUNCTION penstock_fold_labels(p_tenant uuid, p_from timestamptz, p_to timestamptz)
 RETURNS TABLE (hour timestamptz, tenant_id uuid, project_id uuid, key_id uuid, model text, tier text, region text,
-    price_version bigint, list_price_version bigint, simulated boolean, requests bigint, outcomes bigint[],
+    price_version bigint, list_price_version bigint, simulated boolean, gpu text, requests bigint, outcomes bigint[],
     input_tokens numeric, cached_input_tokens numeric, output_tokens numeric, reasoning_tokens numeric,
     unbilled_input_tokens numeric, unbilled_output_tokens numeric, cost numeric, list_cost numeric, busy_us numeric,
     end_user text, tags jsonb)
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT f.hour, d.tenant_id, d.project_id, d.key_id, d.model, d.tier, d.region, d.price_version,
-        d.list_price_version, d.simulated, f.requests, f.outcomes, f.input, f.cached_input, f.output, f.reasoning,
+        d.list_price_version, d.simulated, d.gpu, f.requests, f.outcomes, f.input, f.cached_input, f.output, f.reasoning,
         f.unbilled_input + f.all_input - f.input, f.unbilled_output + f.all_output - f.output,
         f.cost, f.cost + f.discount, f.busy_us,
         (SELECT v.value FROM label_values v WHERE v.id = f.user_value),

@@ -1,16 +1,16 @@
--- Usage rows that ended in [p_from, p_to), summed per tenant, project, key, model, tier, region, prices and whether
--- they are simulated. Tokens of rows that cost nothing by their outcome (engine_failed, zero_output) count as
+-- Usage rows that ended in [p_from, p_to), summed per tenant, project, key, model, tier, region, prices, class of
+-- GPU and whether they are simulated. Tokens of rows that cost nothing by their outcome (engine_failed, zero_output) count as
 -- unbilled, so that billed tokens times price equal the cost. Rollups and the live hour both use this function; usage
 -- is summed nowhere else. The inner query groups by the dimension's number: a key of four bytes while rows are read.
 CREATE OR REPLACE FUNCTION penstock_fold_usage(p_from timestamptz, p_to timestamptz)
 RETURNS TABLE (tenant_id uuid, project_id uuid, key_id uuid, model text, tier text, region text,
-    price_version bigint, list_price_version bigint, simulated boolean, requests bigint, outcomes bigint[],
+    price_version bigint, list_price_version bigint, simulated boolean, gpu text, requests bigint, outcomes bigint[],
     input_tokens numeric, cached_input_tokens numeric, output_tokens numeric, reasoning_tokens numeric,
     unbilled_input_tokens numeric, unbilled_output_tokens numeric, cost numeric, list_cost numeric, busy_us numeric)
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
     -- outcomes: counts in the order of the type usage_outcome
     SELECT d.tenant_id, d.project_id, d.key_id, d.model, d.tier, d.region, d.price_version, d.list_price_version,
-        d.simulated, f.requests, f.outcomes, f.input, f.cached_input, f.output, f.reasoning,
+        d.simulated, d.gpu, f.requests, f.outcomes, f.input, f.cached_input, f.output, f.reasoning,
         f.unbilled_input + f.all_input - f.input, f.unbilled_output + f.all_output - f.output,
         f.cost, f.cost + f.discount, f.busy_us
     FROM (
@@ -44,7 +44,7 @@ BEGIN
     DELETE FROM dirty_hours WHERE hour = p_hour;
     DELETE FROM usage_hours WHERE hour = p_hour;
     INSERT INTO usage_hours (hour, tenant_id, project_id, key_id, model, tier, region, price_version,
-        list_price_version, simulated, requests, outcomes, input_tokens, cached_input_tokens, output_tokens,
+        list_price_version, simulated, gpu, requests, outcomes, input_tokens, cached_input_tokens, output_tokens,
         reasoning_tokens, unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us)
     SELECT p_hour, f.* FROM penstock_fold_usage(p_hour, p_hour + interval '1 hour') f;
     INSERT INTO usage_day_state (day, whole) VALUES (date_trunc('day', p_hour, 'UTC'), false)
@@ -59,16 +59,16 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('penstock_rollup'));
     DELETE FROM usage_days WHERE day = p_day;
     INSERT INTO usage_days (day, tenant_id, project_id, key_id, model, tier, region, price_version,
-        list_price_version, simulated, requests, outcomes, input_tokens, cached_input_tokens, output_tokens,
+        list_price_version, simulated, gpu, requests, outcomes, input_tokens, cached_input_tokens, output_tokens,
         reasoning_tokens, unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us)
     SELECT p_day, h.tenant_id, h.project_id, h.key_id, h.model, h.tier, h.region, h.price_version,
-        h.list_price_version, h.simulated, sum(h.requests), ARRAY[sum(h.outcomes[1]), sum(h.outcomes[2]),
+        h.list_price_version, h.simulated, h.gpu, sum(h.requests), ARRAY[sum(h.outcomes[1]), sum(h.outcomes[2]),
             sum(h.outcomes[3]), sum(h.outcomes[4]), sum(h.outcomes[5]), sum(h.outcomes[6]), sum(h.outcomes[7])]::bigint[],
         sum(h.input_tokens), sum(h.cached_input_tokens), sum(h.output_tokens), sum(h.reasoning_tokens),
         sum(h.unbilled_input_tokens), sum(h.unbilled_output_tokens), sum(h.cost), sum(h.list_cost), sum(h.busy_us)
     FROM usage_hours h WHERE h.hour >= p_day AND h.hour < p_day + interval '1 day'
     GROUP BY h.tenant_id, h.project_id, h.key_id, h.model, h.tier, h.region, h.price_version, h.list_price_version,
-        h.simulated;
+        h.simulated, h.gpu;
     INSERT INTO usage_day_state (day, whole) VALUES (p_day, true)
         ON CONFLICT (day) DO UPDATE SET whole = true, verified = false, shared_by = NULL, compared_at = NULL;
 END $$;

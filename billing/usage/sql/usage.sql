@@ -13,7 +13,7 @@ CREATE OR REPLACE VIEW usage WITH (security_invoker = true) AS
         u.output_tokens::bigint AS output_tokens, u.reasoning_tokens::bigint AS reasoning_tokens,
         u.unbilled_input_tokens::bigint AS unbilled_input_tokens,
         u.unbilled_output_tokens::bigint AS unbilled_output_tokens,
-        u.cost, (u.cost + u.discount)::numeric(38,0) AS list_cost, u.queue_us, u.ttft_us, u.duration_us
+        u.cost, (u.cost + u.discount)::numeric(38,0) AS list_cost, u.queue_us, u.ttft_us, u.duration_us, d.gpu
     FROM usage_rows u
     LEFT JOIN usage_dims d ON d.id = u.dim_id
     LEFT JOIN usage_engines e ON e.id = u.engine_id

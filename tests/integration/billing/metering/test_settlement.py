@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 import asyncpg
+import msgspec
 import pytest
 from sqlalchemy import text
 
@@ -13,7 +14,7 @@ from billing.ledger.accounts import set_credit_limit
 from billing.ledger.transfers import book
 from billing.metering.holds import HoldManager
 from billing.metering.records import HoldGranted, Outcome, Unbilled
-from billing.metering.settle_calls import SettleConnection
+from billing.metering.settle_calls import SettleConnection, settle_row
 from billing.metering.settlement import PendingSettlement, Settlement
 from core.db import Database
 from core.errors import InsufficientCredit
@@ -60,6 +61,36 @@ async def test_what_a_dead_process_left_of_a_settled_request_adds_nothing(
         rows = (await read.execute(text("SELECT cause, part, input_tokens FROM usage_unbilled"))).all()
     assert [tuple(row) for row in rows] == [("choices", 0, 10)]
     assert (await usage_rows(database, customer))[granted.request_id].outcome == "completed"
+
+
+async def test_usage_has_the_class_of_gpu_that_it_ran_on(
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    classes = {}
+    for gpu in ("B300", "", "H200", "B300"):
+        granted = await manager.place(customer.hold())
+        record = msgspec.structs.replace(customer.ended(granted, USAGE), open=customer.open(granted, gpu=gpu))
+        assert list((await settle(hot, record)).values()) == ["settled"]
+        assert list((await settle(hot, record)).values()) == ["duplicate"]
+        other = msgspec.structs.replace(record, open=customer.open(granted, gpu="A100"))
+        assert list((await settle(hot, other)).values()) == ["duplicate"]
+        classes[granted.request_id] = gpu
+    rows = await usage_rows(database, customer)
+    assert {request: row.gpu for request, row in rows.items()} == classes
+    assert await hot.fetchval("SELECT count(*) FROM usage_dims") == 3
+
+
+async def test_records_of_a_process_of_before_the_class_of_gpu_wait_and_are_not_parked(
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    record = settle_row(customer.ended(await manager.place(customer.hold()), USAGE))
+    with pytest.raises(asyncpg.DatatypeMismatchError) as refused:
+        await hot.fetch("SELECT * FROM penstock_settle($1)", [tuple(record)[:-1]])
+    assert refused.value.sqlstate == "42804"  # class 42 is no error of the record, which would park it
 
 
 @pytest.mark.promise(1, 4)

@@ -284,7 +284,7 @@ class SqlModelMachine(RuleBasedStateMachine):
                 stream=True, simulated=False, price_version=own.id + wrong, list_price_version=listed.id,
                 input_tokens=prompt, cached_input_tokens=min(part, 5), output_tokens=output, reasoning_tokens=part,
                 unbilled_input_tokens=0, unbilled_output_tokens=0, queue_us=0, ttft_us=0,
-                duration_us=lasted_s * 10**6,
+                duration_us=lasted_s * 10**6, gpu="H200",
             )  # fmt: skip
         rows = list(batch.values())
         named = [

@@ -48,6 +48,7 @@ async def settle_some(
             boot_id="b",
             simulated=rng.random() < 0.1,
             stream=True,
+            gpu=rng.choice(("", "H200", "B300")),
         )
         usage = TokenUsage(
             input=input_tokens,

@@ -24,7 +24,8 @@ GROUPINGS: list[tuple[str, ...]] = [
     ("month", "tenant"),
     ("model", "price_version", "simulated"),
     ("tier", "region"),
-    ("tenant", "project", "key", "model", "tier", "region", "price_version", "simulated", "day"),
+    ("gpu",),
+    ("tenant", "project", "key", "model", "tier", "region", "gpu", "price_version", "simulated", "day"),
 ]
 
 

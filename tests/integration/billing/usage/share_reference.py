@@ -17,6 +17,7 @@ from core.apportion import split
 
 DIMS = (
     "tenant_id", "project_id", "key_id", "model", "tier", "region", "price_version", "list_price_version", "simulated",
+    "gpu",
 )  # fmt: skip
 MODELS = ("river-7b", "lake-70b", "nobodys-model", "idle-model")
 """Two models of the catalog, one that is not in it, one without usage."""
@@ -113,19 +114,25 @@ async def make_hours(
         if rng.random() < 0.1:
             continue
         lines = {
-            (rng.choice(tenants), rng.choice(MODELS[:3]), rng.choice(["a", "B", "b"]), rng.random() < 0.5)
+            (
+                rng.choice(tenants),
+                rng.choice(MODELS[:3]),
+                rng.choice(["a", "B", "b"]),
+                rng.random() < 0.5,
+                rng.choice(["", "B300"]),
+            )
             for _ in range(rng.randrange(9))
         }
         scale = rng.choice([1, 7, 10**9])
         nothing = rng.random() < 0.1
-        for tenant, model, region, simulated in lines:
+        for tenant, model, region, simulated, gpu in lines:
             figures = [
                 0 if nothing else rng.choice([0, 1, 1, 3, rng.randrange(10**4)]) * scale for _ in range(5)
             ]
             rows.append(
                 {
                     "hour": first + timedelta(hours=number), "tenant": tenant, "model": model, "region": region,
-                    "simulated": simulated, "version": version, "input": figures[0] + figures[1],
+                    "simulated": simulated, "gpu": gpu, "version": version, "input": figures[0] + figures[1],
                     "cached": figures[1], "output": figures[2], "bad_input": figures[3], "bad_output": figures[4],
                     "cost": rng.randrange(10**15),
                 }
@@ -133,9 +140,9 @@ async def make_hours(
     await connection.execute(
         text(
             "INSERT INTO usage_hours (hour, tenant_id, project_id, key_id, model, tier, region, price_version, "
-            "list_price_version, simulated, requests, outcomes, input_tokens, cached_input_tokens, output_tokens, "
+            "list_price_version, simulated, gpu, requests, outcomes, input_tokens, cached_input_tokens, output_tokens, "
             "reasoning_tokens, unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us) VALUES "
-            "(:hour, :tenant, :tenant, :tenant, :model, 'standard', :region, :version, :version, :simulated, 3, "
+            "(:hour, :tenant, :tenant, :tenant, :model, 'standard', :region, :version, :version, :simulated, :gpu, 3, "
             "'{3,0,0,0,0,0,0}', :input, :cached, :output, 0, :bad_input, :bad_output, :cost, :cost, 0)"
         ),
         rows,

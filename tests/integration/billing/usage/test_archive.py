@@ -80,6 +80,7 @@ async def months(database: Database, pg_url: str) -> AsyncIterator[list[Customer
             "output_tokens": 7 * n + 1,
         }
         facts["outcome"] = "engine_failed" if n % 10 == 3 else "completed"
+        facts["gpu"] = ("H200", "B300", "")[n % 3]
         facts["replica_id"] = 'h,"1"\nx' if n % 2 else "h/0"
         rows.append(row(customers[n % 2], version, request_id=id_of(at), admitted_at=at, **facts))
     # Began last month, ended in this one: lies in last month's partition and belongs to this month.
@@ -182,7 +183,13 @@ async def test_busy_hours_are_cut_and_tell_the_same(
 
 
 @pytest.mark.parametrize(
-    "by", [("tenant_id",), ("month", "model"), ("day", "tenant_id", "price_version", "simulated")]
+    "by",
+    [
+        ("tenant_id",),
+        ("month", "model"),
+        ("day", "tenant_id", "price_version", "simulated"),
+        ("gpu", "month"),
+    ],
 )
 async def test_sums_over_archive_and_live_rows_are_those_of_the_rows(
     database: Database, months: list[Customer], tmp_path: Path, by: tuple[str, ...]
@@ -200,6 +207,21 @@ async def test_sums_over_archive_and_live_rows_are_those_of_the_rows(
     assert sum(Decimal(line.cost_usd) for line in after.lines) == Decimal(int(cost)) / 10**12
     assert sum(line.requests for line in after.lines) == ROWS + 4
     assert sum(line.requests for line in one.lines) == ROWS // 2 + 3
+
+
+async def test_an_archive_of_before_the_class_of_gpu_is_read_as_usage_whose_class_is_not_known(
+    database: Database, months: list[Customer], tmp_path: Path
+) -> None:
+    await archive_month(database, tmp_path, LAST)
+    path = parquet_path(tmp_path, LAST)
+    pq.write_table(pq.read_table(path).drop_columns(["gpu"]), path)
+    manifest = path.with_suffix(".json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "bytes": path.stat().st_size}))
+    async with database.read() as connection:
+        told = await month_report(connection, tmp_path, LAST, LAST, ("gpu", "model"))
+    assert [(line.by["gpu"], line.by["model"], line.requests) for line in told.lines] == [
+        ("", "river-7b", ROWS)
+    ]
 
 
 async def test_a_file_that_was_touched_is_refused(

@@ -44,6 +44,7 @@ BYS: tuple[tuple[str, ...], ...] = (
     ("tenant",),
     ("model",),
     ("region", "simulated"),
+    ("gpu", "model"),
     ("tenant", "model", "day"),
     ("key", "hour"),
     ("month",),

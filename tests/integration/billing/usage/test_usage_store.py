@@ -42,7 +42,7 @@ def row(customer: Customer, version: int, **changes: Any) -> dict[str, Any]:
         "free": False, "attempts": 1, "stream": True, "simulated": False, "price_version": version,
         "list_price_version": version, "input_tokens": 10, "cached_input_tokens": 0, "output_tokens": 5,
         "reasoning_tokens": 0, "unbilled_input_tokens": 0, "unbilled_output_tokens": 0, "queue_us": 0, "ttft_us": 0,
-        "duration_us": 1_000_000, **changes,
+        "duration_us": 1_000_000, "gpu": "", **changes,
     }  # fmt: skip
     facts["free"] = Outcome(facts["outcome"]).free
     return facts
@@ -59,6 +59,7 @@ records = st.lists(
     st.fixed_dictionaries(
         {
             "region": st.sampled_from(["fra", "nyc"]),
+            "gpu": st.sampled_from(["", "H200", "B300"]),
             "tier": st.sampled_from(["standard", "priority"]),
             "replica_id": st.sampled_from(["h/0", "h/1"]),
             "boot_id": st.sampled_from(["a", "b"]),
