@@ -6,8 +6,8 @@ Rows of before have the empty class: it is not known. A process of before this r
 
 from alembic import op
 
-revision = "0067_usage_gpu"
-down_revision = "0066_wake_deadlines"
+revision = "0068_usage_gpu"
+down_revision = "0067_secret_rotation"
 branch_labels = None
 depends_on = None
 
