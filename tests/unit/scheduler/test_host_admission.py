@@ -16,7 +16,7 @@ HOST, PEER = "b300-1", "10.0.0.5"
 def hosts() -> HostAdmission:
     """One that cannot reach PostgreSQL, and has heard of HOST with the secret `own`."""
     made = HostAdmission(Database("postgresql+asyncpg://nothing.invalid/none", name="test"), "always")
-    made._secrets.hashes[HOST] = secret_hash("own")
+    made._secrets.hashes[HOST] = (secret_hash("own"),)
     return made
 
 
