@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.audit import record
+from admin.host_costs import silent_until
 from admin.transactions import now_of, read, write
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
@@ -18,7 +19,7 @@ from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
 from workers.host_credentials import HostCredential, credential_of, joining_state, read_credentials
 from workers.providers import static, store
-from workers.providers.costs import before_agent_pico, host_cost_pico
+from workers.providers.costs import host_cost_pico
 from workers.providers.intents import Intent, IntentState, Overtaken
 from workers.providers.interface import DesiredHosts, HostGroup
 from workers.wire import SIMULATED_HOST
@@ -78,7 +79,7 @@ class HostView(msgspec.Struct, frozen=True):
     usd_per_hour: str | None
     cost_usd: str
     no_agent_usd: str
-    """The part of the cost before the first heartbeat of its agent."""
+    """The part of the cost for which no heartbeat of its agent accounts."""
     address: str = ""
     """Where its agent says that engines are reached."""
     agent_version: str = ""
@@ -123,16 +124,6 @@ class EventView(msgspec.Struct, frozen=True):
     usd_per_hour: str | None
 
 
-class CostView(msgspec.Struct, frozen=True):
-    """What the hosts of a kind cost in a period."""
-
-    provider: str
-    kind: str
-    hosts: int
-    cost_usd: str
-    no_agent_usd: str
-
-
 async def list_hosts(database: Database, actor: Actor, *, ended: bool = False) -> list[HostView]:
     """Hosts that exist, the newest first, those that joined by themselves included; with `ended` all of the past, too.
 
@@ -142,10 +133,13 @@ async def list_hosts(database: Database, actor: Actor, *, ended: bool = False) -
     async with read(database, actor, PLATFORM_ROLES) as connection:
         now = await now_of(connection)
         intents = await store.read_intents(connection, ended=ended, limit=MAX_ROWS)
+        without_agent = await silent_until(connection, intents, now)
         facts = {row.host_id: row for row in await connection.execute(_FACTS)}
         credentials = await read_credentials(connection)
         silent = await static.read_silent(connection)
-    known = [_host(one, now) for one in intents if one.billed or one.state is IntentState.EXISTS]
+    known = [
+        _host(one, now, without_agent) for one in intents if one.billed or one.state is IntentState.EXISTS
+    ]
     joined = await static.StaticHosts(database).list_hosts()
     known += [_static(host.name, host.kind, host.region, host.created_at, None) for host in joined.hosts]
     known += [
@@ -303,7 +297,8 @@ async def note_reclaim(
             await store.write_intent(connection, intent, changed)
         except Overtaken:
             raise Conflict(f"a pass has just changed {name}; try again", param="name") from None
-        before, after = _host(intent, now), _host(changed, now)
+        silent = await silent_until(connection, [intent], now)
+        before, after = _host(intent, now, silent), _host(changed, now, silent)
         await record(
             connection,
             actor,
@@ -316,31 +311,6 @@ async def note_reclaim(
             after=after,
         )
     return after
-
-
-async def host_costs(database: Database, actor: Actor, *, start: datetime, end: datetime) -> list[CostView]:
-    """What hosts cost in [start, end) by provider and kind, as their providers bill them. Raises PermissionDenied."""
-    async with read(database, actor, PLATFORM_ROLES) as connection:
-        now = await now_of(connection)
-        intents = await store.read_billed(connection, start, end)
-    until = min(end, now)
-    kinds: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for one in intents:
-        whole = host_cost_pico(one, start, until)
-        early = before_agent_pico(one, until) - (
-            before_agent_pico(one, start) if start > _created(one) else 0
-        )
-        kinds.setdefault((one.provider, one.kind), []).append((whole, early))
-    return [
-        CostView(
-            provider,
-            kind,
-            len(rows),
-            pico_to_usd(sum(whole for whole, _ in rows)),
-            pico_to_usd(sum(early for _, early in rows)),
-        )
-        for (provider, kind), rows in sorted(kinds.items())
-    ]
 
 
 def _static(
@@ -381,10 +351,6 @@ def _with_facts(
     )
 
 
-def _created(intent: Intent) -> datetime:
-    return intent.created_at or intent.requested_at
-
-
 async def _desired_views(connection: AsyncConnection) -> list[DesiredView]:
     desired = {row.group: row for row in await store.read_desired(connection)}
     intents = await store.read_intents(connection, ended=False, limit=MAX_ROWS)
@@ -416,7 +382,7 @@ def _one(views: Sequence[DesiredView], group: HostGroup) -> DesiredView:
     return found[0] if found else _desired(DesiredHosts(group, 0, "plan"), [])
 
 
-def _host(intent: Intent, now: datetime) -> HostView:
+def _host(intent: Intent, now: datetime, without_agent: Mapping[str, int]) -> HostView:
     return HostView(
         name=intent.name,
         provider=intent.provider,
@@ -432,7 +398,7 @@ def _host(intent: Intent, now: datetime) -> HostView:
         reclaim_at=intent.reclaim_at,
         usd_per_hour=_usd(intent.usd_pico_per_hour),
         cost_usd=pico_to_usd(host_cost_pico(intent, None, now)),
-        no_agent_usd=pico_to_usd(before_agent_pico(intent, now)),
+        no_agent_usd=pico_to_usd(without_agent.get(intent.name, 0)),
     )
 
 

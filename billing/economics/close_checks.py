@@ -5,6 +5,7 @@ from datetime import date
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.economics.host_bills import HOST_HOURS, host_bounds
 from billing.economics.provider_invoices import accounted, list_invoices, variance
 from billing.ledger.check_result import CheckResult
 from billing.ledger.months import bounds, month_name
@@ -41,20 +42,20 @@ async def engines_explained(connection: AsyncConnection, month: date) -> CheckRe
 
 
 _UNPRICED_HOSTS = text(
-    """
-    SELECT h.host_kind, min(s.hour) AS first, count(DISTINCT s.hour) AS hours FROM host_seconds s
-    JOIN hosts h ON h.host_id = s.host_id
-    WHERE s.hour >= :start AND s.hour < :end AND s.seconds > 0 AND NOT EXISTS (
-        SELECT 1 FROM host_prices p WHERE p.host_kind = h.host_kind AND p.effective_from <= s.hour)
-    GROUP BY h.host_kind ORDER BY h.host_kind
-    """
+    f"""
+    WITH {HOST_HOURS}
+    SELECT b.kind AS host_kind, min(b.hour) AS first, count(DISTINCT b.hour) AS hours FROM beats b
+    WHERE NOT b.provided AND b.seconds > 0 AND NOT EXISTS (
+        SELECT 1 FROM host_prices p WHERE p.host_kind = b.kind AND p.effective_from <= b.hour)
+    GROUP BY b.kind ORDER BY b.kind
+    """  # noqa: S608 - the names above
 )
 
 
 async def hosts_priced(connection: AsyncConnection, month: date) -> CheckResult:
-    """Every kind of host that ran in the month had a price in each of its hours; without one its hours cost $0."""
-    start, end = bounds(month)
-    rows = (await connection.execute(_UNPRICED_HOSTS, {"start": start, "end": end})).all()
+    """Every kind of host that ran in the month and that no provider bills had a price in each of its hours; without one
+    its hours cost $0."""
+    rows = (await connection.execute(_UNPRICED_HOSTS, host_bounds(*bounds(month)))).all()
     if not rows:
         return CheckResult("hosts_priced", True, "every host that ran has a price")
     shown = "; ".join(

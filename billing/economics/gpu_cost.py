@@ -1,10 +1,10 @@
-"""The cost of hosts per hour and model, from their accounted seconds and dated prices.
+"""The cost of hosts per hour and model, from what they are billed and their agents' accounts.
 
-A host's cost of an hour is its seconds times the hourly price in force at the hour's beginning, rounded once, half up,
-to a picodollar. It is split over the host's models and states by their seconds. The cost of serving seconds belongs to
-the requests on that model that ended in that hour and is shared by estimated GPU time (weights.py), unbilled tokens
-included. The cost of unused seconds (loading, warm and idle, asleep, no model) is reported by state. Every split keeps
-its sum (core/apportion.py).
+A host's cost of an hour (host_bills.py) is first divided, by seconds, into what its agent accounts for and the rest,
+which is NO_AGENT of the model that the host is wanted for. The first part is split over the host's models and states by
+their seconds. The cost of serving seconds belongs to the requests on that model that ended in that hour and is shared
+by estimated GPU time (weights.py), unbilled tokens included. The cost of unused seconds (loading, warm and idle,
+asleep, no model, no agent) is reported by state. Every split keeps its sum (core/apportion.py).
 """
 
 from datetime import datetime
@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.economics.host_bills import HOST_HOURS, NO_AGENT, host_bounds
 from billing.economics.split_sql import floors, share
 
 SERVING_STATES = ("serving", "draining")
@@ -25,34 +26,35 @@ _AMOUNTS = ("cost", "us", "machine_us")
 _TIES = 'idle, model COLLATE "C", state COLLATE "C"'
 _COSTS = text(
     f"""
-    WITH spent AS (
-        SELECT hour, host_id, sum(seconds) AS seconds FROM host_seconds
-        WHERE hour >= :start AND hour < :end GROUP BY hour, host_id),
+    WITH {HOST_HOURS},
     priced AS MATERIALIZED (
-        SELECT s.hour, s.host_id, s.seconds, s.seconds * h.gpus * 1000000 AS served_us,
-            s.seconds * greatest(h.gpus, 1) * 1000000 AS served_machine_us,
-            div(2 * s.seconds * coalesce((SELECT p.usd_pico_per_hour FROM host_prices p
-                WHERE p.host_kind = h.host_kind AND p.effective_from <= s.hour
-                ORDER BY p.effective_from DESC LIMIT 1), 0) + 3600, 7200) AS served_cost
-        FROM spent s JOIN hosts h ON h.host_id = s.host_id),
+        SELECT hour, host, seconds, seconds * gpus * 1000000 AS served_us,
+            seconds * greatest(gpus, 1) * 1000000 AS served_machine_us, cost - silent_cost AS served_cost
+        FROM host_hours),
     used AS MATERIALIZED (
-        SELECT hour, host_id, model, state, sum(seconds) AS seconds FROM model_seconds
-        WHERE hour >= :start AND hour < :end GROUP BY hour, host_id, model, state),
+        SELECT m.hour, o.host, m.model, m.state, sum(m.seconds) AS seconds
+        FROM model_seconds m JOIN owners o USING (host_id)
+        WHERE m.hour >= :start AND m.hour < :end GROUP BY m.hour, o.host, m.model, m.state),
     together AS (
-        SELECT hour, host_id, sum(seconds) AS seconds FROM used GROUP BY hour, host_id),
+        SELECT hour, host, sum(seconds) AS seconds FROM used GROUP BY hour, host),
     parts AS (
-        SELECT hour, host_id, model, state, seconds AS work, false AS idle FROM used
+        SELECT hour, host, model, state, seconds AS work, false AS idle FROM used
         UNION ALL
-        SELECT hour, host_id, '', '{IDLE}', greatest(p.seconds - coalesce(t.seconds, 0), 0), true
-        FROM priced p LEFT JOIN together t USING (hour, host_id)),
+        SELECT hour, host, '', '{IDLE}', greatest(p.seconds - coalesce(t.seconds, 0), 0), true
+        FROM priced p LEFT JOIN together t USING (hour, host)),
     weighed AS (
-        SELECT *, sum(work) OVER (PARTITION BY hour, host_id) AS whole FROM parts JOIN priced USING (hour, host_id)),
+        SELECT *, sum(work) OVER (PARTITION BY hour, host) AS whole FROM parts JOIN priced USING (hour, host)),
     floors AS (
         SELECT *, {", ".join(map(floors, _AMOUNTS))} FROM weighed WHERE whole > 0),
     shares AS (
-        SELECT *, {", ".join(share(name, "hour, host_id", _TIES) for name in _AMOUNTS)} FROM floors)
+        SELECT *, {", ".join(share(name, "hour, host", _TIES) for name in _AMOUNTS)} FROM floors)
     SELECT hour, model, state, sum(cost_share) AS cost, sum(us_share) AS gpu_us, sum(machine_us_share) AS machine_us
-    FROM shares GROUP BY hour, model, state ORDER BY hour, model, state
+    FROM (
+        SELECT hour, model, state, cost_share, us_share, machine_us_share FROM shares
+        UNION ALL
+        SELECT hour, model, '{NO_AGENT}', silent_cost, silent * gpus * 1000000, silent * greatest(gpus, 1) * 1000000
+        FROM host_hours WHERE silent > 0 OR silent_cost > 0) known
+    GROUP BY hour, model, state ORDER BY hour, model, state
     """  # noqa: S608 - the names above
 )
 
@@ -84,9 +86,9 @@ class HourCost(msgspec.Struct):
 
 
 async def host_hours(connection: AsyncConnection, start: datetime, end: datetime) -> dict[datetime, HourCost]:
-    """Cost of every UTC hour of [start, end) that has host seconds; a host kind without a price costs 0."""
+    """Cost of every UTC hour of [start, end) with a host; one that no provider bills costs 0 without a price."""
     hours: dict[datetime, HourCost] = {}
-    for row in await connection.execute(_COSTS, {"start": start, "end": end}):
+    for row in await connection.execute(_COSTS, host_bounds(start, end)):
         use = hours.setdefault(row.hour, HourCost({}, {}))
         amounts = (int(row.cost), int(row.gpu_us), int(row.machine_us))
         if row.state in SERVING_STATES:

@@ -1,10 +1,9 @@
 """Invoices of GPU providers, entered or fetched, compared with the accounted cost of hosts.
 
 An invoice is stored unchanged; to correct one, void it and enter it again. The variance per host kind is the invoiced
-amount less the cost of our host-hours at the dated prices.
+amount less the accounted cost of our hosts (host_bills.py).
 """
 
-from collections import defaultdict
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -15,9 +14,10 @@ from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.economics.host_bills import HOST_HOURS, NO_AGENT, host_bounds
+from billing.economics.split_sql import floors, share
 from billing.economics.tables import provider_invoice_lines, provider_invoices
 from billing.ledger.months import bounds
-from core.apportion import split
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from core.money import pico_to_usd, usd_to_pico
@@ -213,15 +213,11 @@ def _view(row: Any) -> InvoiceView:
 
 
 _ACCOUNTED = text(
-    """
-    SELECT h.host_kind, s.hour, s.host_id, sum(s.seconds) AS seconds,
-        (SELECT p.usd_pico_per_hour FROM host_prices p
-            WHERE p.host_kind = h.host_kind AND p.effective_from <= s.hour
-            ORDER BY p.effective_from DESC LIMIT 1) AS price
-    FROM host_seconds s JOIN hosts h ON h.host_id = s.host_id
-    WHERE s.hour >= :start AND s.hour < :end AND (h.gpus > 0 OR NOT :gpus_only)
-    GROUP BY h.host_kind, s.hour, s.host_id
-    """
+    f"""
+    WITH {HOST_HOURS}
+    SELECT kind, sum(seconds + silent) AS seconds, sum(cost) AS cost FROM host_hours
+    WHERE gpus > 0 OR NOT :gpus_only GROUP BY kind
+    """  # noqa: S608 - the names above
 )
 _INVOICED = text(
     """
@@ -254,19 +250,10 @@ async def variance(connection: AsyncConnection, month: date) -> list[VarianceRow
 async def accounted(
     connection: AsyncConnection, month: date, *, gpus_only: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """(seconds, picodollars) of the month's hosts by host kind; a host-hour is rounded as in gpu_cost.py."""
-    start, end = bounds(month)
-    seconds: dict[str, int] = defaultdict(int)
-    costs: dict[str, int] = defaultdict(int)
-    for row in await connection.execute(_ACCOUNTED, {"start": start, "end": end, "gpus_only": gpus_only}):
-        seconds[row.host_kind] += int(row.seconds)
-        costs[row.host_kind] += host_hour_cost(int(row.price or 0), int(row.seconds))
-    return dict(seconds), dict(costs)
-
-
-def host_hour_cost(price: int, seconds: int) -> int:
-    """Picodollars of `seconds` of a host at `price` picodollars an hour, rounded half up."""
-    return (2 * price * seconds + SECONDS_PER_HOUR) // (2 * SECONDS_PER_HOUR)
+    """(seconds, picodollars) of the month's hosts by host kind, as host_bills.py has them."""
+    bound = {**host_bounds(*bounds(month)), "gpus_only": gpus_only}
+    rows = (await connection.execute(_ACCOUNTED, bound)).all()
+    return {row.kind: int(row.seconds) for row in rows}, {row.kind: int(row.cost) for row in rows}
 
 
 def _variance_row(kind: str | None, seconds: int, cost: int, hours: Any, amount: int) -> VarianceRow:
@@ -295,32 +282,28 @@ class StateRow(msgspec.Struct, frozen=True):
 
 
 _STATES = text(
-    """
-    SELECT h.host_kind, s.hour, s.host_id, s.state, sum(s.seconds) AS seconds,
-        (SELECT p.usd_pico_per_hour FROM host_prices p
-            WHERE p.host_kind = h.host_kind AND p.effective_from <= s.hour
-            ORDER BY p.effective_from DESC LIMIT 1) AS price
-    FROM host_seconds s JOIN hosts h ON h.host_id = s.host_id WHERE s.hour >= :start AND s.hour < :end
-    GROUP BY h.host_kind, s.hour, s.host_id, s.state ORDER BY s.hour, s.host_id, s.state
-    """
+    f"""
+    WITH {HOST_HOURS},
+    states AS (
+        SELECT s.hour, o.host, s.state, sum(s.seconds) AS work FROM host_seconds s JOIN owners o USING (host_id)
+        WHERE s.hour >= :start AND s.hour < :end GROUP BY s.hour, o.host, s.state),
+    weighed AS (
+        SELECT kind, hour, host, state, work, seconds AS whole, cost - silent_cost AS served_cost
+        FROM states JOIN host_hours USING (hour, host) WHERE seconds > 0),
+    floors AS (SELECT *, {floors("cost")} FROM weighed),
+    shares AS (SELECT *, {share("cost", "hour, host", 'state COLLATE "C"')} FROM floors)
+    SELECT kind, state, sum(seconds) AS seconds, sum(cost) AS cost FROM (
+        SELECT kind, state, work AS seconds, cost_share AS cost FROM shares
+        UNION ALL
+        SELECT kind, '{NO_AGENT}', silent, silent_cost FROM host_hours WHERE silent > 0 OR silent_cost > 0) known
+    GROUP BY kind, state ORDER BY kind COLLATE "C", state COLLATE "C"
+    """  # noqa: S608 - the names above
 )
 
 
 async def host_states(connection: AsyncConnection, start: datetime, end: datetime) -> list[StateRow]:
     """Hours and cost in [start, end) by host kind and state; the costs add up to the cost of all hosts."""
-    grouped: dict[tuple[str, datetime, str], list[tuple[str, int, int]]] = defaultdict(list)
-    for row in await connection.execute(_STATES, {"start": start, "end": end}):
-        grouped[row.host_kind, row.hour, row.host_id].append(
-            (row.state, int(row.seconds), int(row.price or 0))
-        )
-    seconds: dict[tuple[str, str], int] = defaultdict(int)
-    costs: dict[tuple[str, str], int] = defaultdict(int)
-    for (kind, _, _), parts in grouped.items():
-        times = [part[1] for part in parts]
-        for part, cost in zip(parts, split(host_hour_cost(parts[0][2], sum(times)), times), strict=True):
-            seconds[kind, part[0]] += part[1]
-            costs[kind, part[0]] += cost
     return [
-        StateRow(kind, state, _format_hours(seconds[kind, state]), pico_to_usd(costs[kind, state]))
-        for kind, state in sorted(seconds)
+        StateRow(row.kind, row.state, _format_hours(int(row.seconds)), pico_to_usd(int(row.cost)))
+        for row in await connection.execute(_STATES, host_bounds(start, end))
     ]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from admin import host_joining, host_owners, hosts
+from admin import host_costs, host_joining, host_owners, hosts
 from admin.actor import Actor
 from billing.ledger.months import bounds, parse_month
 from billing.usage.period import parse_instant
@@ -275,10 +275,10 @@ def _duration(given: str, option: str) -> timedelta:
 def costs(
     month: Annotated[str, typer.Option(help="As 2026-11.")], data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
-    """Show what hosts cost in a month, as their providers bill them, and the part before their agents joined."""
+    """Show what hosts cost in a month, as their providers bill them, and the part for which no agent accounts."""
 
     async def act(db: Database, actor: Actor) -> object:
         start, end = bounds(parse_month(month))
-        return await hosts.host_costs(db, actor, start=start, end=end)
+        return await host_costs.host_costs(db, actor, start=start, end=end)
 
     perform(act, data_dir, as_json)

@@ -35,6 +35,7 @@ LINES = {
     "loading": "Loading",
     "asleep": "Asleep",
     "draining": "Draining",
+    "no_agent": "No agent",
     "serving": "Serving without usage",
 }
 """State of a host without usage -> its label."""

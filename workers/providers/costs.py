@@ -35,10 +35,3 @@ def host_cost_pico(intent: Intent, start: datetime | None, end: datetime) -> int
     if start is None or start <= intent.created_at:
         return whole
     return whole - billed_pico(intent.usd_pico_per_hour, intent.created_at, start)
-
-
-def before_agent_pico(intent: Intent, until: datetime) -> int:
-    """The part of the cost until `until` in which no agent ran: from the creation to the first heartbeat."""
-    if intent.joined_at is None:
-        return host_cost_pico(intent, None, until)
-    return host_cost_pico(intent, None, min(intent.joined_at, until))

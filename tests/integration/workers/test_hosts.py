@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from admin import hosts
 from admin.actor import Actor
+from admin.host_costs import host_costs
 from cli.main import app
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
@@ -289,7 +290,7 @@ async def test_wrong_wishes_are_refused(database: Database) -> None:
 
 
 async def test_costs_of_a_month_by_kind(database: Database, cloud: tuple[FakeCloud, str]) -> None:
-    """One host over the end of a month, in which it joined after ten minutes."""
+    """One host over the end of a month, in which it joined after ten minutes; its agent ended a minute before it."""
     store = DatabaseIntents(database)
     await want(database, 1)
     await reconcile_hosts(database, settings(cloud[1]))
@@ -316,14 +317,19 @@ async def test_costs_of_a_month_by_kind(database: Database, cloud: tuple[FakeClo
             ),
             {"name": bare.name, "joined": start + timedelta(minutes=10)},
         )
+        for hour, seconds in ((start.replace(minute=0), 20 * 60), (start + timedelta(minutes=30), 29 * 60)):
+            await connection.execute(
+                text("INSERT INTO host_seconds VALUES ('sim-' || :name, 'b', :hour, 'serving', :seconds)"),
+                {"name": bare.name, "hour": hour, "seconds": seconds},
+            )
     november = datetime(2026, 11, 1, tzinfo=UTC)
     october = datetime(2026, 10, 1, tzinfo=UTC)
     december = datetime(2026, 12, 1, tzinfo=UTC)
-    [first] = await hosts.host_costs(database, FINANCE, start=october, end=november)
-    [second] = await hosts.host_costs(database, FINANCE, start=november, end=december)
-    assert (first.hosts, first.cost_usd, first.no_agent_usd) == (1, "1.70", "0.57")
-    assert (second.hosts, second.cost_usd, second.no_agent_usd) == (1, "1.69", "0.00")
-    assert await hosts.host_costs(database, FINANCE, start=december, end=december + timedelta(days=31)) == []
+    [first] = await host_costs(database, FINANCE, start=october, end=november)
+    [second] = await host_costs(database, FINANCE, start=november, end=december)
+    assert (first.hosts, first.cost_usd, first.no_agent_usd) == (1, "1.70", "0.566666666667")
+    assert (second.hosts, second.cost_usd, second.no_agent_usd) == (1, "1.69", "0.056333333333")
+    assert await host_costs(database, FINANCE, start=december, end=december + timedelta(days=31)) == []
     [static] = await hosts.list_hosts(database, FINANCE)
     assert (static.provider, static.name) == ("static", "byself")
 

@@ -9,7 +9,7 @@ import pytest
 
 from core.money import PICO_PER_CENT, usd_to_pico
 from workers.providers.ceilings import Ceilings, hold_to
-from workers.providers.costs import before_agent_pico, billed_pico, host_cost_pico
+from workers.providers.costs import billed_pico, host_cost_pico
 from workers.providers.decide import (
     DESTROYED_AFTER,
     FIRST_PAUSE,
@@ -244,15 +244,6 @@ def test_periods_of_a_host_add_up_and_nothing_is_charged_outside_of_its_life() -
     assert sum(parts) == whole == billed_pico(PRICE, NOW, end)
     assert host_cost_pico(host, NOW + day, NOW + 2 * day) == host_cost_pico(host, NOW - day, NOW) == 0
     assert host_cost_pico(msgspec.structs.replace(host, billed=False), None, end) == 0
-
-
-def test_what_passed_before_the_first_heartbeat_is_a_part_of_the_cost() -> None:
-    host = existing(1, created_at=NOW, joined_at=NOW + timedelta(minutes=6))
-    later = NOW + timedelta(hours=1)
-    assert before_agent_pico(host, later) == 34 * PICO_PER_CENT
-    assert host_cost_pico(host, None, later) == 339 * PICO_PER_CENT
-    silent = msgspec.structs.replace(host, joined_at=None)
-    assert before_agent_pico(silent, later) == 339 * PICO_PER_CENT
 
 
 def test_a_host_whose_agent_never_joins_is_replaced_and_counts_as_a_failure() -> None:
