@@ -20,6 +20,7 @@ from tenants.changes import CHANNEL
 from tests.integration.admin.rest import NOBODY, PASSWORD, Caller
 from tests.integration.billing.payments.support import buy, gateway_to
 from tests.support.approving import SECOND, set_limit
+from tests.support.provider_hosts import add_host
 from tests.support.stripe_sim import FakeStripe
 from tests.support.tenancy import ADMIN, audit_actions, make_organisation
 from workers import host_credentials
@@ -124,6 +125,14 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/hosts/invitations", {"host": "b300-1", "reason": "x"}, 201, "hosts.invite"),
     ("POST", "/hosts/{joined_host}/rotate", {"reason": "x"}, 202, "hosts.rotate"),
     ("POST", "/hosts/{host}/revoke", {"reason": "x"}, 200, "hosts.revoke"),
+    (
+        "POST",
+        "/hosts/{billed_host}/reclaim",
+        {"at": "{soon}", "reason": "x"},
+        200,
+        "hosts.note_reclaim",
+    ),
+    ("POST", "/hosts/{billed_host}/reclaim/cancel", {"reason": "x"}, 200, "hosts.note_reclaim"),
     ("POST", "/models/scaling/reset", {"model": "deepseek-v3.2"}, 200, "model.reset_scaling"),
     (
         "POST",
@@ -278,6 +287,7 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
 
 SAME = {
     "joined_host": "host",
+    "billed_host": "host",
     "postpaid_id": "tenant_id",
     "signing_key_id": "key_id",
     "refund_approval_id": "approval_id",
@@ -364,6 +374,8 @@ async def test_every_change_leaves_exactly_one_row(
         "name": "usage-daily",
         "host": "b300-1",
         "joined_host": await _joined(database),
+        "billed_host": (await add_host(database, "fleet-1", datetime.now(UTC))).name,
+        "soon": (datetime.now(UTC) + timedelta(hours=2)).isoformat(),
         **await _money_to_decide(database, acme.tenant_id),
         **await _bought(database, request.getfixturevalue("fake_stripe"), acme.tenant_id),
         **await _to_decide(admin, database),
@@ -385,7 +397,7 @@ async def test_every_change_leaves_exactly_one_row(
 def _filled(body: object, ids: dict[str, object]) -> object:
     """`body` with the ids that it names."""
     text = json.dumps(body)
-    for name in ("project_id", "tenant_id", "payment"):
+    for name in ("project_id", "tenant_id", "payment", "soon"):
         text = text.replace(f"{{{name}}}", str(ids[name]))
     filled: object = json.loads(text)
     return filled

@@ -17,30 +17,14 @@ from billing.exports.focus_gpu import focus_gpu
 from billing.reports.margin import economics_report
 from billing.usage.query import bucket_start
 from core.db import Database
-from core.ids import uuid7
 from core.money import pico_to_usd, usd_to_pico
+from tests.support.provider_hosts import add_host
 from workers.providers.costs import host_cost_pico
 from workers.providers.intents import Intent
 
 HOUR = timedelta(hours=1)
 PRICES = (0, 1, 10**10, usd_to_pico("0.76"), usd_to_pico("3.39"), usd_to_pico("35.7654321"))
 LIVES = (0.0, 0.4, 7.0, 59.9, 61.0, 1_800.0, 3_600.0, 100_000.5)
-
-
-async def add(connection: AsyncConnection, intent: Intent) -> None:
-    await connection.execute(
-        text(
-            "INSERT INTO host_intents (intent_id, provider, region, kind, model, name, requested_at, version, wanted, "
-            "why, state, calls, failures, provider_id, status, created_at, usd_pico_per_hour, billed, ended_at, "
-            "end_recorded, must_join) VALUES (:id, 'digitalocean', 'r', :kind, :model, :name, :created, 0, false, '', :state, 1, 0, "
-            ":name, '', :created, :price, true, :ended, false, true)"
-        ),
-        {
-            "id": intent.intent_id, "kind": intent.kind, "model": intent.model, "name": intent.name,
-            "created": intent.created_at, "price": intent.usd_pico_per_hour, "ended": intent.ended_at,
-            "state": "exists" if intent.ended_at is None else "ended",
-        },
-    )  # fmt: skip
 
 
 async def beat(connection: AsyncConnection, host: str, kind: str, hour: datetime, **states: int) -> None:
@@ -60,33 +44,32 @@ async def beat(connection: AsyncConnection, host: str, kind: str, hour: datetime
             )
 
 
-async def random_host(connection: AsyncConnection, rng: random.Random, number: int, now: datetime) -> Intent:
+async def random_host(database: Database, rng: random.Random, number: int, now: datetime) -> Intent:
     """A host of a kind of its own, with heartbeats in some of its hours, and at times after its end."""
     created = now - timedelta(seconds=rng.uniform(0, 300_000))
     ended = min(created + timedelta(seconds=rng.choice(LIVES)), now)
-    intent = Intent(
-        intent_id=uuid7(), provider="digitalocean", region="r", kind=f"k{number}", model=rng.choice(["", "m"]),
-        name=f"fleet-{number}", requested_at=created, created_at=created, usd_pico_per_hour=rng.choice(PRICES),
-        billed=True, ended_at=rng.choice([None, ended, ended]),
+    intent = await add_host(
+        database, f"fleet-{number}", created, kind=f"k{number}", model=rng.choice(["", "m"]), price=rng.choice(PRICES),
+        ended_at=rng.choice([None, ended, ended]),
     )  # fmt: skip
-    await add(connection, intent)
     host = rng.choice([intent.name, f"sim-{intent.name}"])
     hour = bucket_start(created, "hour")
-    while hour <= ended:
-        if rng.random() < 0.7:
-            await beat(
-                connection, host, "said", hour, serving=rng.randrange(1801), loading=rng.randrange(1801)
-            )
-        hour += HOUR
+    async with database.system() as connection:
+        while hour <= ended:
+            if rng.random() < 0.7:
+                await beat(
+                    connection, host, "said", hour, serving=rng.randrange(1801), loading=rng.randrange(1801)
+                )
+            hour += HOUR
     return intent
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_lines_of_a_host_add_up_to_its_bill(database: Database, seed: int) -> None:
     rng = random.Random(seed)
+    hosts = [await random_host(database, rng, number, datetime.now(UTC)) for number in range(30)]
     async with database.system() as connection:
         now: datetime = (await connection.execute(text("SELECT now()"))).scalar_one()
-        hosts = [await random_host(connection, rng, number, now) for number in range(30)]
         end = bucket_start(now, "hour") + HOUR
         start = end - timedelta(hours=100)
         cuts = [start, *sorted(rng.sample([start + n * HOUR for n in range(1, 100)], 3)), end]
@@ -110,12 +93,8 @@ async def test_time_without_an_agent_is_a_line_of_reports_and_exports(database: 
     """One host for two hours at 3.60 an hour: its agent reports from the tenth minute on, for an hour."""
     created = datetime(2026, 10, 10, 5, tzinfo=UTC)
     end = created + 2 * HOUR
+    await add_host(database, "fleet-1", created, price=usd_to_pico("3.60"), ended_at=end)
     async with database.system() as connection:
-        intent = Intent(
-            intent_id=uuid7(), provider="digitalocean", region="r", kind="gpu-h100x1-80gb", model="m", name="fleet-1",
-            requested_at=created, created_at=created, usd_pico_per_hour=usd_to_pico("3.60"), billed=True, ended_at=end,
-        )  # fmt: skip
-        await add(connection, intent)
         await beat(connection, "fleet-1", "gpu-h100x1-80gb", created, serving=2_400, warm_idle=600)
         await beat(connection, "fleet-1", "gpu-h100x1-80gb", created + HOUR, serving=600)
         rows = await economics_report(connection, created, end + HOUR, ("model",))
