@@ -39,7 +39,7 @@ _EVENTS = text(
     """
     SELECT e.at, e.provider, i.name AS host, e.call, e.outcome, e.status, e.detail, e.provider_id, e.usd_pico_per_hour
     FROM host_events e LEFT JOIN host_intents i USING (intent_id)
-    WHERE (CAST(:name AS text) IS NULL OR i.name = :name) AND (:reads OR e.call IN ('create', 'destroy'))
+    WHERE (CAST(:name AS text) IS NULL OR i.name = :name) AND (:reads OR e.call IN ('create', 'destroy', 'replace'))
     ORDER BY e.event_id DESC LIMIT :limit
     """
 )

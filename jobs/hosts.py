@@ -11,6 +11,8 @@ from pathlib import Path
 from prometheus_client import Gauge
 from sqlalchemy import text
 
+from admin.actor import system_actor
+from admin.audit import record
 from core.db import Database
 from core.errors import InvalidRequest
 from core.ids import uuid7
@@ -24,6 +26,7 @@ from workers.join_token import JoinToken, new_secret
 from workers.providers import digitalocean, local
 from workers.providers.ceilings import Ceilings
 from workers.providers.digitalocean import DigitalOceanHosts, DropletOptions
+from workers.providers.intents import Retire
 from workers.providers.interface import HostProvider
 from workers.providers.local import LocalProcesses
 from workers.providers.reconciler import PassReport, Reconciler, no_token
@@ -39,6 +42,9 @@ STOPPED = Gauge(
 EVERY_S = 10.0
 _WAITS = text("SET LOCAL idle_in_transaction_session_timeout = '15min'")
 """Longer than any pass: a process that stands still loses the lock then, and versions keep it from doing harm."""
+_NAMES = text(
+    "SELECT intent_id, name FROM host_intents WHERE intent_id = ANY(:ids) AND NOT wanted ORDER BY name"
+)
 TOKEN_VALID = timedelta(hours=2)
 """Longer than a host may take until its agent's first heartbeat (workers/providers/decide.py)."""
 _LOCAL_FLEET = "local"
@@ -110,7 +116,28 @@ async def run_pass(database: Database, settings: Settings, provider: HostProvide
             ceilings=Ceilings(settings.hosts_max, usd_to_pico(settings.hosts_max_usd_per_hour)),
             dry_run=settings.hosts_dry_run,
         )
-        return await reconciler.run()
+        report = await reconciler.run()
+        if not settings.hosts_dry_run:
+            await _audit_replaced(database, report)
+        return report
+
+
+async def _audit_replaced(database: Database, report: PassReport) -> None:
+    """Write down which hosts the pass gave up because they failed, and why."""
+    reasons = {act.intent_id: act.why for act in report.acts if isinstance(act, Retire) and act.failed}
+    if not reasons:
+        return
+    async with database.system() as connection:
+        for row in await connection.execute(_NAMES, {"ids": list(reasons)}):
+            await record(
+                connection,
+                system_actor("jobs"),
+                "hosts.replace",
+                tenant_id=None,
+                object_kind="host",
+                object_id=row.name,
+                reason=reasons[row.intent_id],
+            )
 
 
 async def _join_token(database: Database, settings: Settings, name: str) -> str:

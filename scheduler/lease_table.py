@@ -24,13 +24,16 @@ _READ = """
     SELECT term, owner, renewed_at, renewed_at + $1::interval < clock_timestamp() AS expired FROM scheduler_lease
 """
 _TAKE = """
-    UPDATE scheduler_lease SET owner = $1, term = greatest(term, $2::bigint) + 1, renewed_at = clock_timestamp()
+    UPDATE scheduler_lease SET owner = $1, term = greatest(term, $2::bigint) + 1, renewed_at = clock_timestamp(),
+        serving_since = clock_timestamp()
     WHERE term = $3 AND renewed_at = $4
         AND (owner IN ('', $1) OR renewed_at + $5::interval < clock_timestamp())
     RETURNING term
 """
 _RENEW = """
-    UPDATE scheduler_lease SET renewed_at = clock_timestamp() WHERE term = $1 AND owner = $2 RETURNING term
+    UPDATE scheduler_lease SET renewed_at = clock_timestamp(), serving_since = CASE
+        WHEN renewed_at < clock_timestamp() - interval '10 seconds' THEN clock_timestamp() ELSE serving_since END
+    WHERE term = $1 AND owner = $2 RETURNING term
 """
 _RELEASE = "UPDATE scheduler_lease SET owner = '' WHERE term = $1 AND owner = $2"
 

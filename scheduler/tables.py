@@ -37,10 +37,12 @@ scheduler_lease = Table(
     count("term"),
     string("owner"),
     instant("renewed_at"),
+    instant("serving_since", now=True),
     CheckConstraint("one", name="one"),
     CheckConstraint("term >= 0", name="term"),
 )
-"""One row: which scheduler serves (scheduler/lease.py). `term` grows with each owner; no owner = the lease is free."""
+"""One row: which scheduler serves (scheduler/lease.py). `term` grows with each owner; no owner = the lease is free.
+`serving_since`: since when the owner has renewed without a gap, in which it may not have stored heartbeats."""
 
 scheduler_authority = Table(
     "scheduler_authority",

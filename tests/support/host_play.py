@@ -153,6 +153,14 @@ class Play:
                     intent, joined_at=joined, fit_at=joined
                 )
 
+    def silence(self) -> None:
+        """The agent of a host ends for good."""
+        heard = [one for one in self.store.intents.values() if one.joined_at and one.silent_since is None]
+        if heard:
+            intent = self.rng.choice(heard)
+            since = self.time.now()
+            self.store.intents[intent.intent_id] = msgspec.structs.replace(intent, silent_since=since)
+
     def run(self, passes: int = 1, every_s: int = EVERY_S) -> None:
         """Passes, some of which die, with the checks after each."""
         for _ in range(passes):
@@ -263,6 +271,7 @@ class Play:
         wanted = {one.provider_id: one for one in self.store.intents.values() if one.wanted}
         assert set(alive) == set(wanted)
         assert all(one.state is IntentState.EXISTS and one.running_at for one in wanted.values())
+        assert not [one.name for one in wanted.values() if one.silent_since], "a silent host is replaced"
         desired = {row.group: row.count for row in self.store.wanted if row.count}
         assert Counter(one.group for one in wanted.values()) == Counter(desired)
         if "actions" not in self.cloud.denied:
@@ -328,6 +337,8 @@ class Play:
                 self.brief()
             case "blink":
                 self.blink()
+            case "silence":
+                self.silence()
             case "foreign" if len(self.foreign) < 5:
                 self.add_foreign()
             case "stray" if len(self.strays) < 5:
@@ -337,7 +348,7 @@ class Play:
 
 
 STEPS = (
-    *["pass"] * 12, *["minutes"] * 4, "asleep", *["desire"] * 6, "slow", "price", "told", "missed", "blink",
+    *["pass"] * 12, *["minutes"] * 4, "asleep", *["desire"] * 6, "slow", "price", "told", "missed", "blink", "silence",
     "died", "died", "brief", "brief", "night", "overlap", "overlap", "overlap", "overlap",
     *["crash"] * 4, "foreign", "stray", "stray", "overlap",
     *(fault.value for fault in Fault), *(fault.value for fault in Fault),

@@ -11,6 +11,7 @@ Its rules, and what each is against:
 * Every host of the fleet that no live intent wants is destroyed, whatever became of its intent.
 * A host whose agent sends no heartbeat, or whose checks refuse it, is replaced: one of a kind at a time, since a
   mistake of ours looks like that on all of them.
+* A host whose agent falls silent for long is drained and replaced, one of a model at a time.
 * A host that may run engines is drained before it is destroyed, whatever made it one too many.
 * A host that its provider takes back stays until others of its group have had the time to load the model.
 * A kind of host that failed is left alone for a while, then tried with one host at a time until one may serve.
@@ -59,6 +60,9 @@ FIT_WITHIN = timedelta(minutes=15)
 """A host whose checks have refused it for so long is replaced: they are repeated every five minutes."""
 UNCHECKED_AFTER = timedelta(minutes=35)
 """A host without any result of checks may serve when its agent joined so long ago: they would have ended."""
+SILENT_WITHIN = timedelta(minutes=30)
+"""A host that runs, as its provider says, and whose agent has been silent for so long is drained and replaced: longer
+than a request takes, and than a restart of its agent or of the network should."""
 LOAD_WITHIN = timedelta(minutes=30)
 """A host that was fit for so long has loaded its model, and takes the place of one that its provider takes back."""
 ORPHAN_AFTER = timedelta(minutes=10)
@@ -116,6 +120,7 @@ def decide(
     _match(plan, observed)
     if observed.complete:
         _conclude(plan, observed)
+        _replace_silent(plan)
     _count(plan, desired)
     if observed.complete:
         _call(plan)
@@ -244,6 +249,37 @@ def _replace_one(plan: _Plan, kind: tuple[str, str], unfit: Sequence[tuple[Inten
         plan.note(Retire(intent.intent_id, why, failed=True, drained=True))
 
 
+def _replace_silent(plan: _Plan) -> None:
+    """Retire one silent host of each model, unless another host of the model is on its way or being replaced."""
+    silent: dict[str, list[tuple[datetime, Intent]]] = defaultdict(list)
+    busy = set()
+    for one in plan.open():
+        since = one.silent_since
+        if one.wanted and since is not None and _is_silent(one, plan.now):
+            silent[one.model].append((since, one))
+        elif one.wanted:
+            busy |= {one.model} if _serves_since(one, plan.now) is None else set()
+        elif since is not None and one.drain_until is not None:
+            busy.add(one.model)
+    for model, found in silent.items():
+        if model not in busy:
+            _, first = min(found, key=lambda row: (row[0], row[1].name))
+            why = f"its agent has been silent for {_minutes(SILENT_WITHIN)}, though it runs"
+            plan.note(Retire(first.intent_id, why, failed=True))
+
+
+def _is_silent(intent: Intent, now: datetime) -> bool:
+    """Whether the provider shows a host as running whose agent joined and was not heard for SILENT_WITHIN."""
+    return (
+        intent.state is IntentState.EXISTS
+        and intent.status == "running"
+        and intent.missing_since is None
+        and intent.reclaim_at is None
+        and intent.silent_since is not None
+        and now - intent.silent_since >= SILENT_WITHIN
+    )
+
+
 def _unfit(intent: Intent, now: datetime) -> str:
     """Why a host that runs is not fit to serve, empty where it is or may become so."""
     if intent.state is not IntentState.EXISTS or intent.missing_since is not None:
@@ -267,7 +303,7 @@ def _serves_since(intent: Intent, now: datetime) -> datetime | None:
 
 
 def _has_loaded(intent: Intent, now: datetime) -> bool:
-    since = _serves_since(intent, now)
+    since = None if intent.silent_since is not None else _serves_since(intent, now)
     return since is not None and now - since >= LOAD_WITHIN
 
 

@@ -105,6 +105,9 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """When its checks last let it serve."""
     refused_since: datetime | None = None
     """Since when its checks have refused it; None = they have not, or do not any more."""
+    silent_since: datetime | None = None
+    """Since when its agent, which had joined, has sent no heartbeat to a scheduler that serves; None = it is heard, or
+    no scheduler serves."""
 
     @property
     def group(self) -> HostGroup:

@@ -87,7 +87,7 @@ class CallResult(msgspec.Struct, frozen=True):
     """The result of one call."""
 
     call: str
-    """create | destroy | list | endings | account | prices"""
+    """create | destroy | list | endings | account | prices, or replace: of a host that failed, which calls nothing"""
     outcome: Outcome
     status: int = 0
     """HTTP status; 0 = no answer, or no HTTP."""

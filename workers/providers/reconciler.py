@@ -25,6 +25,7 @@ from workers.providers.intents import (
     Intent,
     Note,
     Overtaken,
+    Retire,
     adopted,
     after_create,
     after_destroy,
@@ -312,8 +313,11 @@ class Reconciler:
                         await self._store.set_pace(self._provider.name, pace)
                 case _:
                     before = known.pop(act.intent_id)
+                    told = None
+                    if isinstance(act, Retire) and act.failed:
+                        told = CallResult("replace", Outcome.OK, detail=act.why)
                     with suppress(Overtaken):
-                        known[act.intent_id] = await self._store.save(before, noted(before, act, now))
+                        known[act.intent_id] = await self._store.save(before, noted(before, act, now), told)
         return calls, pace
 
     async def _create(self, intent: Intent, now: datetime) -> CallResult | None:

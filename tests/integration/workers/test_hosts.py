@@ -289,6 +289,49 @@ async def test_wrong_wishes_are_refused(database: Database) -> None:
         await hosts.list_events(database, ADMIN, limit=0)
 
 
+async def test_a_silent_host_is_replaced_when_a_scheduler_has_listened_for_long(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    fake, url = cloud
+    here = settings(url)
+    await want(database, 1)
+    for _ in range(3):
+        await reconcile_hosts(database, here)
+    [droplet] = fake.alive()
+
+    async def heard(last_seen: str, serving_since: str, renewed_at: str = "now()") -> list[str]:
+        """The states of all intents after a pass in which this was known."""
+        async with database.engine.begin() as connection:
+            await connection.exec_driver_sql(
+                "INSERT INTO hosts (host_id, host_kind, region, gpus, first_seen, last_seen) VALUES "
+                f"('{droplet.name}', 'k', 'r', 1, now() - interval '2 hours', now() - interval '{last_seen}') "
+                "ON CONFLICT (host_id) DO UPDATE SET last_seen = excluded.last_seen"
+            )
+            await connection.exec_driver_sql(
+                f"UPDATE scheduler_lease SET owner = 'a', renewed_at = {renewed_at}, "
+                f"serving_since = now() - interval '{serving_since}'"
+            )
+        await reconcile_hosts(database, here)
+        return [one.why for one in await hosts.list_intents(database, ADMIN) if not one.wanted]
+
+    assert await heard("1 minute", "2 hours") == []
+    assert await heard("1 hour", "29 minutes") == [], "the scheduler has not listened for long enough"
+    assert await heard("1 hour", "2 hours", "now() - interval '1 minute'") == [], "no scheduler listens"
+    why = "its agent has been silent for 30 minutes, though it runs"
+    assert await heard("1 hour", "2 hours") == [why]
+    assert await heard("1 hour", "2 hours") == [why]
+    told = await hosts.list_events(database, FINANCE, name=droplet.name)
+    assert [one.detail for one in told if one.call == "replace"] == [why]
+    async with database.system() as connection:
+        rows = await connection.execute(
+            text("SELECT object_id, reason FROM audit_log WHERE action = 'hosts.replace'")
+        )
+        assert [tuple(row) for row in rows] == [(droplet.name, why)]
+    [desired] = await hosts.list_desired(database, FINANCE)
+    assert (desired.desired, desired.running + desired.coming) == (1, 1), "another one takes its place"
+    assert droplet in fake.alive(), "it is drained first"
+
+
 async def test_costs_of_a_month_by_kind(database: Database, cloud: tuple[FakeCloud, str]) -> None:
     """One host over the end of a month, in which it joined after ten minutes; its agent ended a minute before it."""
     store = DatabaseIntents(database)

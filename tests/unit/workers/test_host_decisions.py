@@ -18,6 +18,7 @@ from workers.providers.decide import (
     JOIN_WITHIN,
     LONGEST_PAUSE,
     REFUSED_AFTER,
+    SILENT_WITHIN,
     START_WITHIN,
     UNCHECKED_AFTER,
     Observed,
@@ -36,6 +37,7 @@ from workers.providers.intents import (
     IntentState,
     Missed,
     Retire,
+    Saw,
     after_create,
     after_destroy,
     before_create,
@@ -288,6 +290,64 @@ def test_unfit_hosts_of_a_kind_are_replaced_one_at_a_time() -> None:
     assert len(acts(4, [*silent, refused, fit], shown(1, 2, 3, 4))) == 3  # retire, add, destroy
     other = existing(5, kind="gpu-b300x8-2304gb-spot", running_at=NOW, joined_at=None)
     assert isinstance(acts(1, [silent[0], other], shown(1, 5))[0], Retire)
+
+
+SILENT = "its agent has been silent for 30 minutes, though it runs"
+
+
+def test_a_host_whose_agent_falls_silent_is_drained_and_replaced() -> None:
+    silent = existing(1, fit_at=NOW - timedelta(hours=2), silent_since=NOW - SILENT_WITHIN)
+    assert acts(1, [silent], shown(1)) == [Retire(UUID(int=1), SILENT, failed=True), Add(GROUP)]
+    retired = noted(silent, Retire(UUID(int=1), SILENT, failed=True), NOW)
+    assert (retired.drain_until, retired.failures) == (NOW + DRAIN_WITHIN, 1)
+    later = NOW + DRAIN_WITHIN
+    assert acts(0, [retired], shown(1), later - timedelta(seconds=1)) == []
+    assert acts(0, [retired], shown(1), later) == [Destroy(UUID(int=1))]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"silent_since": NOW - SILENT_WITHIN + timedelta(seconds=1)},
+        {"silent_since": NOW - SILENT_WITHIN, "reclaim_at": NOW + timedelta(hours=1)},
+        {"silent_since": None},
+    ],
+    ids=["soon", "taken back", "heard"],
+)
+def test_a_host_that_is_heard_or_silent_for_a_moment_stays(facts: dict[str, object]) -> None:
+    assert acts(0 if "reclaim_at" in facts else 1, [existing(1, **facts)], shown(1))[:1] in (
+        [],
+        [Retire(UUID(int=1), "its provider takes it back, and it is not needed until then")],
+    )
+
+
+def test_a_silent_host_that_its_provider_does_not_show_as_running_is_no_silent_host() -> None:
+    silent = existing(1, silent_since=NOW - SILENT_WITHIN)
+    assert acts(1, [silent], shown()) == [Missed(UUID(int=1))]
+    unsure = msgspec.structs.replace(shown(1), complete=False)
+    assert acts(1, [silent], unsure) == []
+    off = msgspec.structs.replace(shown(1).hosts[0], status="off")
+    assert [type(act) for act in acts(1, [silent], msgspec.structs.replace(shown(1), hosts=(off,)))] == [Saw]
+
+
+def test_silent_hosts_of_a_model_are_replaced_one_at_a_time() -> None:
+    older = NOW - 2 * SILENT_WITHIN
+    silent = [existing(n, silent_since=older + timedelta(seconds=n), fit_at=older) for n in (1, 2)]
+    first = Retire(UUID(int=1), SILENT, failed=True)
+    other = existing(3, model="b", silent_since=older, fit_at=older)
+    desired = [DesiredHosts(GROUP, 2), DesiredHosts(other.group, 1)]
+    made = decide(desired, [*silent, other], shown(1, 2, 3), NOW)
+    assert [act for act in made if isinstance(act, Retire)] == [
+        first,
+        Retire(UUID(int=3), SILENT, failed=True),
+    ]
+    retired = noted(silent[0], first, NOW)
+    coming = existing(4, running_at=NOW, joined_at=None)
+    for known in ([retired, silent[1], existing(4, fit_at=NOW)], [silent[1], coming]):
+        numbers = [one.intent_id.int for one in known]
+        assert not [act for act in acts(2, known, shown(*numbers)) if isinstance(act, Retire)]
+    serves = existing(4, fit_at=NOW)
+    assert acts(2, [silent[1], serves], shown(2, 4))[0] == Retire(UUID(int=2), SILENT, failed=True)
 
 
 def test_hosts_of_before_the_rule_may_stay_without_an_agent_that_is_known() -> None:
