@@ -1,7 +1,8 @@
-"""TLS between Penstock's own processes: a private authority, certificates that it issues, and contexts that trust it.
+"""TLS between Penstock's own processes: private authorities, certificates that they issue, contexts that trust them.
 
-Certificates name NAME and not an address, so that a scheduler may move: who has one that the authority has signed is a
-scheduler. Only TLS 1.3 is spoken.
+The platform's authority signs certificates of schedulers, and each host that has joined has an authority for its own
+engines alone. Certificates name NAME or ENGINE_NAME and not an address, so that a scheduler or host may move: who has
+one that the authority has signed is what it is the authority of. Only TLS 1.3 is spoken.
 """
 
 import ssl
@@ -18,6 +19,7 @@ from cryptography.x509.oid import NameOID
 from core.errors import InvalidRequest
 
 NAME = "scheduler.penstock.internal"
+ENGINE_NAME = "engine.penstock.internal"
 AUTHORITY_LIVES = timedelta(days=3650)
 CERTIFICATE_LIVES = timedelta(days=30)
 _EARLIER = timedelta(hours=1)
@@ -31,10 +33,10 @@ class Issued:
         self.certificate, self.key = certificate, key
 
 
-def new_authority(password: bytes, now: datetime) -> Issued:
+def new_authority(password: bytes, now: datetime, called: str = "Penstock schedulers") -> Issued:
     """A new authority, whose key is encrypted with `password`."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _named("Penstock schedulers")
+    name = _named(called)
     builder = _builder(name, name, key.public_key(), now, AUTHORITY_LIVES)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
@@ -43,17 +45,28 @@ def new_authority(password: bytes, now: datetime) -> Issued:
     return Issued(_pem(builder.sign(key, hashes.SHA256())), _key_pem(key, encryption))
 
 
-def issue(authority: Issued, password: bytes, now: datetime) -> Issued:
-    """A certificate of a scheduler. Raises ValueError when `password` is not that of the authority's key."""
+def issue(
+    authority: Issued, password: bytes, now: datetime, *, name: str = NAME, key_pem: bytes = b""
+) -> Issued:
+    """A certificate of a scheduler, or of what else `name` says, for a new key, or for the one in `key_pem`.
+
+    Raises ValueError when `password` is not that of the authority's key, or a key cannot be read.
+    """
     signer = serialization.load_pem_private_key(authority.key, password)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise ValueError("the authority's key is not one for ECDSA")
     issuer = x509.load_pem_x509_certificate(authority.certificate)
-    key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(_named(NAME), issuer.subject, key.public_key(), now, CERTIFICATE_LIVES)
+    key = (
+        serialization.load_pem_private_key(key_pem, None)
+        if key_pem
+        else ec.generate_private_key(ec.SECP256R1())
+    )
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("the key is not one for ECDSA")
+    builder = _builder(_named(name), issuer.subject, key.public_key(), now, CERTIFICATE_LIVES)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = builder.add_extension(identifier, critical=False)
     certificate = builder.sign(signer, hashes.SHA256())
@@ -74,6 +87,11 @@ def certificates_alone(authority: bytes) -> bytes:
     return b"".join(map(_pem, x509.load_pem_x509_certificates(authority)))
 
 
+def ends_at(certificate: bytes) -> datetime:
+    """When a certificate ends. Raises ValueError when it cannot be read."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
 def server_context() -> ssl.SSLContext:
     """A context for servers; `load` gives it a certificate, and another one later."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -92,7 +110,9 @@ def load(context: ssl.SSLContext, issued: Issued, directory: Path) -> None:
 
 
 def client_context(authority: bytes) -> ssl.SSLContext:
-    """A context that trusts servers called NAME whose certificates this authority, or bundle of them, has signed.
+    """A context that trusts servers whose certificates this authority, or bundle of them, has signed.
+
+    The caller says how the server is called.
 
     Raises ValueError when `authority` holds no certificate.
     """

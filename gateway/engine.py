@@ -50,14 +50,18 @@ class HttpEngines:
         *,
         headers_timeout_s: float = HEADERS_TIMEOUT_S,
         key: str = "",
+        authority: bytes = b"",
     ) -> EngineResponse:
         """POST `body` to `base_url` + `path` and wait for the headers. `key` is the engine's own key, if it has one.
+
+        `authority` has signed its certificate, in PEM: nothing else is trusted, and nothing is sent without TLS.
+        Empty = as the URL says, with a certificate of a public authority.
 
         Raises EngineFailed when the engine is unreachable, fails or is full, and RefusedByEngine when the engine
         refuses the request itself, such as a prompt longer than its context or an invalid schema.
         """
         try:
-            origin = parse_origin(base_url)
+            origin = parse_origin(base_url, authority)
             request = self._request(origin, path, body, headers, key or self._key)
             async with asyncio.timeout(headers_timeout_s):
                 response = await self._send(origin, request)

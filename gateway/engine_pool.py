@@ -8,22 +8,33 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from core.private_tls import ENGINE_NAME, client_context
 from gateway.engine_connection import EngineConnection
 
 CONNECT_TIMEOUT_S = 2.0
 """Seconds to connect to an engine."""
 KEEP_ALIVE_TIMEOUT_S = 4.0
 """Seconds that an idle connection is kept: below vLLM's 5 s, so that no connection is reused while vLLM closes it."""
+TLS_KEEP_ALIVE_TIMEOUT_S = 60.0
+"""The same for engines of hosts that have joined, which their agents start with 75 s (workers/engine_tls.py): a
+handshake costs a round trip and a millisecond of processor time on each side."""
 _SWEEP_S = 1.0
 """Seconds between two searches for connections that have been idle for too long."""
 
 
 class Address(NamedTuple):
-    """Where an engine listens."""
+    """Where an engine listens, and who has signed its certificate."""
 
     host: str
     port: int
     tls: bool
+    authority: bytes = b""
+    """Certificate of the authority of the engine's host, in PEM; empty = a public one."""
+
+    @property
+    def kept_s(self) -> float:
+        """Seconds that an idle connection is kept."""
+        return TLS_KEEP_ALIVE_TIMEOUT_S if self.authority else KEEP_ALIVE_TIMEOUT_S
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -37,18 +48,28 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=1024)
-def parse_origin(base_url: str) -> Origin:
-    """Return the origin of an engine's base URL. Raises ValueError when it is not an http or https URL."""
+def parse_origin(base_url: str, authority: bytes = b"") -> Origin:
+    """Return the origin of an engine's base URL.
+
+    Raises ValueError when it is not an http or https URL, and with `authority` when it is not one for TLS.
+    """
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"not an address of an engine: {base_url!r}")
     tls = parts.scheme == "https"
-    authority = parts.netloc.rpartition("@")[2]
+    if authority and not tls:
+        raise ValueError(f"an engine of a host with a certificate is not asked without TLS: {base_url!r}")
+    named = parts.netloc.rpartition("@")[2]
     return Origin(
-        Address(parts.hostname, parts.port or (443 if tls else 80), tls),
-        authority.encode("ascii"),
+        Address(parts.hostname, parts.port or (443 if tls else 80), tls, authority),
+        named.encode("ascii"),
         parts.path.rstrip("/").encode("ascii"),
     )
+
+
+@lru_cache(maxsize=1024)
+def _context_of(authority: bytes) -> ssl.SSLContext:
+    return client_context(authority)
 
 
 class ConnectionPool:
@@ -65,7 +86,7 @@ class ConnectionPool:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
-            fresh = asyncio.get_running_loop().time() - connection.idle_since < KEEP_ALIVE_TIMEOUT_S
+            fresh = asyncio.get_running_loop().time() - connection.idle_since < address.kept_s
             if fresh and connection.usable:
                 return connection
             connection.abort("idle")
@@ -74,13 +95,14 @@ class ConnectionPool:
     async def connect(self, address: Address) -> EngineConnection:
         """Return a new connection. Raises OSError or TimeoutError when there is none within CONNECT_TIMEOUT_S."""
         loop = asyncio.get_running_loop()
-        context = self._tls_context() if address.tls else None
+        context = self._tls_context(address.authority) if address.tls else None
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await loop.create_connection(
                 lambda: EngineConnection(loop, self._keep, self._forget),
                 address.host,
                 address.port,
                 ssl=context,
+                server_hostname=ENGINE_NAME if address.authority else None,
             )
         if not connection.usable:
             raise ConnectionResetError("the engine closed the connection at once")
@@ -116,8 +138,8 @@ class ConnectionPool:
     def _sweep(self) -> None:
         """Close connections that have been idle for too long; run again while any are left."""
         loop = asyncio.get_running_loop()
-        before = loop.time() - KEEP_ALIVE_TIMEOUT_S
         for address, idle in list(self._idle.items()):
+            before = loop.time() - address.kept_s
             for connection in [one for one in idle if one.idle_since <= before]:
                 idle.remove(connection)
                 connection.abort("idle")
@@ -125,7 +147,9 @@ class ConnectionPool:
                 del self._idle[address]
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep) if self._idle else None
 
-    def _tls_context(self) -> ssl.SSLContext:
+    def _tls_context(self, authority: bytes) -> ssl.SSLContext:
+        if authority:
+            return _context_of(authority)
         if self._tls is None:
             self._tls = ssl.create_default_context()
         return self._tls

@@ -228,9 +228,10 @@ class Engines(Protocol):
         *,
         headers_timeout_s: float = 30.0,
         key: str = "",
+        authority: bytes = b"",
     ) -> EngineStream:
         """POST `body` and wait for the headers, at most `headers_timeout_s` seconds. `key` is the engine's own, if it
-        has one.
+        has one, and `authority` has signed its certificate; empty = a public one has, or there is none.
 
         Raises EngineFailed, or RefusedByEngine when the engine refuses the request itself.
         """

@@ -143,6 +143,7 @@ class Relay:
             headers,
             headers_timeout_s=headers_timeout_s,
             key=placement.engine_key,
+            authority=placement.engine_authority,
         )
 
     async def _attempt_whole(self, context: AnyContext, placement: Placement) -> None:

@@ -29,6 +29,7 @@ from scheduler.messages import (
     Answers,
     Counters,
     EngineKeys,
+    HostEngines,
     PlaceRefused,
     TenantCounter,
     ToClient,
@@ -102,7 +103,8 @@ class SchedulerClient(Listener):
         self._commands: dict[str, asyncio.Future[CommandResult]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._counters = CounterCache(MAX_COUNTERS)
-        self._engine_keys: dict[str, str] = {}
+        self._engines: dict[str, HostEngines] = {}
+        """By replica, of hosts that have joined."""
         """By replica, of hosts with keys of their own."""
         self._snapshot_received = asyncio.Event()
         """Set once a snapshot has arrived on the present connection."""
@@ -233,8 +235,8 @@ class SchedulerClient(Listener):
                 self._snapshot_received.set()
             case EngineKeys():
                 known = {each.replica_id for each in self._known.replicas}
-                kept = {name: key for name, key in self._engine_keys.items() if name in known}
-                self._engine_keys = kept | message.keys
+                kept = {name: host for name, host in self._engines.items() if name in known}
+                self._engines = kept | {name: host for host in message.hosts for name in host.replicas}
             case CommandResult():
                 future = self._commands.get(message.command_id)
                 if future is not None and not future.done():
@@ -304,7 +306,8 @@ class SchedulerClient(Listener):
 
     def _hold(self, waiting: Waiting, placement: Placement) -> None:
         share_texts(placement, waiting.request)
-        placement.engine_key = self._engine_keys.get(placement.replica_id, "")
+        if (host := self._engines.get(placement.replica_id)) is not None:
+            placement.engine_key, placement.engine_authority = host.key, host.authority
         self._waiting.pop(placement.request_id, None)
         self._held[placement.request_id, placement.replica_id] = HeldPlacement(
             placement, waiting.request, self._clock.monotonic(), counted_by=placement.epoch

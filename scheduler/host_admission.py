@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.addresses import is_loopback
 from core.db import Database
+from core.private_tls import certificates_alone
 from workers.host_credentials import HostSecrets, join, rotate
 from workers.join_token import HASH_BYTES, is_engine_key, is_host_name, is_secret, secret_hash
 from workers.wire import SIMULATED_HOST, AgentHello, AgentJoin, AgentRotation, Heartbeat, ReplicaStatus
@@ -60,7 +61,7 @@ class HostAdmission:
         """Why a host with a secret of its own is turned away; empty when it is not."""
         if self.holds(hello.agent_id, secret_hash(hello.token)):
             if is_engine_key(hello.engine_key):
-                return ""
+                return _authority_fault(hello)
             return (
                 f"the engine key of host {hello.agent_id} must have 16 to 256 letters, digits and . _ ~ + / = -: set "
                 "PENSTOCK_ENGINE_KEY of the host so, or remove it"
@@ -125,6 +126,19 @@ class HostAdmission:
             return "the scheduler cannot reach its database; try again"
         finally:
             self._joining -= 1
+
+
+def _authority_fault(hello: AgentHello) -> str:
+    """Why nothing can be trusted by the authority of a host's engines; empty when it can, or there is none."""
+    try:
+        if not hello.engine_authority or certificates_alone(hello.engine_authority) == hello.engine_authority:
+            return ""
+    except ValueError:
+        pass
+    return (
+        f"the engine authority of host {hello.agent_id} is no certificate: remove the folder engine-tls of its data "
+        "directory, and start its agent again"
+    )
 
 
 def confined(beat: Heartbeat, host: str, peer: str) -> list[str]:

@@ -10,7 +10,7 @@ import msgspec
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from workers.wire import CommandResult, Heartbeat, KvDelta, ReplicaCommand, Term
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """Version of the frames between clients and the scheduler. Both ends must speak the same; 1 is a hello without one."""
 
 
@@ -160,11 +160,19 @@ class Announce(msgspec.Struct, tag="announce"):
     """Whether the next frame has more placements. Those that no frame names are closed after the last one."""
 
 
-class EngineKeys(msgspec.Struct, tag="engine_keys"):
-    """Keys of engines on hosts that have keys of their own, for API processes; before any placement on them."""
+class HostEngines(msgspec.Struct, frozen=True):
+    """What an API process needs for the engines of a host that has joined."""
 
-    keys: dict[str, str]
-    """By replica."""
+    key: str
+    authority: bytes
+    """Certificate of the authority that signs their certificates, in PEM; empty = they speak no TLS."""
+    replicas: frozenset[str]
+
+
+class EngineKeys(msgspec.Struct, tag="engine_keys"):
+    """Keys and authorities of engines on hosts that have their own, for API processes; before any placement on them."""
+
+    hosts: list[HostEngines]
 
 
 FromClient = ClientBatch | Announce | ReplicaCommand

@@ -339,7 +339,7 @@ class SchedulerService:
                 else f"{others[0]}, which is not named after it or not at {session.peer}, from where it connects"
             )
             log.warning("agent %s reports %s", session.name, what)
-        if self._keys.heard(session.name, session.engine_key, (each.replica_id for each in beat.replicas)):
+        if self._keys.heard(session.name, *session.engines, (each.replica_id for each in beat.replicas)):
             self._push_keys(self._clients.values())
         if self._targets is not None:
             for status in beat.replicas:

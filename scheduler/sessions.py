@@ -137,8 +137,8 @@ class Session(Link):
         """The added model whose entry the peer needs."""
         self.secret_hash: bytes | None = None
         """Of the secret of a host that has joined; None = another peer."""
-        self.engine_key = ""
-        """Key of the agent's engines; empty = the platform's."""
+        self.engines = ("", b"")
+        """Key of the agent's engines, empty = the platform's, and certificate of their authority, empty = no TLS."""
         self.takes_keys = False
         """Whether the client sends requests to engines, so that it needs their keys."""
         self._answers = Answers([], [])
@@ -223,7 +223,7 @@ class Session(Link):
         is_agent = isinstance(hello, AgentHello)
         if isinstance(hello, AgentHello):
             self.waits, self.run, name = hello.waits, hello.run, hello.agent_id
-            self.wants, self.engine_key = hello.wants, hello.engine_key
+            self.wants, self.engines = hello.wants, (hello.engine_key, hello.engine_authority)
             self.secret_hash = secret_hash(hello.token) if hello.joined else None
         else:
             name, self.takes_keys = hello.name, hello.takes_keys

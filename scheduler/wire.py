@@ -93,6 +93,8 @@ class Placement(msgspec.Struct, array_like=True):
     """Class of its GPUs, such as B300; empty = it has none, or they are not known."""
     engine_key: str = ""
     """Key of the replica's engine where its host has one of its own. The client writes it here; it is never sent."""
+    engine_authority: bytes = b""
+    """Certificate of the authority that signs those of its engines; empty = none. As `engine_key`."""
 
 
 class Released(msgspec.Struct, array_like=True):

@@ -34,22 +34,19 @@ from workers.engine_process import EngineProcess
 from workers.engine_spec import EngineSpec, environment
 from workers.external import ExternalEngine, ExternalSettings, ReplicaNames
 from workers.held_engine import EngineAccess
+from workers.host_access import HostAccess
 from workers.host_lock import HostLock
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvFeed, KvOutbox
-from workers.machine import engine_address, release
+from workers.machine import release
 from workers.model_entry import wanted_entry
-from workers.own_credentials import AgentCredentials
 from workers.plan import HostPlan, ReplicaPlan
 from workers.prepare import prepare
 from workers.ranks import target_names
 from workers.replica import ReplicaRunner
 from workers.replica_view import Replica
 from workers.saved_engine import Deployed
-from workers.scheduler_dialer import SchedulerDialer
-from workers.scheduler_link import SchedulerLink
-from workers.secret_rotation import HostAccess
 from workers.state_file import AgentState, load_state, save_state
 from workers.stray_engines import end_strays
 from workers.weights_fetch import fetch_of
@@ -135,23 +132,17 @@ class Agent:
         self._tasks: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
         self._outbox = KvOutbox()
-        self._credentials = AgentCredentials(settings, self._host_id)
-        self._dialer = SchedulerDialer(settings, self._credentials)
-        self._address = engine_address(settings.host, settings.advertise_host)
         self._kv_context: zmq.asyncio.Context | None = None
         self._subscribers: list[KvSubscriber] = []
-        self._link = SchedulerLink(
-            settings.scheduler_addresses,
-            self._credentials.token,
+        self._access = HostAccess(
+            settings,
             self._host_id,
             heartbeat=self.heartbeat,
             execute=self.execute,
             outbox=self._outbox,
             run=self._boot_id,
             wants="" if self._knows_its_model else settings.model,
-            joined=self._credentials.joined,
-            engine_key=self._credentials.stated_engine_key,
-            connect=self._dialer,
+            now=clock.now,
         )
 
     @property
@@ -163,7 +154,7 @@ class Agent:
     async def _prepare(self) -> HostPlan:
         """The plan of this host, when it may serve and the entry of a model that an admin has added is known."""
         if not self._knows_its_model:
-            entry = await wanted_entry(self._link, self._settings.model, self._entry_path)
+            entry = await wanted_entry(self._access.link, self._settings.model, self._entry_path)
             self._catalog = with_added(self._catalog, {entry.name: entry})
         self._plan = plan = await prepare(self._settings, self._catalog, self._host_id)
         state = load_state(self._state_path)
@@ -177,8 +168,7 @@ class Agent:
         """Prepare the host and run its replicas until `stop` is set. Raises PenstockError when it cannot serve."""
         preparing = asyncio.create_task(self._prepare())
         stopping = asyncio.create_task(stop.wait())
-        access = HostAccess(self._credentials, self._settings.scheduler_addresses, self._dialer, self._link)
-        self._tasks.append(supervise("scheduler-link", access.run))
+        self._tasks.append(supervise("scheduler-link", self._access.run))
         self._tasks.append(supervise("accounting", self._run_accounting))
         self._tasks.append(supervise("engine-logs", self._rotate_logs))
         try:
@@ -201,13 +191,13 @@ class Agent:
         self._closing = True
         draining = asyncio.ensure_future(self._shut_down())
         forced = asyncio.ensure_future(force.wait())
-        self._link.heartbeat_now()
+        self._access.link.heartbeat_now()
         await asyncio.wait([draining, forced], return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
             await asyncio.gather(*(self._kill(replica) for replica in self.replicas))
         await draining
         forced.cancel()
-        self._link.heartbeat_now()
+        self._access.link.heartbeat_now()
         await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
@@ -227,12 +217,12 @@ class Agent:
     def _last_state(self) -> AgentState:
         """The state of the last run, without engines that have other keys than this one."""
         state = load_state(self._state_path)
-        if state.keys not in ("", self._credentials.keys_mark):
+        if state.keys not in ("", self._access.keys_mark):
             state.engines = {}
         return state
 
     def _build(self, plan: HostPlan) -> None:
-        self._session = aiohttp.ClientSession()
+        self._session = self._access.session()
         state = self._last_state()
         runners = [self._make_runner(each, plan, state) for each in plan.replicas]
         self.replicas += runners
@@ -254,7 +244,7 @@ class Agent:
             model=settings.model,
             engines=len(urls),
         )
-        key = self._credentials.engine_key
+        key = self._access.credentials.engine_key
         return [
             (
                 url,
@@ -289,8 +279,8 @@ class Agent:
         settings, session = self._settings, self._session
         if session is None:
             raise RuntimeError("the agent has not started")
-        key, own_key = self._credentials.engine_key, agent_key(settings.data_dir)
-        address = self._address
+        key, own_key = self._access.credentials.engine_key, agent_key(settings.data_dir)
+        address = self._access.address
         ranks = plan.capacity.dp_ranks
         kv = kv_endpoints(settings.data_dir, plan.replica_id, ranks) if self._is_exact(plan) else None
 
@@ -308,7 +298,8 @@ class Agent:
                 replicas=len(host.replicas),
                 kv=kv,
                 entry=None if plan.model.name in self._packaged else self._entry_path,
-                strict=self._credentials.joined,
+                strict=self._access.credentials.joined,
+                tls=self._access.tls,
             )
             return EngineAccess(url, command, EngineApi(session, url, key, own_key))
 
@@ -408,7 +399,7 @@ class Agent:
         deployed = {
             runner.plan.replica_id: runner.deployed for runner in runners if runner.deployed != Deployed()
         }
-        save_state(self._state_path, AgentState(engines, times, deployed, self._credentials.keys_mark))
+        save_state(self._state_path, AgentState(engines, times, deployed, self._access.keys_mark))
 
     async def _run_accounting(self) -> None:
         while True:
@@ -427,7 +418,7 @@ class Agent:
                 _REPLICAS.labels(state.value).set(states.count(state))
             for replica in self.replicas:
                 _RESTARTS.labels(replica.plan.replica_id).set(replica.status().restarts)
-            _CONNECTED.set(self._link.connected)
+            _CONNECTED.set(self._access.link.connected)
             await asyncio.sleep(TICK_S)
 
     async def _rotate_logs(self) -> None:
@@ -461,7 +452,7 @@ class Agent:
             ],
             sent_at=self._clock.monotonic(),
             acceptance=self._gate.report(),
-            address=self._address.reach,
+            address=self._access.address.reach,
             version=release(),
             complete=self._built,
         )

@@ -8,6 +8,7 @@ import msgspec
 
 from core.settings import without_credentials
 from workers import engine_guard, stray_engines
+from workers.engine_tls import KEPT_S, EngineTls
 from workers.kv_endpoints import KvEndpoints
 from workers.plan import ReplicaPlan
 
@@ -54,13 +55,14 @@ def engine_command(
     replicas: int,
     kv: KvEndpoints | None = None,
     entry: Path | None = None,
+    tls: EngineTls | None = None,
 ) -> EngineCommand:
     """The command of a replica's engine, without the platform's secrets in its environment.
 
     With `strict` nothing is answered without a key.
     `agent_key` opens what the engine's guard keeps from everyone else. `replicas` is the number of replicas on this
     host. With `kv` the engine publishes KV events. `entry` is the file of
-    a model that the packaged catalog does not have.
+    a model that the packaged catalog does not have. With `tls` the engine speaks nothing else.
     """
     env = without_credentials(os.environ, "PENSTOCK_")
     env["VLLM_API_KEY"] = engine_key
@@ -68,11 +70,16 @@ def engine_command(
     if strict:
         env[engine_guard.STRICT_VARIABLE] = engine_key
     env |= stray_engines.mark(data_dir)
+    secured: tuple[str, ...] = ()
+    if tls is not None:
+        secured = ("--ssl-keyfile", str(tls.key_file), "--ssl-certfile", str(tls.certificate_file))
+        secured += ("--enable-ssl-refresh",)
+        env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEPT_S)
     if plan.engine == "sim":
         env |= {name: os.environ[name] for name in _SIM_VARIABLES if os.environ.get(name)}
         argv: tuple[str, ...] = (
             sys.executable, "-m", "sim.engine", "--model", plan.model.name, "--profile", plan.profile.name,
-            "--speedup", str(sim_speedup), "--host", host, "--port", str(port),
+            "--speedup", str(sim_speedup), "--host", host, "--port", str(port), *secured,
         )  # fmt: skip
         if plan.spec.version:
             argv = (*argv, "--engine-version", plan.spec.engine_version or plan.spec.version)
@@ -98,6 +105,7 @@ def engine_command(
         )
     argv = (
         str(engine_env / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", *line[1:], "--middleware", _GUARD,
+        *secured,
     )  # fmt: skip
     timeout = plan.profile.args.get("shutdown-timeout", 30)
     return EngineCommand(argv, env, stop_s=float(timeout if isinstance(timeout, int) else 30) + 10.0)

@@ -96,10 +96,11 @@ class EngineAddress(msgspec.Struct, frozen=True):
     """Address that they bind."""
     reach: str
     """Address or name at which other hosts reach them."""
+    tls: bool = False
 
     def url(self, port: int) -> str:
         """The base URL of the engine on `port`."""
-        return f"http://{Address(self.reach, port)}"
+        return f"{'https' if self.tls else 'http'}://{Address(self.reach, port)}"
 
 
 def engine_address(host: str, advertised: str) -> EngineAddress:

@@ -36,7 +36,8 @@ CPU_CONTEXT = 4096
 """Longest context on a machine without GPUs where no argument says another."""
 _OURS = frozenset(
     {"model", "served-model-name", "host", "port", "uds", "api-key", "kv-events-config", "kv-offloading-size",
-     "kv-offloading-backend", "config"}
+     "kv-offloading-backend", "config", "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "ssl-ciphers",
+     "enable-ssl-refresh"}
 )  # fmt: skip
 """Arguments that Penstock sets itself, or has another field for."""
 _RUNS_CODE = re.compile(

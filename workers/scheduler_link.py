@@ -78,17 +78,27 @@ class SchedulerLink:
         wants: str = "",
         joined: bool = False,
         engine_key: str = "",
+        engine_authority: bytes = b"",
         connect: Connect = open_plain,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`token` is the internal token, or with `joined` the host's own secret; `run` tells this run of the agent from
         every other agent. `wants` names an added model whose entry a scheduler shall send. `engine_key` is the host's
-        own, if it has one. `pause` waits some seconds before the next connection."""
+        own, if it has one, and `engine_authority` signs its engines' certificates. `pause` waits some seconds before
+        the next connection.
+        """
         self.entry: CatalogModel | None = None
         """The entry of that model, when a scheduler that serves has sent it."""
         self.entry_arrived = asyncio.Event()
         self._hello = AgentHello(
-            token, agent_id, waits=True, run=run, wants=wants, joined=joined, engine_key=engine_key
+            token,
+            agent_id,
+            waits=True,
+            run=run,
+            wants=wants,
+            joined=joined,
+            engine_key=engine_key,
+            engine_authority=engine_authority,
         )
         self.term = 0
         """The highest term that was seen."""

@@ -326,6 +326,8 @@ class AgentHello(msgspec.Struct, tag="agent_hello"):
     """Whether the host has joined, and its agent id is the name under which it did."""
     engine_key: str = ""
     """Key that this host's engines require of API processes; empty = the one of the whole platform."""
+    engine_authority: bytes = b""
+    """Certificate, in PEM, of the authority that signs the certificates of this host's engines; empty = no TLS."""
 
 
 class AgentRefusal(msgspec.Struct, tag="agent_refusal"):

@@ -28,6 +28,8 @@ class NamespaceNetwork:
 
     def __init__(self, name: str, network: IPv4Network) -> None:
         """`name` begins those of the bridge and the namespaces, at most eight characters."""
+        self.bridge = name
+        """The device over which all that passes between the namespaces and this machine goes."""
         self._name, self._hosts, self._prefix = name, network.hosts(), network.prefixlen
         self.gateway = str(next(self._hosts))
         self.namespaces: list[str] = []

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import ssl
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,11 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--shutdown-timeout", type=int, default=30, help="seconds that running requests get at SIGTERM"
     )
+    parser.add_argument("--ssl-keyfile", default=None)
+    parser.add_argument("--ssl-certfile", default=None)
+    parser.add_argument(
+        "--enable-ssl-refresh", action="store_true", help="use a certificate that was replaced"
+    )
     return parser.parse_args(argv)
 
 
@@ -125,6 +131,19 @@ def _failpoints(arguments: argparse.Namespace) -> str:
     return str(arguments.failpoints)
 
 
+def _refresh(config: uvicorn.Config) -> None:
+    """Have each handshake use the certificate that is in the file then, as vLLM does with --enable-ssl-refresh."""
+    config.load()
+
+    def renew(connection: ssl.SSLObject, _: object, __: object) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(str(config.ssl_certfile), config.ssl_keyfile)
+        connection.context = context
+
+    if config.ssl is not None:
+        config.ssl.sni_callback = renew
+
+
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT, then complete running requests; return the exit status."""
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
@@ -147,7 +166,11 @@ def main(argv: list[str] | None = None) -> int:
         proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=arguments.shutdown_timeout,
+        ssl_keyfile=arguments.ssl_keyfile,
+        ssl_certfile=arguments.ssl_certfile,
     )
+    if arguments.enable_ssl_refresh:
+        _refresh(config)
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has drained
         uvicorn.Server(config).run()
     return 0

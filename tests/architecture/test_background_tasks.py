@@ -47,7 +47,8 @@ AWAITED = {
     "workers/agent.py": 4,  # preparation, stop and drain, awaited
     "workers/external.py": 1,  # four requests to one engine, in a task group
     "workers/replica.py": 1,  # the prefetch of weights, awaited and ended by the replica's own task
-    "workers/secret_rotation.py": 2,  # the join and the link, in a task group
+    "workers/host_access.py": 2,  # reports and certificate, in a task group
+    "workers/host_reporting.py": 2,  # the join and the link, in a task group
     "workers/scheduler_link.py": 4,  # connections and senders, awaited by their supervised tasks; one command
 }
 """Tasks that end by themselves, by file: their number, which grows only with a reason."""

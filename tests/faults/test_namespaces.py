@@ -1,6 +1,7 @@
 """A droplet of the fake cloud on a network of its own joins by itself and serves; strangers there reach nothing."""
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -28,8 +29,10 @@ from tests.support.ports import free_port
 from tests.support.roles import TOKEN, role
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation
 from tests.support.waiting import until
+from tests.support.wire_capture import capture
 
 MODEL = "penstock/tiny"
+PROMPT = "the heron waits by the weir"
 LOCAL = """#!/bin/sh
 mkdir -p "$PENSTOCK_ROOT/etc/penstock"
 echo PENSTOCK_ENGINE=sim > "$PENSTOCK_ROOT/etc/penstock/local.env"
@@ -61,7 +64,7 @@ def status(namespace: str, url: str, method: str = "GET", key: str = "wrong") ->
     answer = run_inside(
         namespace,
         "curl",
-        "-s",
+        "-sk",
         "-o",
         "/dev/null",
         "-m",
@@ -150,7 +153,7 @@ async def test_a_droplet_joins_serves_and_shows_strangers_nothing(
         agent_log = place / "var" / "lib" / "penstock" / "agent.log"
 
         async def answered() -> bool:
-            body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+            body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
             try:
                 async with httpx.AsyncClient(timeout=30.0) as client:
                     answer = await client.post(
@@ -178,7 +181,9 @@ async def test_a_droplet_joins_serves_and_shows_strangers_nothing(
         droplet_namespace, (stranger, _) = network.namespaces[0], await asyncio.to_thread(network.add)
         ports = listening(droplet_namespace)
         assert len(ports) == 1, f"besides the engine something listens: {ports}"
-        engine = f"http://{address}:{ports.pop()}"
+        port = ports.pop()
+        engine = f"https://{address}:{port}"
+        assert status(stranger, f"http://{address}:{port}/health") == "000", "the engine speaks TLS alone"
         for method, path in (
             ("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/health"),
             ("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"), ("GET", "/openapi.json"),
@@ -195,7 +200,17 @@ async def test_a_droplet_joins_serves_and_shows_strangers_nothing(
         for plain in ("false", "true"):
             said = await asyncio.to_thread(_agent, stranger, thief, scheduler_at, found[0], plain)
             assert ("connects without TLS" if plain == "true" else "was used already") in said, said
-        assert await answered(), "and the host serves on"
+        with capture(network.bridge) as wire:
+            assert await answered(), "and the host serves on"
+            host_key = json.loads((agent_log.parent / "host-credentials.json").read_text())["engine_key"]
+            assert (
+                status(stranger, f"http://{network.gateway}:{scheduler_port}/{PROMPT.replace(' ', '-')}")
+                == "000"
+            )
+        assert PROMPT.replace(" ", "-").encode() in wire.data, "what is sent in clear is seen"
+        assert len(wire.data) > 2_000, "the request and its answer passed here"
+        assert PROMPT.encode() not in wire.data
+        assert host_key.encode() not in wire.data
 
 
 def _agent(namespace: str, directory: Path, schedulers: str, token: str, plain: str) -> str:

@@ -317,6 +317,7 @@ class FakeEngines:
         *,
         headers_timeout_s: float = 30.0,
         key: str = "",
+        authority: bytes = b"",
     ) -> FakeStream:
         self.urls.append(base_url + path)
         self.bodies.append(body)

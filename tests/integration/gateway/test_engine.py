@@ -18,6 +18,7 @@ from gateway import engine_pool
 from gateway.engine import HttpEngines
 from gateway.refusals import RefusedByEngine
 from tests.support.waiting import until
+from workers.engine_tls import EngineTls
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 HEADERS = (("X-Request-Id", "r1"),)
@@ -219,3 +220,39 @@ def self_signed(directory: Path) -> Path:
     path = directory / "engine.pem"
     path.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
     return path
+
+
+def authority_and_server(directory: Path) -> tuple[bytes, ssl.SSLContext]:
+    """The authority of a host, and what its engines serve with."""
+    host = EngineTls(directory, b"password", SystemClock().now)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(host.certificate_file, host.key_file)
+    return host.authority, server
+
+
+async def test_an_engine_of_a_joined_host_shows_the_certificate_of_this_host(
+    engines: HttpEngines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_pool, "KEEP_ALIVE_TIMEOUT_S", 0.0)
+    authority, server = authority_and_server(tmp_path / "1")
+    other, _ = authority_and_server(tmp_path / "2")
+    async with serving(lambda *_: OK, server) as (engine, url):
+        for _ in range(2):
+            response = await engines.open(url, "/", b"", HEADERS, key="own", authority=authority)
+            await response.read_into(lambda _: True)
+            response.close()
+        assert engine.connections == 1, "the second request pays no handshake"
+        for wrong in (other, b""):
+            with pytest.raises(EngineFailed, match="certificate verify failed"):
+                await engines.open(url, "/", b"prompt", HEADERS, key="own", authority=wrong)
+        assert len(engine.requests) == 2, "neither prompt nor key goes to a host that passes for another"
+
+
+async def test_an_engine_of_a_joined_host_is_not_asked_without_tls(
+    engines: HttpEngines, tmp_path: Path
+) -> None:
+    authority, _ = authority_and_server(tmp_path)
+    async with serving(lambda *_: OK) as (engine, url):
+        with pytest.raises(EngineFailed, match="is not asked without TLS"):
+            await engines.open(url, "/", b"prompt", HEADERS, key="own", authority=authority)
+        assert engine.connections == 0

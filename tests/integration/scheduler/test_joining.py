@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from core.addresses import Address
 from core.clock import SystemClock
 from core.db import Database
 from core.errors import InvalidRequest, NotFound
+from core.private_tls import new_authority
 from core.settings import Settings
 from jobs.hosts import _join_token
 from scheduler.client import SchedulerClient
@@ -30,16 +31,17 @@ from scheduler.service import SchedulerService
 from tests.support.scheduling import TOKEN, beat, replica, request
 from tests.support.waiting import until
 from workers import host_credentials
+from workers.host_reporting import HostReporting
 from workers.join_token import parse_token, secret_hash
 from workers.joining import ask, join
 from workers.kv_events_feed import KvOutbox
 from workers.own_credentials import AgentCredentials
 from workers.scheduler_link import Connect, SchedulerLink, open_plain
-from workers.secret_rotation import HostAccess
-from workers.wire import AgentRotation, CommandResult, Heartbeat, ReplicaCommand
+from workers.wire import AgentHello, AgentRotation, CommandResult, Heartbeat, ReplicaCommand
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
 HOST = "b300-1"
+AUTHORITY = new_authority(b"password", datetime(2026, 11, 28, tzinfo=UTC), "Penstock host").certificate
 
 
 @asynccontextmanager
@@ -114,10 +116,11 @@ async def reporting(
         run="one",
         joined=own.joined,
         engine_key=own.stated_engine_key,
+        engine_authority=AUTHORITY,
         connect=connect,
         pause=pause,
     )
-    task = asyncio.create_task(HostAccess(own, addresses, connect, link, pause).run())
+    task = asyncio.create_task(HostReporting(own, addresses, connect, link, pause).run())
     try:
         yield link
     finally:
@@ -160,8 +163,9 @@ async def test_a_host_joins_once_and_its_engine_key_reaches_api_processes_alone(
             await until(lambda: api.snapshot().replicas and console.snapshot().replicas)
             placement = await api.place(request())
             assert placement.engine_key == own.engine_key
+            assert placement.engine_authority == AUTHORITY
             assert len(own.engine_key) == 43
-            assert not console._engine_keys
+            assert not console._engines
             assert own.engine_key not in repr(console.snapshot())
         other = credentials(tmp_path / "thief", token)
         assert "was used already" in await refused(door, other, caplog)
@@ -343,6 +347,20 @@ async def test_a_host_reports_itself_and_no_other(pg_url: str, database: Databas
             assert set(service.state.fleet.replicas) == {f"{HOST}/r0", f"sim-{HOST}/r1"}
             [host] = service._hosts.views(0.0)
             assert host.host_id == HOST
+
+
+async def test_a_host_whose_engines_authority_is_no_certificate_is_turned_away(
+    pg_url: str, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with platform(pg_url) as (door, _, hosts):
+        own = credentials(tmp_path, await invited(database))
+        await join(own, [Address("127.0.0.1", door.port)], open_plain)
+        hello = AgentHello(own.token, HOST, joined=True, engine_key=own.engine_key)
+        for authority in (b"nothing", AUTHORITY + b"more", AUTHORITY.replace(b"M", b"-")):
+            hello.engine_authority = authority
+            assert "is no certificate" in hosts.fault(hello)
+        hello.engine_authority = AUTHORITY
+        assert not hosts.fault(hello)
 
 
 def test_the_internal_token_admits_agents_of_this_machine(pg_url: str) -> None:

@@ -79,9 +79,10 @@ async def test_a_join_of_no_sound_form_is_refused_before_postgresql(hosts: HostA
 
 def test_a_key_is_kept_as_long_as_a_replica() -> None:
     keys = EngineKeyBook()
-    assert keys.heard(HOST, "key", [f"{HOST}/r0", f"{HOST}/r1"])
+    assert keys.heard(HOST, "key", b"authority", [f"{HOST}/r0", f"{HOST}/r1"])
     keys.keep([f"{HOST}/r1"])
-    assert keys.frame().keys[f"{HOST}/r1"] == "key"
+    [host] = keys.frame().hosts
+    assert (host.key, host.authority, f"{HOST}/r1" in host.replicas) == ("key", b"authority", True)
     keys.keep([])
-    assert not keys.frame().keys
-    assert not keys.heard(HOST, "key", []), "nothing changes for clients"
+    assert not keys.frame().hosts
+    assert not keys.heard(HOST, "key", b"", []), "nothing changes for clients"

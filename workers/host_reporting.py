@@ -22,7 +22,7 @@ AGAIN_S = 30.0
 log = logging.getLogger(__name__)
 
 
-class HostAccess:
+class HostReporting:
     """Joins, keeps the link to the schedulers, and replaces the secret."""
 
     def __init__(
