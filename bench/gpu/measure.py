@@ -59,13 +59,20 @@ async def greedy(rig: Rig) -> str:
     return str((await _complete(rig, prompt, GREEDY_TOKENS))["choices"][0]["text"])
 
 
-async def sleep_and_wake(rig: Rig) -> Figures:
-    """Seconds of a sleep and of a wake, and whether the answer after it is the one before it."""
+async def sleep_and_wake(rig: Rig, level: int = 1) -> Figures:
+    """Seconds of a sleep and of a wake, how deeply the engine says it slept, and whether its answer is the one before.
+
+    At level 2 the engine drops its weights, so the same answer shows that it has reloaded them. The agent asks for an
+    answer of its own, too, and ends an engine whose answer differs.
+    """
     before = await greedy(rig)
-    slept, woken = await rig.command("sleep"), await rig.command("wake")
+    slept = await rig.command("sleep", level)
+    said = (await rig.api.metrics()).sleep_level
+    woken = await rig.command("wake")
     return {
         "sleep_s": round(slept, 3),
         "wake_s": round(woken, 3),
+        "engine_level": said,
         "same_answer": await greedy(rig) == before,
     }
 

@@ -43,10 +43,10 @@ class Rig:
         """The replica as the agent reports it now."""
         return self.agent.heartbeat().replicas[0]
 
-    async def command(self, action: str) -> float:
+    async def command(self, action: str, level: int = 1) -> float:
         """Have the agent execute a command on the replica; returns the seconds. Raises RuntimeError when it fails."""
         began = time.perf_counter()
-        result = await self.agent.execute(ReplicaCommand("gpu", self.replica.replica_id, action))
+        result = await self.agent.execute(ReplicaCommand("gpu", self.replica.replica_id, action, level=level))
         if not result.ok:
             raise RuntimeError(f"{action}: {result.message}")
         return time.perf_counter() - began

@@ -1,4 +1,5 @@
-"""A droplet of the fake cloud on a network of its own joins by itself and serves; strangers there reach nothing."""
+"""A droplet of the fake cloud on a network of its own joins by itself and serves with the real vLLM where that is
+installed; strangers there reach nothing, and read nothing."""
 
 import asyncio
 import json
@@ -26,18 +27,24 @@ from tests.integration.workers.conftest import cloud as cloud
 from tests.support.host_cloud import cloud_settings
 from tests.support.namespace_network import droplet_environment, namespace_network
 from tests.support.ports import free_port
-from tests.support.roles import TOKEN, role
+from tests.support.roles import ROOT, TOKEN, role
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation
 from tests.support.waiting import until
 from tests.support.wire_capture import capture
 
 MODEL = "penstock/tiny"
 PROMPT = "the heron waits by the weir"
-LOCAL = """#!/bin/sh
+ENGINE_ENV = Path(os.environ.get("PENSTOCK_ENGINE_ENV") or ROOT / ".engine")
+ENGINE = "vllm" if (ENGINE_ENV / "bin" / "python").exists() else "sim"
+"""The real one where it is installed, on the processor."""
+LOCAL = f"""#!/bin/sh
 mkdir -p "$PENSTOCK_ROOT/etc/penstock"
-echo PENSTOCK_ENGINE=sim > "$PENSTOCK_ROOT/etc/penstock/local.env"
+cat > "$PENSTOCK_ROOT/etc/penstock/local.env" <<END
+PENSTOCK_ENGINE={ENGINE}
+PENSTOCK_ENGINE_ENV={ENGINE_ENV}
+END
 """
-START_S = 180.0
+START_S = 300.0
 
 
 @pytest.fixture
@@ -99,6 +106,7 @@ async def organisation_with_credit(database: Database) -> str:
     return made.key
 
 
+@pytest.mark.timeout(900)
 async def test_a_droplet_joins_serves_and_shows_strangers_nothing(
     database: Database,
     pg_url: str,

@@ -37,10 +37,13 @@ async def test_the_agent_runs_the_engine_and_wakes_it_as_it_was(
         record_property("one_user", await one_user(rig, sentences=512))
         prefix = await prefix_knowledge(rig)
         record_property("prefix", prefix)
-        woken = await sleep_and_wake(rig)
-        record_property("sleep", woken)
+        sleeps = [await sleep_and_wake(rig, level) for level in (1, 2)]
+        for name, woken in zip(("sleep", "sleep_2"), sleeps, strict=True):
+            record_property(name, woken)
+        restarts = rig.replica.restarts
     assert prefix["known_tokens"] == prefix["cached_tokens"] > 0
-    assert woken["same_answer"]
+    assert [(woken["engine_level"], woken["same_answer"]) for woken in sleeps] == [(1, True), (2, True)]
+    assert restarts == 0, "the engine woke by itself"
 
 
 @pytest.mark.timeout(180)

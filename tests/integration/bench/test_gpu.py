@@ -31,8 +31,10 @@ async def test_the_parts_measure_an_engine_under_the_agent(tmp_path: Path) -> No
         assert user["prefill_tokens"] > 32
         prefix = await prefix_knowledge(rig, tokens=256)
         assert prefix["known_tokens"] == prefix["cached_tokens"] == 256
-        woken = await sleep_and_wake(rig)
-        assert woken["same_answer"] is True
+        for level in (1, 2):
+            woken = await sleep_and_wake(rig, level)
+            assert (woken["engine_level"], woken["same_answer"]) == (level, True)
+        assert rig.replica.restarts == 0
         await check_sweep(rig, tmp_path)
 
 
