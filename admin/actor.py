@@ -6,7 +6,8 @@ import msgspec
 
 from core.errors import NotFound, PermissionDenied
 from tenants.roles import PLATFORM_ROLES, READERS, Role
-from tenants.views import UserView
+from tenants.token_scopes import Scope
+from tenants.views import TokenView, UserView
 
 
 class Actor(msgspec.Struct, frozen=True):
@@ -20,6 +21,8 @@ class Actor(msgspec.Struct, frozen=True):
     role: Role
     tenant_id: UUID | None = None
     """The organisation of a tenant role; None on the platform."""
+    token: TokenView | None = None
+    """The token or REST session by which it came, whose scopes limit it; None = none."""
 
     @property
     def is_platform(self) -> bool:
@@ -47,6 +50,17 @@ def require(actor: Actor, *roles: Role, tenant_id: UUID | None = None) -> None:
         return
     if actor.tenant_id is None or tenant_id != actor.tenant_id:
         raise PermissionDenied("this belongs to another organisation")
+
+
+def require_scope(actor: Actor, scope: Scope) -> None:
+    """Raise PermissionDenied when `actor` came by a token without `scope`."""
+    if actor.token is None or scope in actor.token.scopes:
+        return
+    has = ", ".join(actor.token.scopes)
+    raise PermissionDenied(
+        f"this takes the scope {scope}, the token {actor.token.name!r} has {has}; make one with it, or sign in",
+        code="token_scope",
+    )
 
 
 def readable(actor: Actor, tenant_id: UUID | None) -> UUID | None:

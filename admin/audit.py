@@ -6,12 +6,13 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from admin.actor import Actor
+from admin.actor import Actor, require_scope
 from admin.transactions import page_size, read_scoped
 from core.db import Database
 from core.ids import uuid7
 from tenants import audit as log
 from tenants.names import clean_name
+from tenants.token_scopes import scope_of
 from tenants.views import AuditEntry
 
 _SECRETS = frozenset({"secret", "hash", "password", "password_hash", "token"})
@@ -33,8 +34,10 @@ async def record(
 ) -> None:
     """Add the audit row of an act, in the act's transaction.
 
-    `before` and `after` are views or dicts of the state. Raises ValueError when they contain a secret field.
+    `before` and `after` are views or dicts of the state. Raises ValueError when they contain a secret field, and
+    PermissionDenied, which undoes the act, when the actor's token lacks the act's scope (tenants.token_scopes).
     """
+    require_scope(actor, scope_of(action))
     await log.insert_entry(
         connection,
         entry_id=uuid7(),

@@ -1,13 +1,14 @@
 """Authentication by password (console) or token (admin REST API), each giving an Actor with the present role."""
 
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import timedelta
 from uuid import UUID
 
 import msgspec
 
-from admin.actor import Actor, visible_user
+from admin.actor import Actor, require_scope, visible_user
 from admin.audit import record
-from admin.transactions import write_system
+from admin.transactions import now_of, write_system
 from core.db import Database
 from core.errors import (
     AuthenticationFailed,
@@ -18,14 +19,43 @@ from core.errors import (
     RateLimited,
 )
 from core.ids import uuid7
+from core.settings import Settings
 from tenants import admin_tokens, logins, members
 from tenants.key_format import hash_key, new_key, secret_kind
 from tenants.names import PASSWORD_MAX_LENGTH, clean_email, clean_name
 from tenants.passwords import hash_password, needs_rehash, verify_password
 from tenants.roles import ALL_ROLES, parse_role
+from tenants.token_scopes import DEFAULT_SCOPES, clean_scopes
 from tenants.views import TokenView, UserView
 
 LIVE_TOKENS_PER_USER = 20
+
+
+class TokenLives(msgspec.Struct, frozen=True):
+    """How many days tokens live."""
+
+    default: int = 90
+    longest: int = 365
+
+    def days(self, wanted: int | None) -> int:
+        """The days of a token for which `wanted` are asked (None = the default). Raises InvalidRequest."""
+        if wanted is None:
+            return min(self.default, self.longest)
+        if not 1 <= wanted <= self.longest:
+            raise InvalidRequest(
+                f"a token lives 1 to {self.longest} days (PENSTOCK_TOKEN_LONGEST_DAYS), not {wanted}",
+                param="days",
+            )
+        return wanted
+
+    @classmethod
+    def of(cls, settings: Settings) -> "TokenLives":
+        """As the settings say."""
+        return cls(settings.token_days, settings.token_longest_days)
+
+
+TOKEN_LIVES = TokenLives()
+"""Unless settings say otherwise."""
 
 
 class CreatedToken(msgspec.Struct, frozen=True):
@@ -85,38 +115,44 @@ async def count_attempt(database: Database, email: str, address: str) -> None:
         )
 
 
-async def current_actor(database: Database, user_id: UUID, *, since: datetime | None = None) -> Actor | None:
-    """The actor of a session that began at `since` (None = now), with the present role.
-
-    None when the person is disabled, or when all sessions of then have ended (tenants.members.end_access).
-    """
-    async with database.read() as connection:
-        user = await members.get_user(connection, user_id)
-        ended = None if since is None else await members.sessions_from(connection, user_id)
-    if since is not None and ended is not None and since < ended:
-        return None
-    return None if user is None or user.status != "active" else actor_of("user", user)
-
-
 async def create_admin_token(
-    database: Database, actor: Actor, *, pepper: bytes, user_id: UUID, name: str
+    database: Database,
+    actor: Actor,
+    *,
+    pepper: bytes,
+    user_id: UUID,
+    name: str,
+    scopes: Sequence[str] = DEFAULT_SCOPES,
+    days: int | None = None,
+    lives: TokenLives = TOKEN_LIVES,
 ) -> CreatedToken:
     """Make a token for oneself; the platform itself may make one for others, as the first start does.
 
-    Raises PermissionDenied for a token of another user, Conflict beyond 20 live ones, NotFound, InvalidRequest.
+    It ends after `days` (None = as `lives` says). One that a token makes has no scope that the token lacks, and
+    ends no later. Raises PermissionDenied for a token of another user and for a maker without the scope
+    `access`, Conflict beyond 20 live ones, NotFound, InvalidRequest.
     """
+    require_scope(actor, "access")
     user = await _token_owner(database, actor, user_id)
-    name = clean_name(name)
+    name, granted, days = clean_name(name), clean_scopes(scopes), lives.days(days)
     secret = new_key("admin", pepper)
     async with write_system(database) as connection:
-        tokens = await admin_tokens.list_tokens(connection, user_id)
-        if (
-            sum(token.revoked_at is None and token.expires_at is None for token in tokens)
-            >= LIVE_TOKENS_PER_USER
-        ):
+        if await admin_tokens.count_live_tokens(connection, user_id) >= LIVE_TOKENS_PER_USER:
             raise Conflict(f"{user.email} has {LIVE_TOKENS_PER_USER} live tokens; revoke one first")
+        now = await now_of(connection)
+        expires_at = now + timedelta(days=days)
+        if actor.token is not None and actor.token.kind == "token":
+            expires_at = min(expires_at, actor.token.expires_at)
         view = await admin_tokens.insert_token(
-            connection, user_id, uuid7(), name=name, token_hash=hash_key(secret, pepper), last4=secret[-4:]
+            connection,
+            user_id,
+            uuid7(),
+            name=name,
+            token_hash=hash_key(secret, pepper),
+            last4=secret[-4:],
+            scopes=granted,
+            created_at=now,
+            expires_at=expires_at,
         )
         await record(
             connection,
@@ -141,7 +177,7 @@ async def revoke_admin_token(database: Database, actor: Actor, *, token_id: UUID
     """Revoke a token. Raises PermissionDenied, Conflict when it is already revoked, NotFound."""
     async with database.read() as connection:
         before = await admin_tokens.get_token(connection, token_id)
-    if before is None:
+    if before is None or before.kind == "console":
         raise NotFound(f"there is no token with the id {token_id}")
     user = await _token_owner(database, actor, before.user_id, revoke=True)
     async with write_system(database) as connection:
@@ -173,7 +209,7 @@ async def authenticate_token(database: Database, secret: str, *, pepper: bytes) 
         if token is None or user is None:
             raise _bad_token("The admin token is not known, revoked or expired.")
         await admin_tokens.touch(connection, token.id)
-    return actor_of("token", user)
+    return msgspec.structs.replace(actor_of("token", user), token=token)
 
 
 async def _token_owner(database: Database, actor: Actor, user_id: UUID, *, revoke: bool = False) -> UserView:

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from admin.actor import Actor, readable, require
+from admin.actor import Actor, readable, require, require_scope
 from core.db import Database
 from core.errors import InvalidRequest
 from tenants.roles import Role
@@ -21,8 +21,10 @@ MAX_PAGE = 1000
 async def write(database: Database, actor: Actor) -> AsyncIterator[AsyncConnection]:
     """One transaction with the actor's rights: a tenant role sees its organisation alone (row-level security).
 
-    Calls `database.after_change` after the commit, so that processes read the changed tenancy at once.
+    Calls `database.after_change` after the commit, so that processes read the changed tenancy at once. Raises
+    PermissionDenied for a token that may only read.
     """
+    require_scope(actor, "write")
     session = database.system() if actor.tenant_id is None else database.tenant(actor.tenant_id)
     async with session as connection:
         yield connection

@@ -15,7 +15,6 @@ from admin.logins import (
     authenticate_token,
     count_attempt,
     create_admin_token,
-    current_actor,
     list_admin_tokens,
     revoke_admin_token,
     verify_login,
@@ -47,7 +46,6 @@ __all__ = [
     "change_password",
     "create_admin_token",
     "create_user",
-    "current_actor",
     "disable_user",
     "enable_user",
     "get_user",
@@ -119,7 +117,7 @@ async def get_user(database: Database, actor: Actor, *, user_id: UUID) -> UserVi
 
 
 async def set_role(database: Database, actor: Actor, *, user_id: UUID, role: str) -> UserView:
-    """Change a person's role within the same organisation, or on the platform.
+    """Change a person's role within the same organisation, or on the platform. The person's sessions and tokens end.
 
     Raises PermissionDenied for the actor's own role or one the actor may not give or take, Conflict for the last
     owner or admin, NotFound, InvalidRequest.
@@ -136,6 +134,7 @@ async def set_role(database: Database, actor: Actor, *, user_id: UUID, role: str
             raise Conflict(f"{before.email} has the role {new_role} already")
         await _check_not_last(connection, before)
         await members.set_role(connection, user_id, new_role)
+        await members.end_access(connection, user_id)  # tokens were made for what the role before might do
         return await _read_and_record(connection, actor, "user.set_role", user_id, before)
 
 
@@ -147,6 +146,7 @@ async def disable_user(database: Database, actor: Actor, *, user_id: UUID) -> Us
             raise Conflict(f"{before.email} is disabled already")
         await _check_not_last(connection, before)
         await members.set_status(connection, user_id, "disabled")
+        await members.end_access(connection, user_id)  # so that none works again once the person is enabled
         return await _read_and_record(connection, actor, "user.disable", user_id, before)
 
 
@@ -163,8 +163,8 @@ async def enable_user(database: Database, actor: Actor, *, user_id: UUID) -> Use
 async def reset_password(database: Database, actor: Actor, *, user_id: UUID, password: str) -> UserView:
     """Set another person's password.
 
-    All sessions and tokens of an organisation's member end. A person of the platform must be confirmed, as a new one:
-    theirs end then (`apply_confirmation`).
+    All sessions and tokens of the person end. A person of the platform must be confirmed, as a new one, which ends
+    those made since (`apply_confirmation`).
     Raises PermissionDenied for the actor's own, NotFound, InvalidRequest.
     """
     password_hash = await hash_password(check_password(password))
@@ -173,9 +173,8 @@ async def reset_password(database: Database, actor: Actor, *, user_id: UUID, pas
             connection, actor, user_id, "reset your own password; change it with the old one"
         )
         await members.set_password_hash(connection, user_id, password_hash)
-        if before.tenant_id is not None:
-            await members.end_access(connection, user_id)  # of whoever knew the password of before
-        else:
+        await members.end_access(connection, user_id)  # of whoever knew the password of before
+        if before.tenant_id is None:
             await _ask_to_confirm(connection, actor, user_id, before.email, new=False)
         return await _read_and_record(connection, actor, "user.reset_password", user_id, before)
 

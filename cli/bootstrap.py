@@ -10,7 +10,7 @@ import msgspec
 from admin.actor import Actor, system_actor
 from admin.credits import grant_credit
 from admin.keys import create_key, find_key
-from admin.logins import authenticate_token, create_admin_token
+from admin.logins import TOKEN_LIVES, authenticate_token, create_admin_token
 from admin.models import add_model, list_models
 from admin.money_rules import store_first_rules
 from admin.prices import ensure_list_prices
@@ -24,6 +24,7 @@ from core.errors import AuthenticationFailed, NotFound
 from core.settings import Settings
 from tenants.principal import Limits
 from tenants.roles import PLATFORM_ADMIN
+from tenants.token_scopes import ALL_SCOPES
 from workers.catalog import Catalog
 
 DEMO = "Demo"
@@ -96,7 +97,15 @@ async def _make_admin(database: Database, actor: Actor, secrets: Secrets) -> Non
             return
         except AuthenticationFailed:  # revoked, or the database is another one
             pass
-    made = await create_admin_token(database, actor, pepper=pepper, user_id=user.id, name="penstock up")
+    made = await create_admin_token(
+        database,
+        actor,
+        pepper=pepper,
+        user_id=user.id,
+        name="penstock up",
+        scopes=ALL_SCOPES,
+        days=TOKEN_LIVES.longest,
+    )
     secrets.admin_token = made.secret
 
 

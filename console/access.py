@@ -7,9 +7,8 @@ without a rule is refused. Pages read the signed-in person from `request.state.v
 import ipaddress
 import logging
 from collections.abc import Sequence
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from console.plain import message_page
 from console.sessions import SessionStore
 from console.viewer import Viewer
+from core.cross_site import is_cross_site
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class AccessMiddleware:
             return None
         if not is_secure(connection) and not _from_loopback(connection):
             return PlainTextResponse("The console needs HTTPS outside this machine.\n", 403)
-        if _cross_site(connection):
+        if is_cross_site(connection):
             return message_page(403, "Request refused", "It came from another site.")
         if path in OPEN_EXACT or path.startswith(OPEN_PREFIXES):
             return None
@@ -121,7 +121,7 @@ class AccessMiddleware:
                     else PlainTextResponse("Sign in first.\n", 401)
                 )
             session = await self._sessions.use(token)
-        except (RedisError, SQLAlchemyError, OSError):
+        except (SQLAlchemyError, OSError):
             log.exception("a session could not be read")
             return message_page(
                 503, "Console unavailable", "Sessions cannot be read right now. Try again shortly."
@@ -157,14 +157,6 @@ def _from_loopback(connection: HTTPConnection) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _cross_site(connection: HTTPConnection) -> bool:
-    """Whether a page of another site sent this. Browsers send Origin with WebSockets and all but plain GET requests."""
-    origin = connection.headers.get("origin")
-    if origin is None:
-        return False
-    return urlsplit(origin).netloc != connection.headers.get("host", "")
 
 
 def _with_headers(connection: HTTPConnection, send: Send) -> Send:

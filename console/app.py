@@ -42,6 +42,7 @@ from console.viewer import PLATFORM_ROLES, TENANT_ROLES, Viewer
 from core.body_deadline import BodyDeadline
 from core.errors import NotFound, PenstockError, PermissionDenied, RateLimited
 from core.supervise import FAILING
+from tenants.admin_tokens import Opened
 
 log = logging.getLogger(__name__)
 
@@ -223,8 +224,10 @@ async def _try_sign_in(
         name = cookie_name(is_secure(request))
         if old := request.cookies.get(name):
             await console.sessions.end(old)
-        token = await console.sessions.open(actor)
-    except RedisError:
+        opened = Opened(address, request.headers.get("user-agent", ""))
+        token = await console.sessions.open(actor, opened)
+    except (SQLAlchemyError, OSError):
+        log.exception("a session could not be opened")
         return message_page(
             503, "Console unavailable", "Sessions cannot be kept right now. Try again shortly."
         )

@@ -102,7 +102,7 @@ async def _serve(settings: Settings) -> int:
         database=database,
         redis=redis,
         scheduler=scheduler,
-        sessions=SessionStore(redis, database, settings.console_secret.get_secret_value().encode(), clock),
+        sessions=SessionStore(database, settings.console_secret.get_secret_value().encode(), clock),
         clock=clock,
         api_base_url=_api_base_url(settings),
         key_pepper=settings.key_pepper.get_secret_value().encode(),

@@ -1,45 +1,32 @@
-"""Console sessions: a random token in a cookie, the session in Redis under an HMAC of the token.
+"""Console sessions: a random token in a cookie, a row of the database under an HMAC of the token.
 
-Redis never holds a token, so its content is not enough to sign in. Every sign-in creates a new token.
-A session ends on sign-out, after IDLE_TIMEOUT_S without a page or an action, after MAX_AGE_S, when its person is
-disabled, and when all sessions of that person are ended (a changed, recovered or confirmed password, or over REST). The
-role is read for every page and action, so that a change of role applies at once.
+The database never holds a token, so its content is not enough to sign in. Every sign-in creates a new token.
+A session ends on sign-out, after an hour without a page or an action, after twelve hours, when its person is
+disabled, gets another role or another password, and when it is revoked (admin/sessions.py). The role is read for every
+page and action.
 """
 
 import hashlib
 import hmac
 import secrets
-from datetime import UTC, datetime
 from uuid import UUID
 
 import msgspec
-from redis.asyncio import Redis
 
+from admin import sessions as admin_sessions
 from admin.actor import Actor
-from admin.users import current_actor
 from core.clock import Clock
 from core.db import Database
+from core.errors import PenstockError
+from tenants.admin_tokens import NOT_KNOWN, Opened
 
-IDLE_TIMEOUT_S = 3600
-"""Seconds without use after which a session ends."""
-MAX_AGE_S = 12 * 3600
-"""Seconds after sign-in at which a session ends."""
 TOKEN_CHARS_MAX = 128
-_PREFIX = "penstock:console:session:"
-
-
-class _Stored(msgspec.Struct, frozen=True):
-    """A session as stored in Redis."""
-
-    user_id: UUID
-    email: str
-    started_at: float
-    """Unix seconds."""
 
 
 class Session(msgspec.Struct, frozen=True):
     """The signed-in person with the present role."""
 
+    id: UUID
     actor: Actor
     email: str
 
@@ -47,50 +34,43 @@ class Session(msgspec.Struct, frozen=True):
 class SessionStore:
     """Opens, finds and ends sessions."""
 
-    def __init__(self, redis: Redis, database: Database, secret: bytes, clock: Clock) -> None:
-        self._redis = redis
+    def __init__(self, database: Database, secret: bytes, clock: Clock) -> None:
         self._database = database
         self._secret = secret
         self._clock = clock
 
-    def _key(self, token: str) -> str:
-        return _PREFIX + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()
+    def _hash(self, token: str) -> bytes:
+        return hmac.new(self._secret, token.encode(), hashlib.sha256).digest()
 
-    async def open(self, actor: Actor) -> str:
+    async def open(self, actor: Actor, opened: Opened = NOT_KNOWN) -> str:
         """Start a session of a user (an actor with a user id) and return its token, the cookie's value."""
         token = secrets.token_urlsafe(32)
-        stored = _Stored(UUID(actor.id), actor.label, self._clock.now().timestamp())
-        await self._redis.set(self._key(token), msgspec.json.encode(stored), ex=IDLE_TIMEOUT_S)
+        await admin_sessions.open_console_session(
+            self._database, actor, token_hash=self._hash(token), opened=opened, now=self._clock.now()
+        )
         return token
 
     async def is_alive(self, token: str) -> bool:
-        """Whether the session of `token` exists; does not restart the idle time."""
-        return await self._stored(token) is not None
+        """Whether the session of `token` is open; does not restart the idle time."""
+        return await self._find(token, use=False) is not None
 
     async def use(self, token: str) -> Session | None:
-        """The session of `token`, or None when it has ended or its person is disabled. Restarts the idle time."""
-        found = await self._stored(token)
-        if found is None:
-            return None
-        stored, left_s = found
-        since = datetime.fromtimestamp(stored.started_at, UTC)
-        actor = await current_actor(self._database, stored.user_id, since=since)
-        if actor is None:
-            await self.end(token)
-            return None
-        await self._redis.expire(self._key(token), max(1, min(IDLE_TIMEOUT_S, int(left_s))))
-        return Session(actor=actor, email=stored.email)
+        """The session of `token`, or None when it has ended. Restarts the idle time."""
+        return await self._find(token, use=True)
 
-    async def _stored(self, token: str) -> tuple[_Stored, float] | None:
+    async def _find(self, token: str, *, use: bool) -> Session | None:
         if not token or len(token) > TOKEN_CHARS_MAX:
             return None
-        raw = await self._redis.get(self._key(token))
-        if raw is None:
-            return None
-        stored = msgspec.json.decode(raw, type=_Stored)
-        left_s = stored.started_at + MAX_AGE_S - self._clock.now().timestamp()
-        return (stored, left_s) if left_s > 0 else None
+        found = await admin_sessions.find_console_session(
+            self._database, self._hash(token), now=self._clock.now(), use=use
+        )
+        return None if found is None else Session(found[1].id, found[0], found[0].label)
 
     async def end(self, token: str) -> None:
-        """Delete the session of `token`."""
-        await self._redis.delete(self._key(token))
+        """End the session of `token`, if it is open."""
+        session = await self._find(token, use=False)
+        if session is not None:
+            try:
+                await admin_sessions.revoke_session(self._database, session.actor, session_id=session.id)
+            except PenstockError:  # it ended meanwhile
+                return

@@ -187,6 +187,10 @@ class Settings(BaseSettings):
     """US dollars that one person may grant, adjust, refund, write off or lend an organisation alone within 30 days."""
     approval_days: int = Field(default=14, ge=1, le=366)
     """Days that an act may wait for another person."""
+    token_days: int = Field(default=90, ge=1, le=3650)
+    """Days that a token of the admin REST lives when its maker says nothing."""
+    token_longest_days: int = Field(default=365, ge=1, le=3650)
+    """Days that one may live at most."""
     hold_ttl_s: float = 60.0
     """Time after which a hold that is not renewed expires."""
     log_level: str = "INFO"

@@ -38,6 +38,9 @@ _STATEMENTS = (
     # Hosts whose right to report has ended, and invitations that were never used.
     "DELETE FROM host_credentials WHERE host_id IN (SELECT host_id FROM host_credentials WHERE secret_hash IS NULL "
     "AND greatest(revoked_at, join_expires_at, invited_at) < now() - interval '90 days' LIMIT :batch)",
+    # Their opening and end are in the audit log.
+    "DELETE FROM admin_tokens WHERE id IN (SELECT id FROM admin_tokens "
+    "WHERE kind <> 'token' AND expires_at < now() - interval '30 days' LIMIT :batch)",
     "DELETE FROM pool_acts WHERE act_id IN (SELECT act_id FROM pool_acts "
     "WHERE at < now() - interval '90 days' LIMIT :batch)",
     # A closed month is not compared any more.

@@ -3,7 +3,6 @@
 Users span organisations, so these functions run in platform sessions only; a call for one organisation passes its id.
 """
 
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -12,9 +11,10 @@ from sqlalchemy import Row, Select, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from tenants.admin_tokens import SESSION_KINDS, revoke_all
 from tenants.roles import PLATFORM_ADMIN, TENANT_OWNER
 from tenants.scoping import platform_wide
-from tenants.tables import admin_tokens, memberships, tenants, users
+from tenants.tables import memberships, tenants, users
 from tenants.views import UserView
 
 _ADMINISTRATORS_LOCK = 0x70656E5F68656164
@@ -163,29 +163,9 @@ async def set_recovery_hash(connection: AsyncConnection, user_id: UUID, code_has
     await connection.execute(update(users).where(users.c.id == user_id).values(recovery_hash=code_hash))
 
 
-async def sessions_from(connection: AsyncConnection, user_id: UUID) -> datetime | None:
-    """The instant before which all sessions of a person have ended; None = none was ended."""
-    found: datetime | None = await connection.scalar(
-        select(users.c.sessions_from).where(users.c.id == user_id)
-    )
-    return found
-
-
-async def end_sessions(connection: AsyncConnection, user_id: UUID) -> None:
-    """End all console sessions of a person."""
-    await connection.execute(
-        update(users).where(users.c.id == user_id).values(sessions_from=func.clock_timestamp())
-    )
-
-
 async def end_access(connection: AsyncConnection, user_id: UUID) -> None:
     """End all sessions and tokens of a person."""
-    await end_sessions(connection, user_id)
-    await connection.execute(
-        update(admin_tokens)
-        .where(admin_tokens.c.user_id == user_id, admin_tokens.c.revoked_at.is_(None))
-        .values(revoked_at=func.clock_timestamp())
-    )
+    await revoke_all(connection, user_id, ("token", *SESSION_KINDS))
 
 
 @platform_wide("people of the platform")

@@ -118,10 +118,9 @@ users = Table(
     Column("unconfirmed_change", Uuid),
     Column("ever_confirmed", Boolean, nullable=False, server_default="true"),
     Column("recovery_hash", Text),
-    instant("sessions_from", nullable=True),
 )
 """Users of the console. Email addresses are stored in lower case. `unconfirmed_change` is the last change of a platform
-person's credentials while another person has not confirmed it. Sessions from before `sessions_from` have ended."""
+person's credentials while another person has not confirmed it."""
 
 memberships = Table(
     "memberships",
@@ -142,12 +141,17 @@ admin_tokens = Table(
     Column("hash", LargeBinary, nullable=False, unique=True),
     string("last4"),
     instant("created_at", now=True),
-    instant("expires_at", nullable=True),
+    instant("expires_at"),
     instant("revoked_at", nullable=True),
     instant("last_used_at", nullable=True),
+    Column("kind", Text, nullable=False, server_default="token"),
+    Column("scopes", ARRAY(Text), nullable=False, server_default="{read,write,access}"),
+    Column("address", Text, nullable=False, server_default=""),
+    Column("client", Text, nullable=False, server_default=""),
     Index(None, "user_id"),
 )
-"""Bearer tokens of the admin REST; each acts with its user's current role."""
+"""Tokens of the admin REST, sessions there, and sessions of the console (`kind`). Each acts with its user's current
+role. `address` and `client` say where a session was opened."""
 
 invitations = Table(
     "invitations",

@@ -98,14 +98,22 @@ class InvitationView(msgspec.Struct, frozen=True):
 
 
 class TokenView(msgspec.Struct, frozen=True):
-    """A token of the admin REST as it may be shown, without the token itself."""
+    """A token of the admin REST or a session as it may be shown, without the token itself."""
 
     id: UUID
     user_id: UUID
+    kind: str
+    """token | session (over REST) | console"""
     name: str
     last4: str
+    scopes: tuple[str, ...]
+    """What it may do at most (tenants.token_scopes); all for a session."""
+    address: str
+    """Network address from which a session was opened; empty for a token."""
+    client: str
+    """The program that opened a session, as it names itself; empty for a token."""
     created_at: datetime
-    expires_at: datetime | None
+    expires_at: datetime
     revoked_at: datetime | None
     last_used_at: datetime | None
 

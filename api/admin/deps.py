@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from starlette.exceptions import HTTPException
 from starlette.types import Message
 
-from admin.actor import Actor
+from admin.actor import Actor, require_scope
 from admin.logins import authenticate_token
 from api.errors import body_too_large
 from core.db import Database
@@ -26,6 +26,8 @@ from tenants.key_format import has_tag, secret_kind
 from tenants.keys import DATABASE_ERRORS
 
 PREFIX = "/admin/v1"
+READING_METHODS = ("GET", "HEAD")
+"""Methods for which a token with the scope `read` suffices."""
 MAX_BODY_BYTES = 64 * 1024
 """Bytes of a request's body."""
 
@@ -228,20 +230,23 @@ class AdminDeps:
         """For acts that revoke a key or suspend an organisation, and for checks of admin tokens."""
         return self.revocations or self.database
 
-    async def person_of(self, token: str) -> Actor:
-        """Return the owner of an admin token. Raises AuthenticationFailed or Unavailable.
+    async def person_of(self, token: str, method: str) -> Actor:
+        """Return the owner of an admin token for a request with `method`.
 
+        Raises AuthenticationFailed, Unavailable, or PermissionDenied for a method that the token's scopes do not cover.
         Only a token with this platform's tag, which cannot be made up, is looked up on the connections of revocations.
         """
         made_here = secret_kind(token) == "admin" and has_tag(token, self.pepper)
         try:
-            return await authenticate_token(
+            actor = await authenticate_token(
                 self.for_revocations if made_here else self.database, token, pepper=self.pepper
             )
         except DATABASE_ERRORS as error:
             raise Unavailable(
                 "The admin token cannot be checked at the moment. Try again shortly.", retry_after_s=1.0
             ) from error
+        require_scope(actor, "read" if method in READING_METHODS else "write")
+        return actor
 
     @property
     def for_customers(self) -> Database:
@@ -254,7 +259,9 @@ class AdminDeps:
         return self.exports or self.database
 
     async def actor(
-        self, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None
+        self,
+        request: Request,
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None,
     ) -> Actor:
         """Return the owner of the admin token: the dependency of every admin route.
 
@@ -266,7 +273,7 @@ class AdminDeps:
                 "This needs an admin token: send `Authorization: Bearer pen_admin_...`.",
                 code="missing_admin_token",
             )
-        actor = await self.person_of(credentials.credentials)
+        actor = await self.person_of(credentials.credentials, request.method)
         if not actor.is_platform:
             raise PermissionDenied(
                 f"The admin REST is for the platform's own people; {actor.label} has the role {actor.role}. "

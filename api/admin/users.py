@@ -1,18 +1,24 @@
 """Admin API: users and their tokens."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import Field
 
 from admin import logins as admin_logins
+from admin import sessions as admin_sessions
 from admin import users as admin_users
 from admin.actor import Actor, user_id_of
+from admin.logins import TokenLives
 from api.admin.deps import AdminDeps, After, Limit, Page, RequestBody, ResponseModel, to_page
 from tenants.names import PASSWORD_MAX_LENGTH, PASSWORD_MIN_LENGTH
 from tenants.roles import Role
+from tenants.token_scopes import ALL_SCOPES, DEFAULT_SCOPES, Scope
+from tenants.views import TokenView
 
 Password = Annotated[str, Field(min_length=PASSWORD_MIN_LENGTH, max_length=PASSWORD_MAX_LENGTH)]
 
@@ -36,10 +42,25 @@ class TokenOut(ResponseModel):
     user_id: UUID
     name: str
     last4: str
+    scopes: list[Scope] = Field(description="What the token may do at most: each includes those before it.")
     created_at: datetime
-    expires_at: datetime | None
+    expires_at: datetime
     revoked_at: datetime | None
-    last_used_at: datetime | None
+    last_used_at: datetime | None = Field(description="To the minute; null = never.")
+
+
+class SessionOut(ResponseModel):
+    """An open session of the console or over REST."""
+
+    id: UUID
+    user_id: UUID
+    kind: Literal["session", "console"] = Field(description="`session`: over REST.")
+    address: str = Field(description="Network address from which it was opened; empty = not known.")
+    client: str = Field(description="The program that opened it, as it names itself.")
+    created_at: datetime
+    expires_at: datetime
+    last_used_at: datetime | None = Field(description="To the minute; null = not since it was opened.")
+    current: bool = Field(description="Whether this request came by it.")
 
 
 class CreatedTokenOut(TokenOut):
@@ -73,6 +94,16 @@ class TokenCreate(RequestBody):
     """A token to create for oneself."""
 
     name: str = Field(min_length=1, max_length=100, examples=["terraform"])
+    scopes: list[Scope] = Field(
+        default=list(DEFAULT_SCOPES),
+        min_length=1,
+        max_length=len(ALL_SCOPES),
+        description="`read`: requests with GET; `write`: every other, except on people, invitations, passwords and "
+        "tokens, which take `access`. Each includes those before it.",
+    )
+    days: int | None = Field(
+        default=None, ge=1, description="Days until it ends; null = the platform's default, 90 unless set."
+    )
 
 
 def router(deps: AdminDeps) -> APIRouter:
@@ -81,6 +112,7 @@ def router(deps: AdminDeps) -> APIRouter:
     _user_routes(routes, deps)
     _change_routes(routes, deps)
     _token_routes(routes, deps)
+    _session_routes(routes, deps)
     return routes
 
 
@@ -155,7 +187,14 @@ def _token_routes(routes: APIRouter, deps: AdminDeps) -> None:
         actor: Annotated[Actor, auth], body: TokenCreate, response: Response
     ) -> CreatedTokenOut:
         created = await admin_logins.create_admin_token(
-            deps.database, actor, pepper=deps.pepper, user_id=user_id_of(actor), name=body.name
+            deps.database,
+            actor,
+            pepper=deps.pepper,
+            user_id=user_id_of(actor),
+            name=body.name,
+            scopes=body.scopes,
+            days=body.days,
+            lives=TokenLives.of(deps.settings),
         )
         return token_with_secret(created, response)
 
@@ -164,6 +203,31 @@ def _token_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return TokenOut.model_validate(
             await admin_logins.revoke_admin_token(deps.database, actor, token_id=token_id)
         )
+
+
+def _session_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    auth = Depends(deps.actor)
+
+    @routes.get(
+        "/users/{user_id}/sessions", summary="List the open sessions of a user (oneself, or platform admins)"
+    )
+    async def list_sessions(actor: Annotated[Actor, auth], user_id: UUID) -> list[SessionOut]:
+        return session_views(await admin_sessions.list_sessions(deps.database, actor, user_id=user_id), actor)
+
+    @routes.post("/sessions/{session_id}/revoke", status_code=204, summary="End a session")
+    async def revoke_session(actor: Annotated[Actor, auth], session_id: UUID) -> None:
+        await admin_sessions.revoke_session(deps.for_revocations, actor, session_id=session_id)
+
+    @routes.delete("/users/{user_id}/sessions", status_code=204, summary="End all sessions of a user")
+    async def end_sessions(actor: Annotated[Actor, auth], user_id: UUID) -> None:
+        """Tokens stay."""
+        await admin_sessions.end_sessions(deps.for_revocations, actor, user_id=user_id)
+
+
+def session_views(sessions: Sequence[TokenView], actor: Actor) -> list[SessionOut]:
+    """Return sessions as they are shown to `actor`, who may have come by one of them."""
+    current = None if actor.token is None else actor.token.id
+    return [SessionOut(**msgspec.structs.asdict(each), current=each.id == current) for each in sessions]
 
 
 def token_with_secret(created: admin_logins.CreatedToken, response: Response) -> CreatedTokenOut:

@@ -11,7 +11,9 @@ from admin.actor import Actor
 from api.admin.deps import ERROR_RESPONSES, AdminDeps, SizeLimitedRoute
 from api.client_address import ClientAddresses
 from api.customer.organization import member_actor, member_bearer
+from core.cross_site import is_cross_site
 from core.errors import PermissionDenied
+from tenants.admin_tokens import Opened
 
 PREFIX = "/v1/organization"
 
@@ -37,18 +39,35 @@ class MemberDeps:
         return self._addresses.of(request.scope)
 
     async def member(
-        self, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(member_bearer)] = None
+        self,
+        request: Request,
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(member_bearer)] = None,
     ) -> Member:
         """Return the owner of a token of an organisation.
 
         Raises AuthenticationFailed, Unavailable, or PermissionDenied for an API key or a person of the platform.
         """
-        actor = await member_actor(self.admin, credentials)
+        actor = await member_actor(self.admin, credentials, request.method)
         if actor.tenant_id is None:
             raise PermissionDenied(
                 "This is for members of an organisation; a person of the platform uses /admin/v1."
             )
         return Member(actor, actor.tenant_id)
+
+    async def same_site(self, request: Request) -> None:
+        """Refuse what a page of another site sends: the dependency of routes that take a password.
+
+        Raises PermissionDenied.
+        """
+        if is_cross_site(request):
+            raise PermissionDenied(
+                "This came from a page of another site; sign in from a program, or from a page of this address.",
+                code="cross_site",
+            )
+
+    def opened_by(self, request: Request) -> Opened:
+        """Return where the client of a request is, for the session that it opens."""
+        return Opened(self.address_of(request), request.headers.get("user-agent", ""))
 
     def router(self, tag: str) -> APIRouter:
         """Return an empty router under /v1/organization, whose routes bound their bodies."""

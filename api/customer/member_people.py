@@ -12,14 +12,17 @@ from admin import logins as admin_logins
 from admin import sessions as admin_sessions
 from admin import users as admin_users
 from admin.actor import user_id_of
+from admin.logins import TokenLives
 from api.admin.deps import After, Limit, Page, RequestBody, ResponseModel, to_page
 from api.admin.users import (
     CreatedTokenOut,
     Password,
     RoleUpdate,
+    SessionOut,
     TokenCreate,
     TokenOut,
     UserOut,
+    session_views,
     token_with_secret,
 )
 from api.customer.member_deps import Member, MemberDeps
@@ -68,6 +71,7 @@ def router(deps: MemberDeps) -> APIRouter:
     _people_routes(routes, deps)
     _invitation_routes(routes, deps)
     _token_routes(routes, deps)
+    _session_routes(routes, deps)
     return routes
 
 
@@ -149,6 +153,33 @@ def _invitation_routes(routes: APIRouter, deps: MemberDeps) -> None:
         )
 
 
+def _session_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/sessions", summary="List the own open sessions")
+    async def list_sessions(member: Annotated[Member, auth]) -> list[SessionOut]:
+        """Those of the console and those of `POST /v1/sessions`, the newest first."""
+        return await _sessions_of(deps, member, user_id_of(member.actor))
+
+    @routes.get("/users/{user_id}/sessions", summary="List the open sessions of a member (owners)")
+    async def list_member_sessions(member: Annotated[Member, auth], user_id: UUID) -> list[SessionOut]:
+        return await _sessions_of(deps, member, user_id)
+
+    @routes.post("/sessions/{session_id}/revoke", status_code=204, summary="End a session (others': owners)")
+    async def revoke_session(member: Annotated[Member, auth], session_id: UUID) -> None:
+        await admin_sessions.revoke_session(deps.admin.for_revocations, member.actor, session_id=session_id)
+
+    @routes.delete("/sessions", status_code=204, summary="End all own sessions, this one included")
+    async def end_sessions(member: Annotated[Member, auth]) -> None:
+        """Those of the console end, too; tokens stay."""
+        await admin_sessions.end_sessions(deps.admin.for_revocations, member.actor)
+
+
+async def _sessions_of(deps: MemberDeps, member: Member, user_id: UUID) -> list[SessionOut]:
+    sessions = await admin_sessions.list_sessions(deps.database, member.actor, user_id=user_id)
+    return session_views(sessions, member.actor)
+
+
 def _token_routes(routes: APIRouter, deps: MemberDeps) -> None:
     auth = Depends(deps.member)
 
@@ -169,6 +200,9 @@ def _token_routes(routes: APIRouter, deps: MemberDeps) -> None:
             pepper=deps.admin.pepper,
             user_id=user_id_of(member.actor),
             name=body.name,
+            scopes=body.scopes,
+            days=body.days,
+            lives=TokenLives.of(deps.admin.settings),
         )
         return token_with_secret(created, response)
 
@@ -177,11 +211,6 @@ def _token_routes(routes: APIRouter, deps: MemberDeps) -> None:
         return TokenOut.model_validate(
             await admin_logins.revoke_admin_token(deps.admin.for_revocations, member.actor, token_id=token_id)
         )
-
-    @routes.delete("/sessions", status_code=204, summary="End all own sessions, this one included")
-    async def end_sessions(member: Annotated[Member, auth]) -> None:
-        """Those of the console end, too; tokens stay."""
-        await admin_sessions.end_sessions(deps.admin.for_revocations, member.actor)
 
     @routes.post("/password", status_code=204, summary="Change the own password")
     async def change_password(

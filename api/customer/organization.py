@@ -70,9 +70,10 @@ def router(deps: AdminDeps) -> APIRouter:
     )
 
     async def actor(
+        request: Request,
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(member_bearer)] = None,
     ) -> Actor:
-        return await member_actor(deps, credentials)
+        return await member_actor(deps, credentials, request.method)
 
     @routes.get(
         "/usage/completions",
@@ -122,10 +123,12 @@ def router(deps: AdminDeps) -> APIRouter:
     return routes
 
 
-async def member_actor(deps: AdminDeps, credentials: HTTPAuthorizationCredentials | None) -> Actor:
-    """Return the owner of an admin token, of an organisation or the platform.
+async def member_actor(
+    deps: AdminDeps, credentials: HTTPAuthorizationCredentials | None, method: str
+) -> Actor:
+    """Return the owner of an admin token, of an organisation or the platform, for a request with `method`.
 
-    Raises AuthenticationFailed, PermissionDenied for an API key, or Unavailable.
+    Raises AuthenticationFailed, PermissionDenied for an API key or a token without the scope, or Unavailable.
     """
     if credentials is None:
         raise AuthenticationFailed(
@@ -137,7 +140,7 @@ async def member_actor(deps: AdminDeps, credentials: HTTPAuthorizationCredential
             "This takes an admin token of the organisation (pen_admin_...), not an API key; members "
             "make one in the console."
         )
-    return await deps.person_of(credentials.credentials)
+    return await deps.person_of(credentials.credentials, method)
 
 
 def _query(lists: _ListParameters, start: int, end: int | None, **more: Any) -> UsageQuery:

@@ -1,6 +1,6 @@
 """Routes without a token: sign in with a password, and join an organisation by an invitation."""
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
 from admin import invitations as admin_invitations
@@ -29,6 +29,7 @@ def router(deps: MemberDeps) -> APIRouter:
     routes = APIRouter(
         prefix="/v1",
         tags=["organization: people"],
+        dependencies=[Depends(deps.same_site)],
         responses=ERROR_RESPONSES,
         route_class=SizeLimitedRoute,
     )
@@ -43,7 +44,7 @@ def router(deps: MemberDeps) -> APIRouter:
             pepper=deps.admin.pepper,
             email=body.email,
             password=body.password,
-            address=deps.address_of(request),
+            opened=deps.opened_by(request),
         )
         return token_with_secret(created, response)
 

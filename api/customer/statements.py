@@ -111,10 +111,11 @@ def _statement_routes(deps: AdminDeps) -> APIRouter:
     )
 
     async def actor_and_tenant(
+        request: Request,
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(member_bearer)] = None,
         organization: Annotated[str | None, Header(alias="OpenAI-Organization", max_length=100)] = None,
     ) -> tuple[Actor, UUID]:
-        actor = await member_actor(deps, credentials)
+        actor = await member_actor(deps, credentials, request.method)
         try:
             named = None if organization is None else UUID(organization)
         except ValueError:

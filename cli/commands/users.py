@@ -6,14 +6,18 @@ from typing import Annotated
 import msgspec
 import typer
 
+from admin import sessions as admin_sessions
 from admin import users as admin_users
 from admin.actor import Actor, user_id_of
+from admin.logins import TokenLives
 from admin.recovery import make_recovery_code, recover_password
 from cli.context import AsJson, DataDir, emit, pepper, perform, run
 from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of, user_of
 from core.db import Database
 from core.errors import AuthenticationFailed
+from core.settings import Settings
 from tenants.roles import ALL_ROLES
+from tenants.token_scopes import ALL_SCOPES, DEFAULT_SCOPES
 
 app = typer.Typer(no_args_is_help=True, help="People: make, role, password, tokens of the admin REST.")
 
@@ -106,6 +110,12 @@ def enable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> 
 def token(
     email: Email,
     name: Annotated[str, typer.Option(help="What the token is for.")],
+    scope: Annotated[
+        str, typer.Option(help=f"Highest of {', '.join(ALL_SCOPES)}; each includes those before it.")
+    ] = DEFAULT_SCOPES[-1],
+    days: Annotated[
+        int | None, typer.Option(help="Days until it ends; PENSTOCK_TOKEN_DAYS (90) when not given.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,7 +129,14 @@ def token(
         async with open_db_for_changes(data_dir) as database:
             who = await _signed_in(database, email, secret)
             created = await admin_users.create_admin_token(
-                database, who, pepper=pepper(data_dir), user_id=user_id_of(who), name=name
+                database,
+                who,
+                pepper=pepper(data_dir),
+                user_id=user_id_of(who),
+                name=name,
+                scopes=[scope],
+                days=days,
+                lives=TokenLives.of(Settings()),
             )
             emit({"secret": created.secret, **msgspec.to_builtins(created.view)}, as_json)
 
@@ -181,6 +198,31 @@ def revoke_token(
 
     async def act(database: Database, who: Actor) -> object:
         return await admin_users.revoke_admin_token(database, who, token_id=parse_id(token_id, "token"))
+
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
+
+
+@app.command(epilog="Example: penstock users sessions ada@example.com")
+def sessions(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List a person's open sessions, of the console and over REST."""
+
+    async def act(database: Database, who: Actor) -> object:
+        found = await user_of(database, who, user)
+        return await admin_sessions.list_sessions(database, who, user_id=found.id)
+
+    perform(act, data_dir, as_json, opening=open_db_for_changes)
+
+
+@app.command("end-session", epilog="Example: penstock users end-session 0198c0de-7a11-7000-8000-5f2b6c1d9e30")
+def end_session(
+    session_id: Annotated[str, typer.Argument(metavar="SESSION_ID", help="Id of the session.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a session at once."""
+
+    async def act(database: Database, who: Actor) -> object:
+        return await admin_sessions.revoke_session(database, who, session_id=parse_id(session_id, "session"))
 
     perform(act, data_dir, as_json, opening=open_db_for_changes)
 

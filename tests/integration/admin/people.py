@@ -1,10 +1,12 @@
 """People with passwords, for tests of the administration."""
 
+from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
-from admin import users
+from admin import sessions, users
 from admin.actor import Actor
 from core.db import Database
+from tenants.admin_tokens import Opened
 from tenants.roles import Role
 from tests.support.tenancy import ADMIN
 
@@ -18,3 +20,18 @@ async def person(database: Database, role: Role, tenant_id: UUID | None = None) 
     actor = await users.verify_login(database, email, PASSWORD, address="192.0.2.1")
     assert actor is not None
     return actor
+
+
+async def console_session(database: Database, actor: Actor) -> bytes:
+    """The hash of a session of the console that the person has just opened."""
+    token_hash = uuid4().bytes
+    await sessions.open_console_session(
+        database, actor, token_hash=token_hash, opened=Opened("192.0.2.1", "Firefox"), now=datetime.now(UTC)
+    )
+    return token_hash
+
+
+async def is_open(database: Database, token_hash: bytes) -> bool:
+    """Whether the session of the console is open."""
+    found = await sessions.find_console_session(database, token_hash, now=datetime.now(UTC), use=True)
+    return found is not None

@@ -39,5 +39,7 @@ async def token_of(database: Database, role: Role, acme: Organisation | None = N
         role=role,
         tenant_id=None if acme is None else acme.tenant_id,
     )
-    made = await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=user.id, name="test")
+    made = await create_admin_token(
+        database, ADMIN, pepper=PEPPER, user_id=user.id, name="test", scopes=["access"]
+    )
     return made.secret

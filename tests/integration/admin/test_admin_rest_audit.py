@@ -13,9 +13,12 @@ from admin import adjustments as admin_adjustments
 from admin import contracts as admin_contracts
 from admin import payments as admin_payments
 from admin import prices as admin_prices
+from admin import sessions as admin_sessions
 from admin import tenants as admin_tenants
 from admin import users as admin_users
+from admin.logins import actor_of
 from core.db import Database
+from tenants.admin_tokens import NOT_KNOWN
 from tenants.changes import CHANNEL
 from tests.integration.admin.rest import NOBODY, PASSWORD, Caller
 from tests.integration.billing.payments.support import buy, gateway_to
@@ -77,6 +80,8 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/users/{user_id}/password", {"password": PASSWORD + "2"}, 200, "user.reset_password"),
     ("POST", "/tokens", {"name": "more"}, 201, "token.create"),
     ("POST", "/tokens/{token_id}/revoke", None, 200, "token.revoke"),
+    ("POST", "/sessions/{session_id}/revoke", None, 204, "session.revoke"),
+    ("DELETE", "/users/{user_id}/sessions", None, 204, "session.end_all"),
     ("POST", "/models", {"name": "deepseek-v3.2"}, 201, "model.add"),
     ("PUT", "/models/alias", {"name": "deepseek", "target": "deepseek-v3.2"}, 200, "model.alias"),
     (
@@ -369,6 +374,7 @@ async def test_every_change_leaves_exactly_one_row(
         "key_id": acme.key_id,
         "user_id": person.id,
         "token_id": (await admin("POST", "/tokens", {"name": "spare"})).json()["id"],
+        "session_id": await _session_of_the_caller(database),
         "scope_kind": "tenant",
         "scope_id": acme.tenant_id,
         "name": "usage-daily",
@@ -392,6 +398,17 @@ async def test_every_change_leaves_exactly_one_row(
         assert await hints.get_message(timeout=60), f"{method} {pattern} was not announced"
     await hints.aclose()
     await _the_last_owner_stays(admin, database, str(person.id))
+
+
+async def _session_of_the_caller(database: Database) -> UUID:
+    """A session of the console of the person who calls."""
+    [admin] = [
+        each for each in await admin_users.list_users(database, ADMIN) if each.role == "platform_admin"
+    ]
+    opened = await admin_sessions.open_console_session(
+        database, actor_of("user", admin), token_hash=b"hash", opened=NOT_KNOWN, now=datetime.now(UTC)
+    )
+    return opened.id
 
 
 def _filled(body: object, ids: dict[str, object]) -> object:

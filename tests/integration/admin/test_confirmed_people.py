@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -13,12 +12,13 @@ from admin import credits as admin_credits
 from admin import decisions
 from admin import users as admin_users
 from admin.actor import Actor
-from admin.logins import authenticate_token, current_actor, verify_login
+from admin.logins import authenticate_token, verify_login
 from admin.recovery import make_recovery_code, recover_password
 from billing.ledger.approvals import Approval
 from cli.main import app as penstock
 from core.db import Database
 from core.errors import AuthenticationFailed, Conflict, PermissionDenied, WaitsForApproval
+from tests.integration.admin.people import console_session, is_open
 from tests.integration.billing.support import Customer, make_customer
 from tests.support.tenancy import ADMIN, PEPPER, audit_actions
 
@@ -144,12 +144,12 @@ async def test_two_people_recover_a_lost_password_without_a_third(database: Data
     for wrong in ("0" * 40, "", "of adas choice"):
         with pytest.raises(AuthenticationFailed):
             await recover_password(database, email="bob@example.com", code=wrong, password=PASSWORD)
-    began = datetime.now(UTC) - timedelta(minutes=1)
-    assert await current_actor(database, UUID(bob.id), since=began) is not None
+    opened = await console_session(database, as_bob)
+    assert await is_open(database, opened)
     await recover_password(database, email="bob@example.com", code=code, password="bobs own secret")
     with pytest.raises(AuthenticationFailed):
         await authenticate_token(database, stolen.secret, pepper=PEPPER)
-    assert await current_actor(database, UUID(bob.id), since=began) is None, "sessions of before have ended"
+    assert not await is_open(database, opened), "sessions of before have ended"
     assert await verify_login(database, "bob@example.com", "of adas choice") is None
     again = await verify_login(database, "bob@example.com", "bobs own secret")
     assert again is not None
@@ -170,16 +170,18 @@ async def test_a_changed_password_ends_the_recovery_code(database: Database) -> 
 
 async def test_a_confirmed_password_ends_what_was_opened_with_it_before(database: Database) -> None:
     ada, bob, cid = [await make(database, ADMIN, name) for name in ("ada", "bob", "cid")]
-    began = datetime.now(UTC) - timedelta(minutes=1)
+    old = await console_session(database, bob)
     await admin_users.reset_password(database, ada, user_id=UUID(bob.id), password="of adas choice")
+    assert not await is_open(database, old), "a reset ends them at once"
     as_bob = await verify_login(database, "bob@example.com", "of adas choice")
     assert as_bob is not None
     token = await admin_users.create_admin_token(
         database, as_bob, pepper=PEPPER, user_id=UUID(bob.id), name="of ada"
     )
+    opened = await console_session(database, as_bob)
     [one] = await confirmations(database)
     await approve(database, cid, one.id)
-    assert await current_actor(database, UUID(bob.id), since=began) is None
+    assert not await is_open(database, opened)
     with pytest.raises(AuthenticationFailed):
         await authenticate_token(database, token.secret, pepper=PEPPER)
 

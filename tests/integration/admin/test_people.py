@@ -37,8 +37,8 @@ async def test_nobody_changes_his_own_role(database: Database, role: Role) -> No
     for wanted in ALL_ROLES:
         with pytest.raises((PermissionDenied, Conflict, InvalidRequest)):
             await users.set_role(database, actor, user_id=UUID(actor.id), role=wanted)
-    assert await users.current_actor(database, UUID(actor.id)) == actor
     assert await audit_actions(database) == before
+    assert await users.verify_login(database, actor.label, PASSWORD) == actor
 
 
 @pytest.mark.promise(27)

@@ -1,7 +1,6 @@
 """Passwords, sessions and tokens: guessing is throttled, and what ends a password ends them."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -18,7 +17,8 @@ from core.errors import (
     RateLimited,
 )
 from tenants import logins
-from tests.integration.admin.people import PASSWORD, person
+from tenants.admin_tokens import Opened
+from tests.integration.admin.people import PASSWORD, console_session, is_open, person
 from tests.support.tenancy import ADMIN, PEPPER, audit_actions, make_organisation
 
 
@@ -26,7 +26,6 @@ async def test_signing_in_gives_the_actor_with_its_role(database: Database) -> N
     acme = await make_organisation(database)
     actor = await person(database, "tenant_developer", acme.tenant_id)
     assert (actor.kind, actor.role, actor.tenant_id) == ("user", "tenant_developer", acme.tenant_id)
-    assert await users.current_actor(database, UUID(actor.id)) == actor
     assert (await audit_actions(database))[-1] == "user.sign_in"
     for email, password in (
         (actor.label, PASSWORD + "x"),
@@ -102,7 +101,6 @@ async def test_a_disabled_person_is_out_at_once(database: Database) -> None:
     assert (await users.authenticate_token(database, made.secret, pepper=PEPPER)).id == actor.id
     await users.disable_user(database, ADMIN, user_id=UUID(actor.id))
     assert await users.verify_login(database, actor.label, PASSWORD) is None
-    assert await users.current_actor(database, UUID(actor.id)) is None
     with pytest.raises(AuthenticationFailed):
         await users.authenticate_token(database, made.secret, pepper=PEPPER)
 
@@ -155,13 +153,13 @@ async def test_one_changes_ones_own_password_knowing_the_old(database: Database)
 
 async def test_a_new_password_ends_sessions_and_tokens_of_before(database: Database) -> None:
     actor = await person(database, "finance")
-    began = datetime.now(UTC) - timedelta(minutes=1)
+    opened = await console_session(database, actor)
     token = await users.create_admin_token(
         database, actor, pepper=PEPPER, user_id=UUID(actor.id), name="script"
     )
-    assert await users.current_actor(database, UUID(actor.id), since=began) is not None
+    assert await is_open(database, opened)
     await users.change_password(database, actor, current=PASSWORD, new="another password")
-    assert await users.current_actor(database, UUID(actor.id), since=began) is None
+    assert not await is_open(database, opened)
     with pytest.raises(AuthenticationFailed):
         await users.authenticate_token(database, token.secret, pepper=PEPPER)
 
@@ -171,12 +169,12 @@ async def test_a_password_that_another_person_sets_ends_sessions_and_tokens_of_a
 ) -> None:
     acme = await make_organisation(database)
     actor = await person(database, "tenant_developer", acme.tenant_id)
-    began = datetime.now(UTC) - timedelta(minutes=1)
+    opened = await console_session(database, actor)
     token = await users.create_admin_token(
         database, actor, pepper=PEPPER, user_id=UUID(actor.id), name="script"
     )
     await users.reset_password(database, ADMIN, user_id=UUID(actor.id), password="another password")
-    assert await users.current_actor(database, UUID(actor.id), since=began) is None
+    assert not await is_open(database, opened)
     with pytest.raises(AuthenticationFailed):
         await users.authenticate_token(database, token.secret, pepper=PEPPER)
 
@@ -184,14 +182,14 @@ async def test_a_password_that_another_person_sets_ends_sessions_and_tokens_of_a
 async def test_all_own_sessions_end_and_lasting_tokens_stay(database: Database) -> None:
     acme = await make_organisation(database)
     actor = await person(database, "tenant_viewer", acme.tenant_id)
-    user_id, began = UUID(actor.id), datetime.now(UTC) - timedelta(minutes=1)
+    user_id, opened = UUID(actor.id), await console_session(database, actor)
     token = await users.create_admin_token(database, actor, pepper=PEPPER, user_id=user_id, name="script")
     session = await sessions.open_session(
-        database, pepper=PEPPER, email=actor.label, password=PASSWORD, address="192.0.2.1"
+        database, pepper=PEPPER, email=actor.label, password=PASSWORD, opened=Opened("192.0.2.1", "curl")
     )
-    assert await users.current_actor(database, user_id, since=began) is not None
-    assert await sessions.end_sessions(database, actor) == 1
-    assert await users.current_actor(database, user_id, since=began) is None, "those of the console, too"
+    assert await is_open(database, opened)
+    assert await sessions.end_sessions(database, actor) == 2
+    assert not await is_open(database, opened), "those of the console, too"
     with pytest.raises(AuthenticationFailed):
         await users.authenticate_token(database, session.secret, pepper=PEPPER)
     assert (await users.authenticate_token(database, token.secret, pepper=PEPPER)).id == actor.id

@@ -15,6 +15,7 @@ from api.admin.deps import AdminDeps
 from api.customer import members
 from core.db import Database
 from tenants.roles import Role
+from tests.integration.admin.people import console_session, is_open
 from tests.support.tenancy import ADMIN, PEPPER, Organisation, audit_actions, make_organisation
 
 PASSWORD = "correct horse battery"
@@ -55,7 +56,9 @@ async def caller(
         role=role,
         tenant_id=None if acme is None else acme.tenant_id,
     )
-    made = await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=user.id, name="test")
+    made = await create_admin_token(
+        database, ADMIN, pepper=PEPPER, user_id=user.id, name="test", scopes=["access"]
+    )
     return Caller(client, made.secret, str(user.id))
 
 
@@ -99,6 +102,9 @@ def acts(acme: Organisation, other: str) -> list[tuple[str, str, object, tuple[i
         ("POST", "/invitations", {"email": "new@example.com", "role": "tenant_viewer"}, (201, 403, 403)),
         ("POST", f"/invitations/{acme.tenant_id}/revoke", None, (404, 403, 403)),
         ("DELETE", "/sessions", None, (204, 204, 204)),
+        ("GET", "/sessions", None, everyone),
+        ("GET", f"/users/{other}/sessions", None, owners),
+        ("POST", f"/sessions/{acme.tenant_id}/revoke", None, (404, 404, 404)),
         ("GET", "/tokens", None, everyone),
         ("POST", "/tokens", {"name": "laptop"}, (201, 201, 201)),
         ("POST", "/password", {"current": "wrong", "new": "battery staple horse"}, (401, 401, 401)),
@@ -138,6 +144,7 @@ async def test_every_route_is_in_the_table_of_roles(client: httpx.AsyncClient, a
     for method, path in listed:
         for value, name in names.items():
             path = path.replace(value, name)
+        path = path.replace("/sessions/{invitation_id}", "/sessions/{session_id}")
         path = path.replace("/limits/key/{key_id}", "/limits/{scope_kind}/{scope_id}")
         path = path.replace("/limits/project/{project_id}", "/limits/{scope_kind}/{scope_id}")
         path = path.replace("/budgets/key/{key_id}", "/budgets/{scope}/{scope_id}")
@@ -190,6 +197,61 @@ async def test_secrets_are_shown_once_and_each_act_is_in_the_audit_log(
     text = (await owner("GET", "/audit")).text
     assert token["secret"] not in text
     assert made.json()["secret"] not in text
+
+
+async def test_sessions_are_listed_and_ended_one_by_one(
+    client: httpx.AsyncClient, database: Database, acme: Organisation
+) -> None:
+    async def signed_in(call: Caller, role: Role, email: str) -> Caller:
+        answer = await client.post("/v1/sessions", json={"email": email, "password": PASSWORD})
+        return Caller(client, answer.json()["secret"], call.user_id)
+
+    owner = await caller(client, database, "tenant_owner", acme)
+    viewer = await caller(client, database, "tenant_viewer", acme)
+    stranger = await caller(client, database, "tenant_owner", await make_organisation(database, "Globex"))
+    email = (await owner("GET", f"/users/{viewer.user_id}")).json()["email"]
+    first, second = [await signed_in(viewer, "tenant_viewer", email) for _ in range(2)]
+    actor = await admin_users.verify_login(database, email, PASSWORD)
+    assert actor is not None
+    opened = await console_session(database, actor)
+
+    listed = (await first("GET", "/sessions")).json()
+    assert [(one["kind"], one["current"]) for one in listed] == [
+        ("console", False),
+        ("session", False),
+        ("session", True),
+    ]
+    assert listed[0]["address"] == "192.0.2.1"
+    assert listed[0]["client"] == "Firefox"
+    assert listed[2]["client"].startswith("python-httpx")
+    assert (await viewer("GET", "/tokens")).json()[0]["name"] == "test", "a session is no token"
+
+    console, of_second, of_first = [one["id"] for one in listed]
+    developer = await caller(client, database, "tenant_developer", acme)
+    for other, status in ((stranger, 404), (developer, 403)):
+        assert (await other("POST", f"/sessions/{of_first}/revoke")).status_code == status
+        assert (await other("GET", f"/users/{viewer.user_id}/sessions")).status_code == status
+    assert (await first("POST", f"/sessions/{of_second}/revoke")).status_code == 204
+    assert (await second("GET", "")).status_code == 401
+    assert (await first("POST", f"/sessions/{of_second}/revoke")).status_code == 409
+    assert (await owner("POST", f"/sessions/{console}/revoke")).status_code == 204
+    assert not await is_open(database, opened)
+    left = (await owner("GET", f"/users/{viewer.user_id}/sessions")).json()
+    assert [(one["id"], one["current"]) for one in left] == [(of_first, False)]
+    assert (await audit_actions(database)).count("session.revoke") == 2
+
+
+async def test_a_page_of_another_site_signs_nobody_in(
+    client: httpx.AsyncClient, database: Database, acme: Organisation
+) -> None:
+    owner = await caller(client, database, "tenant_owner", acme)
+    email = (await owner("GET", f"/users/{owner.user_id}")).json()["email"]
+    body = {"email": email, "password": PASSWORD}
+    for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+        answer = await client.post("/v1/sessions", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cross_site")
+    for headers in ({"origin": "http://test", "sec-fetch-site": "same-origin"}, {}):
+        assert (await client.post("/v1/sessions", json=body, headers=headers)).status_code == 201
 
 
 async def test_wrong_passwords_are_counted(

@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import pytest
 from starlette.datastructures import QueryParams
+from starlette.requests import HTTPConnection
 
 from billing.pricing.prices import PriceView
 from billing.reports.activity import Minute
@@ -21,6 +22,7 @@ from console.panels.share import parse_share
 from console.periods import form_period, named_period
 from console.time_series import resample
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES
+from core.cross_site import is_cross_site
 from scheduler.wire import (
     HostCreationView,
     HostRemovalView,
@@ -60,6 +62,32 @@ def test_every_page_names_its_roles_and_unknown_paths_have_none() -> None:
 )
 def test_signing_in_leads_nowhere_else(target: str, kept: str) -> None:
     assert local_target(target) == kept
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "refused"),
+    [
+        ("POST", {"origin": "https://evil.example"}, True),
+        ("POST", {"origin": "null"}, True),
+        ("POST", {"sec-fetch-site": "cross-site"}, True),
+        ("POST", {"sec-fetch-site": "same-site"}, True),
+        ("POST", {"origin": "http://console.example", "sec-fetch-site": "same-origin"}, False),
+        ("POST", {}, False),
+        ("GET", {"sec-fetch-site": "cross-site"}, False),  # a link
+        ("GET", {"origin": "https://evil.example"}, True),  # a WebSocket
+    ],
+)
+def test_what_a_page_of_another_site_sends_is_refused(
+    method: str, headers: dict[str, str], refused: bool
+) -> None:
+    pairs = {"host": "console.example", **headers}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": "/sign-in",
+        "headers": [(name.encode(), value.encode()) for name, value in pairs.items()],
+    }
+    assert is_cross_site(HTTPConnection(scope)) == refused
 
 
 def test_the_cookie_is_pinned_to_the_host_behind_tls() -> None:

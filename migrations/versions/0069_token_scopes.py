@@ -1,0 +1,27 @@
+"""Tokens end and have scopes; sessions of the console are rows, so that they are listed and ended one by one.
+
+Tokens of before keep what they could do, for a year at most. Who is signed in to the console signs in again.
+"""
+
+from alembic import op
+
+revision = "0069_token_scopes"
+down_revision = "0068_usage_gpu"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.execute(
+        "ALTER TABLE admin_tokens ADD COLUMN kind text NOT NULL DEFAULT 'token' "
+        "CONSTRAINT ck_admin_tokens_kind CHECK (kind IN ('token', 'session', 'console')), "
+        "ADD COLUMN scopes text[] NOT NULL DEFAULT '{read,write,access}', "
+        "ADD COLUMN address text NOT NULL DEFAULT '', ADD COLUMN client text NOT NULL DEFAULT ''"
+    )
+    op.execute("UPDATE admin_tokens SET kind = 'session' WHERE expires_at IS NOT NULL")
+    op.execute(
+        "UPDATE admin_tokens SET expires_at = coalesce(revoked_at, now() + interval '365 days') "
+        "WHERE expires_at IS NULL"
+    )
+    op.execute("ALTER TABLE admin_tokens ALTER COLUMN expires_at SET NOT NULL")
+    op.execute("ALTER TABLE users DROP COLUMN sessions_from")
