@@ -20,6 +20,7 @@ from console.deps import Console
 from console.downloads import add_downloads
 from console.layout import frame
 from console.pages import (
+    account,
     alerts,
     audit,
     billing,
@@ -81,6 +82,7 @@ PAGES = (
     ),
     Page("/alerts", "Alerts", PLATFORM_ROLES | TENANT_ROLES, alerts.build),
     Page("/audit", "Audit log", PLATFORM_ROLES, audit.build),
+    Page("/account", "Account", PLATFORM_ROLES | TENANT_ROLES, account.build),
     Page("/home", "Home", TENANT_ROLES, home.build),
     Page("/billing", "Billing", TENANT_ROLES, billing.build),
 )

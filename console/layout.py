@@ -42,6 +42,7 @@ NAVIGATION = (
     NavItem("Reconciliation", "/reconciliation", "balance", PLATFORM_ROLES, "Money"),
     NavItem("Alerts", "/alerts", "notifications", PLATFORM_ROLES | TENANT_ROLES, "Money"),
     NavItem("Audit log", "/audit", "history", PLATFORM_ROLES, "Record"),
+    NavItem("Account", "/account", "manage_accounts", PLATFORM_ROLES | TENANT_ROLES, "You"),
 )
 
 

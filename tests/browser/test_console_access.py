@@ -73,6 +73,30 @@ async def test_an_open_page_can_do_nothing_once_its_session_ended(person: Person
     await person.page.wait_for_url("**/sign-in")
 
 
+async def test_ones_own_sessions_and_tokens_are_listed_made_and_ended(person: Person, site: Site) -> None:
+    await person.sign_in(ADMIN)
+    other = await _session(person)
+    await person.context.clear_cookies()
+    await person.sign_in(ADMIN)
+    await person.open("/account")
+    rows = person.page.locator("[aria-label='Sessions'] tbody tr")
+    await expect(rows.first).to_contain_text("this session")
+    await rows.nth(1).get_by_role("button", name="End session").click()
+    await expect(person.page.get_by_text("The session has ended.")).to_be_visible()
+    assert _status(site, "/overview", other) == 303
+
+    await person.page.get_by_role("button", name="New token").click()
+    await person.page.get_by_label("Name").fill("nightly export")
+    await person.page.get_by_role("button", name="Create token").click()
+    await expect(person.page.get_by_text("Store this token now")).to_be_visible()
+    await person.page.get_by_role("button", name="I have stored it").click()
+    row = person.page.locator("[aria-label='Tokens'] tbody tr", has_text="nightly export")
+    await expect(row).to_contain_text("read, write")
+    await row.get_by_role("button", name="Revoke").click()
+    await person.page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    await expect(row).to_have_count(0)
+
+
 async def test_a_disabled_person_is_out_at_the_next_page(person: Person, site: Site) -> None:
     database = Database(site.database_url)
     me = system_actor("test")
