@@ -6,7 +6,6 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from sqlalchemy import text
 
 from admin import invitations, keys, users
@@ -65,19 +64,20 @@ async def test_a_token_that_may_only_read_changes_nothing_on_any_route(database:
     actor = await person(database, role, None if platform else acme.tenant_id)  # type: ignore[arg-type]
     headers = {"authorization": f"Bearer {await token_of(database, actor, 'read')}"}
     app = app_of(database)
+    prefix = "/admin/v1/" if platform else "/v1/organization"
     routes = [
-        (method, route.path)
-        for route in app.routes
-        if isinstance(route, APIRoute)
-        and route.path.startswith("/admin/v1/" if platform else "/v1/organization")
-        for method in route.methods - {"GET", "HEAD"}
+        (method, path)
+        for path, methods in app.openapi()["paths"].items()
+        if path.startswith(prefix)
+        for method in methods
+        if method != "get"
     ]
     assert len(routes) > 20
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
         for method, path in routes:
             parts = [str(uuid4()) if part.startswith("{") else part for part in path.split("/")]
-            answer = await client.request(method, "/".join(parts), json={})
+            answer = await client.request(method.upper(), "/".join(parts), json={})
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "token_scope"), (
                 method,
                 path,
