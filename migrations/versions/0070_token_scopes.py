@@ -5,8 +5,8 @@ Tokens of before keep what they could do, for a year at most. Who is signed in t
 
 from alembic import op
 
-revision = "0069_token_scopes"
-down_revision = "0068_usage_gpu"
+revision = "0070_token_scopes"
+down_revision = "0069_silent_hosts"
 branch_labels = None
 depends_on = None
 
