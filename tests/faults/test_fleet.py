@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from admin import credits as admin_credits
-from admin import hosts
+from admin import host_costs, hosts
 from admin import prices as admin_prices
 from core.addresses import parse_addresses
 from core.clock import SystemClock
@@ -280,8 +280,9 @@ async def test_droplets_come_with_the_load_fail_and_go_and_their_bill_is_our_cos
 
     now = datetime.now(UTC)
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    [cost] = await hosts.host_costs(database, ADMIN, start=month - timedelta(days=31), end=now)
+    [cost] = await host_costs.host_costs(database, ADMIN, start=month - timedelta(days=31), end=now)
     assert cost.hosts == len(fake.droplets)
+    assert 0 < Decimal(cost.no_agent_usd) < Decimal(cost.cost_usd), "agents account for a part"
     assert Decimal(cost.cost_usd) == Decimal(fake.ledger.cents(int(time.time()))) / 100
     assert len({one.name for one in fake.droplets.values()}) == len(fake.droplets), (
         "no host was created twice"
