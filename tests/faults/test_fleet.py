@@ -282,7 +282,7 @@ async def test_droplets_come_with_the_load_fail_and_go_and_their_bill_is_our_cos
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     [cost] = await host_costs.host_costs(database, ADMIN, start=month - timedelta(days=31), end=now)
     assert cost.hosts == len(fake.droplets)
-    assert 0 < Decimal(cost.no_agent_usd) < Decimal(cost.cost_usd), "agents account for a part"
+    assert 0 < Decimal(cost.no_agent_usd) <= Decimal(cost.cost_usd), "no agent runs while a droplet starts"
     assert Decimal(cost.cost_usd) == Decimal(fake.ledger.cents(int(time.time()))) / 100
     assert len({one.name for one in fake.droplets.values()}) == len(fake.droplets), (
         "no host was created twice"
