@@ -39,6 +39,8 @@ class AutoscalerRunner:
         actor, hosts, replicas = self._actor, self._hosts.views(now), self._state.fleet.replicas
         if actor is not None:
             actor.leave(hosts, self._state, now)
+            if (waker := self._state.fleet.waker) is not None:
+                actor.expect(waker, hosts, replicas.values(), now)
             staying = actor.staying(hosts)
             leaving = {host.agent_id for host in hosts} - {host.agent_id for host in staying}
             hosts = staying

@@ -6,7 +6,7 @@ recent requests is forgotten.
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from scheduler.core.placement import ActivePlacement
@@ -152,17 +152,21 @@ class ModelActivity(Listener):
             if took_s > 0.0:
                 found.speed.append((at, (released.output_tokens - 1) / took_s))
 
-    def views(self, replicas: Sequence[ReplicaStatus], now: float, unix_ms: int) -> list[ModelView]:
-        """What is known of each model; `replicas` are all of the pool, `unix_ms` is the time of day at `now`."""
+    def views(
+        self, replicas: Sequence[ReplicaStatus], now: float, unix_ms: int, created: Set[str] = frozenset()
+    ) -> list[ModelView]:
+        """What is known of each model; `replicas` are all of the pool, `unix_ms` is the time of day at `now`, and
+        hosts are or may be created for the models `created`.
+        """
         by_model: dict[str, list[ReplicaStatus]] = {}
         for replica in replicas:
             by_model.setdefault(replica.model, []).append(replica)
-        for name in by_model:
+        for name in by_model.keys() | created:
             if name not in self._models and len(self._models) < MAX_MODELS:
                 self._models[name] = _Model(now)
         views = []
         for name, model in list(self._models.items()):
-            if name in by_model:
+            if name in by_model or name in created:
                 model.seen_at = now
             elif now - model.seen_at > FORGET_S:
                 del self._models[name]

@@ -6,11 +6,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from core.clock import Clock
+from scheduler.arriving_hosts import ArrivingHosts
 from scheduler.core.autoscale.plan import Plan
 from scheduler.core.autoscale.state import CreatingHost, CreationFailures, Rung
 from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
 from scheduler.core.state import SchedulerState
+from scheduler.core.waking import Waker
 from scheduler.plan_executor import STARTS, PlanExecutor, Step, gpus_taken, next_action, steps
 from scheduler.plan_store import PlanStore
 from scheduler.provider_hosts import Departure
@@ -62,9 +64,12 @@ class PlanActor:
         settle_s: float = SETTLE_S,
         hosts_dry_run: bool = False,
         rollouts: Rollouts | None = None,
+        arriving: ArrivingHosts | None = None,
     ) -> None:
         """`limits` returns those that admins have set now, by model. With `hosts_dry_run` no host is destroyed, so
-        that no engine stops for one."""
+        that no engine stops for one. `arriving` says when hosts in creation serve; without it no request waits for
+        one."""
+        self._arriving = arriving
         self._rollouts = rollouts
         self._store, self._places, self._limits = store, places, limits
         self._starts_at = clock.monotonic() + settle_s
@@ -120,6 +125,28 @@ class PlanActor:
         """The kinds of hosts whose creations fail."""
         known = self._store.hosts
         return known.failures(self._places) if known is not None else []
+
+    def expect(
+        self, waker: Waker, hosts: Sequence[HostView], replicas: Iterable[Replica], now: float
+    ) -> None:
+        """Tell the waker which hosts are being created for which models, and for which models one may be."""
+        known, arriving = self._store.hosts, self._arriving
+        if known is None or arriving is None:
+            return
+        engines = {row.engine.replica_id: (row.agent_id, row.engine) for row in replicas}
+        arriving.learn(status for _, status in engines.values())
+        agents = {agent for agent, _ in engines.values()}
+        elapsed_s = 0.0 if self._store.read_at is None else now - self._store.read_at
+        reported = {host.host_id for host in hosts if host.agent_id in agents}
+        waker.arrivals = arriving.arrivals(known, elapsed_s, reported, now)
+        waker.creatable = {
+            model: arriving.created_in_s(known, model, limits.host_kinds[0])
+            for model, limits in self._limits().items()
+            if limits.max_awake
+            and limits.host_kinds
+            and self.mode_of(model) is Mode.ON
+            and not self._hosts_dry_run
+        }
 
     def leave(self, hosts: Sequence[HostView], state: SchedulerState, now: float) -> None:
         """Drain and stop the replicas on hosts that go soon, and start those again whose notice is cancelled.

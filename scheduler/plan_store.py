@@ -45,8 +45,15 @@ class PlanStore(StoreLoop):
         """Whether a plan of this scheduler is stored: what an earlier one has stored holds no more."""
         self.hosts: ProviderHosts | None = None
         """None until they were read."""
+        self.read_at: float | None = None
+        """When they were, in monotonic seconds."""
         self.mode = Mode.OFF
         """The platform's switch as last read."""
+
+    async def _run(self) -> None:
+        """Read at once: requests that an earlier scheduler held wait for hosts in creation."""
+        await self.store()
+        await super()._run()
 
     def put(self, plan: StoredPlan, at: float) -> None:
         """Take the plan of `at`, without waiting; it replaces one that is not stored yet.
@@ -82,7 +89,7 @@ class PlanStore(StoreLoop):
                 tuple(await read_recent(connection)),
                 frozenset(row.group for row in await read_desired(connection) if row.is_persons(at)),
             )
-        self.hosts, self.mode = hosts, rules.mode
+        self.hosts, self.mode, self.read_at = hosts, rules.mode, self._now()
         for _ in acts:
             self._acts.popleft()
         if plan is not None:

@@ -20,6 +20,7 @@ from core.heap import freeze_heap
 from core.settings import Settings
 from core.supervise import supervise
 from core.telemetry import MetricsServer
+from scheduler.arriving_hosts import ArrivingHosts
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.autoscale.model_planner import AutoscalerSettings
 from scheduler.core.config import HEARTBEAT_STALE_S
@@ -42,7 +43,7 @@ from scheduler.service import SchedulerService
 from scheduler.wake_on_demand import catalog_figures
 from workers.acting.places import parse_places
 from workers.added_models import AddedModelDirectory
-from workers.catalog import load_catalog
+from workers.catalog import Catalog, load_catalog
 from workers.engine_counters import record_counters
 from workers.host_acceptances import store_acceptance
 from workers.host_hours import record_heartbeat
@@ -168,6 +169,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
             clock,
             hosts_dry_run=settings.hosts_dry_run,
             rollouts=runner,
+            arriving=arriving_hosts(catalog),
         ),
         rollouts=runner,
         targets=targets,
@@ -211,6 +213,16 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
             )
         )
         await database.close()
+
+
+def arriving_hosts(catalog: Catalog) -> ArrivingHosts:
+    """When hosts in creation serve, by the catalog's figures until they are learnt."""
+    create_s = None if catalog.ladder is None else catalog.ladder.create_s.value
+
+    def gpu_of(kind: str) -> str:
+        return catalog.hosts[kind].gpu if kind in catalog.hosts else ""
+
+    return ArrivingHosts(catalog_figures(catalog), create_s, gpu_of)
 
 
 def autoscaler_settings(settings: Settings) -> AutoscalerSettings:

@@ -41,7 +41,7 @@ from scheduler.model_activity import ModelActivity
 from scheduler.plan_actor import PlanActor
 from scheduler.rollouts import RolloutRunner
 from scheduler.sessions import Session
-from scheduler.views import HostRegistry, pool_snapshot
+from scheduler.views import HostRegistry, model_views, pool_snapshot
 from scheduler.wake_on_demand import WakeOnDemand
 from scheduler.wire import Placement, PlanView, PoolSnapshot
 from workers.ranks import target_names
@@ -412,11 +412,7 @@ class SchedulerService:
         now = self._clock.monotonic()
         snapshot = pool_snapshot(self.state, self._hosts, now, self._clock.now())
         snapshot.plan = self._plan
-        snapshot.models = self._activity.views(snapshot.replicas, now, snapshot.at_unix_ms)
-        for view in snapshot.models:
-            view.wakes = view.ready_in_s != 0.0 and self.state.wakes(view.model)
-            if (wait_s := self.state.fleet.ready_in_s(view.model, now)) is not None:
-                view.ready_in_s = wait_s
+        snapshot.models = model_views(self._activity, self.state, snapshot, now)
         snapshot.started_unix_ms, snapshot.complete = self._started_unix_ms, now >= self.state.grace_ends
         return snapshot
 

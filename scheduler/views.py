@@ -9,7 +9,8 @@ from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
 from scheduler.core.state import SchedulerState
 from scheduler.listeners import Listener
-from scheduler.wire import HostView, PoolSnapshot
+from scheduler.model_activity import ModelActivity
+from scheduler.wire import HostView, ModelView, PoolSnapshot
 from workers.wire import Heartbeat, ReplicaState, ReplicaStatus
 
 
@@ -58,6 +59,24 @@ def pool_snapshot(state: SchedulerState, hosts: HostRegistry, now: float, at: da
     replicas = [_status(by_name[name], now) for name in sorted(by_name)]
     unix_ms = int(at.timestamp() * 1000)
     return PoolSnapshot(state.epoch, unix_ms, replicas, hosts.views(now), state.queue_views(now))
+
+
+def model_views(
+    activity: ModelActivity, state: SchedulerState, snapshot: PoolSnapshot, now: float
+) -> list[ModelView]:
+    """What customers see of each model that has replicas or may get some, for a snapshot."""
+    waker = state.fleet.waker
+    created = {*waker.arrivals, *waker.creatable} if waker is not None else set()
+    views = activity.views(snapshot.replicas, now, snapshot.at_unix_ms, created)
+    for view in views:
+        view.wakes = view.ready_in_s != 0.0 and state.wakes(view.model)
+        if (wait_s := state.fleet.ready_in_s(view.model, now)) is not None:
+            view.ready_in_s = wait_s
+        elif waker is not None and view.ready_in_s is None and view.model in waker.creatable:
+            view.wakes = (
+                True  # the scheduler refuses it; but it counts as demand, for which the plan creates a host
+            )
+    return views
 
 
 def _status(replica: Replica, now: float) -> ReplicaStatus:

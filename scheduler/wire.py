@@ -152,7 +152,7 @@ class ModelView(msgspec.Struct):
     """When a replica could serve it last; None = not since the scheduler began."""
     tiers: list[TierView] = []
     wakes: bool = False
-    """Whether it serves nothing now and a request wakes a replica."""
+    """Whether it serves nothing now and a request wakes a replica, or is demand for which a host may be created."""
 
 
 class HostView(msgspec.Struct):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from scheduler.core.acceptance import Acceptance
+from scheduler.core.blocked import blocked
 from scheduler.core.canary import Canary
 from scheduler.core.capacity_estimate import CapacityEstimate
 from scheduler.core.config import PolicyConfig
@@ -213,15 +214,8 @@ class Fleet:
     def place(self, request: PlaceRequest, now: float, rng: Rng) -> Choice | Blocked:
         """The choice of a replica for `request`. It changes no load; that it was blocked may wake a replica."""
         pool = self._pools.get(request.model)
-        if pool is None:
-            return Blocked(Reason.UNKNOWN_MODEL)
-        found = self._choose(request, pool, now, rng)
-        if isinstance(found, Blocked) and found.reason in (Reason.ASLEEP, Reason.STARTING):
-            if self.waker is not None and self.waker.allowed(request.model):
-                self.waker.want(request)
-            elif found.reason is Reason.ASLEEP:
-                return Blocked(Reason.NOT_WARM)
-        return found
+        found = Blocked(Reason.UNKNOWN_MODEL) if pool is None else self._choose(request, pool, now, rng)
+        return blocked(self.waker, request, found) if isinstance(found, Blocked) else found
 
     def wakes(self, model: str) -> bool:
         """Whether a request for `model` may wake a replica."""

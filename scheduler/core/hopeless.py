@@ -179,7 +179,9 @@ class HopelessReview:
         return refused
 
     def _no_replica(self, queued: QueuedRequest, reason: Reason, pool: WarmCapacity) -> Rejection:
-        standing = Standing(0, pool.ready, None)
+        waker = self._fleet.waker
+        created_s = waker.creatable.get(self._model) if waker is not None else None
+        standing = Standing(0, pool.ready, created_s)
         return self._refuse(queued, refusals.hopeless(queued.request, reason, standing))
 
     def _too_late(self, queued: QueuedRequest, wait_s: float | None, now: float) -> Rejection:

@@ -91,7 +91,7 @@ def too_large(request: PlaceRequest, standing: Standing, need: int, largest: int
 
 
 def hopeless(request: PlaceRequest, reason: Reason, standing: Standing) -> PlaceRefused:
-    """No replica will take the request, for `reason`."""
+    """No replica will take the request, for `reason`. The wait of `standing` is that for a host that may be created."""
     model = request.model
     texts = {
         Reason.NOT_WARM: f"model {model} has no warm replica and none is starting",
@@ -100,7 +100,10 @@ def hopeless(request: PlaceRequest, reason: Reason, standing: Standing) -> Place
         Reason.UNKNOWN_MODEL: f"no host serves model {model} now",
     }
     text = texts.get(reason, f"model {model} has no capacity now")
-    return _refusal(request, 503, reason.value, text, standing)
+    if standing.wait_s is None:
+        return _refusal(request, 503, reason.value, text, standing)
+    text += f"; a host that is created for it serves about {standing.wait_s:.0f} s later"
+    return _refusal(request, 503, reason.value, text, standing, longest_retry_s=UNKNOWN_WAIT_S)
 
 
 def _where(request: PlaceRequest) -> str:

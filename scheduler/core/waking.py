@@ -5,7 +5,7 @@ resting replica is woken at once; the plan of the autoscaler is too slow for tha
 Pure: times are arguments, in monotonic seconds.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,6 +34,15 @@ MIN_LEFT_S = 1.0
 Figures = Callable[[str, int], float | None]
 """Seconds until a replica of a model serves from sleep level 1 or 2, or with 0 from a stop, before any was measured;
 None = it cannot be said."""
+
+
+class Arrival(NamedTuple):
+    """A host in creation that will serve a model."""
+
+    at: float
+    """When it serves, as expected."""
+    region: str
+    gpu: str
 
 
 class WakeOrder(NamedTuple):
@@ -86,6 +95,10 @@ class Waker:
         self._wanted: dict[_Wanted, None] = {}
         self._gpus: dict[tuple[str, str], set[str]] = {}
         """The replicas that use a GPU, by agent and GPU."""
+        self.arrivals: Mapping[str, Sequence[Arrival]] = {}
+        """By model: the hosts in creation on which none of its replicas is known yet."""
+        self.creatable: Mapping[str, float | None] = {}
+        """The models for which the plan may create a host, with the seconds until one would serve; None = not known."""
 
     def want(self, request: PlaceRequest) -> None:
         """Note that a request found no ready replica."""
@@ -118,14 +131,26 @@ class Waker:
             for replica in self._heard(replicas, now)
             if (allowed or not rests(replica)) and (wait := self._wait_s(replica, now)) is not None
         ]
+        waits += [max(MIN_LEFT_S, arrival.at - now) for arrival in self.arrivals.get(model, ())]
         return min(waits, default=None)
 
     def awaits(self, model: str, replicas: Iterable[Replica], now: float) -> bool:
-        """Whether a replica of `model` may come to serve: it is on its way, or a request may wake it. Until all agents
-        have had the time to report, one may."""
+        """Whether a replica of `model` may come to serve: it or its host is on its way, or a request may wake
+        it. Until all agents have had the time to report, one may."""
         allowed = self.allowed(model)
-        return now < self.begins_at or any(
-            _on_its_way(replica) or (allowed and rests(replica)) for replica in self._heard(replicas, now)
+        return (
+            now < self.begins_at
+            or model in self.arrivals
+            or any(
+                _on_its_way(replica) or (allowed and rests(replica)) for replica in self._heard(replicas, now)
+            )
+        )
+
+    def arrives(self, request: PlaceRequest) -> bool:
+        """Whether a host in creation will serve a request."""
+        return any(
+            allows_place(request.regions, request.gpus, arrival.region, arrival.gpu)
+            for arrival in self.arrivals.get(request.model, ())
         )
 
     def order(self, model: str, replicas: Iterable[Replica], now: float) -> WakeOrder | None:

@@ -41,7 +41,15 @@ from tests.support.load import Seen
 from tests.support.namespace_network import droplet_environment, namespace_network
 from tests.support.ports import free_port
 from tests.support.roles import TOKEN, command, role
-from tests.support.slow_model import NAME, SET_ACTING, SET_SCALING, SET_TARGETS, add_command, load
+from tests.support.slow_model import (
+    NAME,
+    SET_ACTING,
+    SET_SCALING,
+    SET_TARGETS,
+    SET_WAKE_DEADLINE,
+    add_command,
+    load,
+)
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation
 from tests.support.waiting import until
 from workers.wire import SIMULATED_HOST, ReplicaState
@@ -231,7 +239,9 @@ async def test_droplets_come_with_the_load_fail_and_go_and_their_bill_is_our_cos
             await until(lambda: len(fake.alive()) == 1, SETTLE_S, "the minimum is created")
             [first] = fake.alive()
             assert fake.faults.used == {Fault.CREATE_CUT_AFTER: 1}
-            await until(lambda: serve(first), SETTLE_S, "the first host serves")
+            await until(lambda: expected_in_s(pool) is not None, SETTLE_S, "the first host is expected")
+            async with load(platform.base_url, made.key, SETTLE_S, seen):  # one request, held until then
+                await until(lambda: serve(first), SETTLE_S, "the first host serves")
 
             async with load(platform.base_url, made.key, 1.0, seen):
                 # The second host has GPUs with errors; it is refused, and replaced.
@@ -289,9 +299,14 @@ async def test_droplets_come_with_the_load_fail_and_go_and_their_bill_is_our_cos
     )
 
 
+def expected_in_s(pool: SchedulerClient) -> float | None:
+    """Seconds until the model serves, as the scheduler expects."""
+    return next((view.ready_in_s for view in pool.snapshot().models if view.model == NAME), None)
+
+
 async def offer(platform: Platform, directory: Path) -> None:
     """Offer the model with a price, targets and limits, and let the plan act."""
     await platform.penstock(*add_command(directory))
     await admin_prices.set_price(platform.database, ADMIN, model=NAME, **PRICE, below_cost=True)
-    for words in (SET_TARGETS, SET_SCALING, SET_ACTING):
+    for words in (SET_TARGETS, SET_SCALING, SET_WAKE_DEADLINE, SET_ACTING):
         await platform.penstock(*words)

@@ -17,6 +17,7 @@ SET_SCALING = (
     "models", "set-scaling", NAME, "--min", "1", "--max", "2", "--host-kind", KIND, "--month-budget", "1000",
     "--reason", "test",
 )  # fmt: skip
+SET_WAKE_DEADLINE = ("models", "set-wake-deadline", NAME, "600")
 SET_ACTING = ("pools", "set-acting", "on", "--reason", "test")
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],

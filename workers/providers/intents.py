@@ -103,6 +103,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is replaced when its agent does not join; hosts of before that rule are not."""
     fit_at: datetime | None = None
     """When its checks last let it serve."""
+    first_fit_at: datetime | None = None
+    """When they first did."""
     refused_since: datetime | None = None
     """Since when its checks have refused it; None = they have not, or do not any more."""
     silent_since: datetime | None = None

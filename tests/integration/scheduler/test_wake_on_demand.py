@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from core.errors import Refused
-from scheduler.core.waking import Waker
+from scheduler.core.waking import Arrival, Waker
 from scheduler.wire import PlaceRequest
 from tests.support.scheduling import MODEL, FakeAgent, agent, client, replica, request, service
 from tests.support.waiting import until
@@ -63,6 +63,22 @@ async def test_a_request_that_cannot_wait_so_long_is_told_and_the_next_finds_it_
         await woken(host)
         await until(lambda: api.snapshot().replicas[0].state is ReplicaState.READY)
         assert (await api.place(patient("two"))).replica_id == "host/r0"
+
+
+async def test_a_request_for_a_model_whose_host_is_being_created_is_held() -> None:
+    told = waker()
+    async with service(waker=told, grace_s=0.0) as scheduler, client(scheduler.port) as api:
+        told.arrivals = {MODEL: [Arrival(scheduler._clock.monotonic() + 20.0, "here", "")]}
+        await until(lambda: [view.model for view in api.snapshot().models] == [MODEL])
+        [view] = api.snapshot().models
+        assert view.ready_in_s is not None
+        assert 0.0 < view.ready_in_s <= 20.0
+        asked = asyncio.create_task(api.place(patient("one")))
+        await until(lambda: api.snapshot().queues)
+        async with agent(scheduler.port, replica()):
+            assert (await asked).replica_id == "host/r0"
+        told.arrivals, told.creatable = {}, {"another": 60.0}
+        await until(lambda: any(view.model == "another" and view.wakes for view in api.snapshot().models))
 
 
 async def test_a_model_with_a_maximum_of_zero_stays_asleep() -> None:

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from core.db import Database
+from scheduler.arriving_hosts import ArrivingHosts
 from scheduler.core.state import SchedulerState
+from scheduler.core.waking import Waker
 from scheduler.plan_actor import LEAST_DRAIN_S, SETTLE_S, START_SEEN_S, PlanActor
 from scheduler.plan_executor import PlanExecutor
 from scheduler.plan_store import PlanStore
@@ -21,7 +23,7 @@ from scheduler.wire import (
 )
 from tests.support.clock import ManualClock
 from tests.support.scheduling import beat, replica
-from tests.unit.workers.test_acting import KIND, NOW, NYC, PLACES, host
+from tests.unit.workers.test_acting import KIND, NOW, NYC, PLACES, host, written
 from workers.acting.plan import Mode, PlannedCreation, PlannedModel, PlannedRemoval, StoredPlan
 from workers.providers.intents import Intent
 from workers.scaling import ScalingLimits
@@ -306,3 +308,29 @@ def test_no_engine_stops_for_a_host_that_a_dry_run_does_not_destroy() -> None:
     for state in (ReplicaState.READY, ReplicaState.STOPPED):
         assert world.act(IDLE, state) == []
         assert world.stored.destroy == (PlannedRemoval("host-1", "it is idle", drained=False),)
+
+
+def test_the_waker_learns_of_hosts_in_creation_and_of_models_that_may_get_one() -> None:
+    world = World()
+    arriving = ArrivingHosts(lambda model, rung: 98.0, 300.0, lambda kind: "H100")
+    limits = {
+        "m": ScalingLimits(host_kinds=(KIND,)),
+        "off": ScalingLimits(host_kinds=(KIND,), acting=Mode.OFF),
+        "none": ScalingLimits(),
+        "retired": ScalingLimits(max_awake=0, host_kinds=(KIND,)),
+    }
+    actor = PlanActor(world.store, PLACES, lambda: limits, world.clock, arriving=arriving)
+    waker = Waker(lambda model, rung: None, lambda model: True, 2.0)
+    now = world.clock.monotonic()
+    world.store.hosts, world.store.read_at = ProviderHosts(NOW, (written(1),)), now
+    actor.expect(waker, [], [], now)
+    [arrival] = waker.arrivals["m"]
+    assert (arrival.at - now, arrival.region, arrival.gpu) == (338.0, "nyc2", "H100")  # it is 60 s old
+    assert waker.creatable == {"m": 398.0}
+    actor.expect(waker, [], [], now + 100.0)  # PostgreSQL is away
+    assert waker.arrivals["m"][0].at == arrival.at
+    world.state.heartbeat(
+        msgspec.structs.replace(beat(replica("sim-host-1/r0", model="m")), agent_id="agent-1"), now
+    )
+    actor.expect(waker, HOSTS, world.state.fleet.replicas.values(), now)
+    assert waker.arrivals == {}
