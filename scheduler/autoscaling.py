@@ -32,7 +32,7 @@ from scheduler.listeners import Listener
 from scheduler.wire import HostView, PlaceRequest, PlanView, QueueView, Released
 from workers.added_models import with_added
 from workers.catalog import Catalog, CatalogModel
-from workers.scaling import NO_LIMITS, ScalingDirectory, ScalingLimits
+from workers.scaling import NO_LIMITS, AnswerPrice, ScalingDirectory, ScalingLimits
 from workers.wire import Capacity, LifeTimes, ReplicaState, ReplicaStatus, StageTime, Targets
 
 PLAN_INTERVAL_S = 2.0
@@ -61,14 +61,17 @@ def model_spec(
     limits: ScalingLimits,
     kinds: tuple[HostOption, ...],
     times: LifeTimes = NO_TIMES,
+    booked: AnswerPrice | None = None,
 ) -> ModelSpec:
     """A model's specification for the autoscaler, with the ladder's figures of the catalog or as measured (`times`).
 
-    The revenue of an answer is its list price at 1,000 prompt and 300 output tokens; it only ranks models. One
-    without a price there comes last.
+    The revenue of an answer is its list price at 1,000 prompt and 300 output tokens, by the books (`booked`), else by
+    the catalog; it only ranks models. One without a price comes last.
     """
     price = model.list_price
     usd = 0.0 if price is None else (1000.0 * float(price.input) + 300.0 * float(price.output)) / 1e6
+    if booked is not None:
+        usd = (1000 * booked.input + 300 * booked.output) / PICO_PER_USD
     budget = limits.budget_usd_pico_per_hour
     return ModelSpec(
         model.name,
@@ -80,6 +83,7 @@ def model_spec(
         usd,
         math.inf if budget is None else budget / PICO_PER_USD,
         kinds,
+        times.drain.mean_s,
     )
 
 
@@ -282,7 +286,9 @@ class LivePlanner(Listener):
             capacity, targets = known.capacity, known.targets
         limits = self._limits.get(model.name, NO_LIMITS)
         times = self._times.get(model.name, NO_TIMES)
-        spec = model_spec(self._catalog, model, capacity, targets, limits, self._kinds(model, limits), times)
+        booked = None if self._scaling is None else self._scaling.list_prices.get(model.name)
+        kinds = self._kinds(model, limits)
+        spec = model_spec(self._catalog, model, capacity, targets, limits, kinds, times, booked)
         if spec == known:
             return
         self._specs[model.name] = spec
@@ -361,6 +367,7 @@ class LivePlanner(Listener):
             status.kv_usage,
             CacheValue(self._hits[name]),
             self._held.is_held(status, now, drained_by_person),
+            tuple(status.gpu_ids),
         )
 
     def _host(self, host: HostView) -> HostObservation:

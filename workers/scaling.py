@@ -63,6 +63,17 @@ _PRICES_NOW = text(
     "SELECT DISTINCT ON (host_kind) host_kind, usd_pico_per_hour FROM host_prices WHERE effective_from <= now() "
     "ORDER BY host_kind, effective_from DESC"
 )
+_LIST_PRICES = text(
+    "SELECT model, input, output FROM price_versions WHERE tier = 'standard' AND tenant_id IS NULL "
+    "AND withdrawn_at IS NULL AND effective @> clock_timestamp()"
+)
+
+
+class AnswerPrice(msgspec.Struct, frozen=True):
+    """List price of a model's standard tier, in picodollars per token."""
+
+    input: int
+    output: int
 
 
 def limits_problem(limits: ScalingLimits) -> tuple[str, str] | None:
@@ -134,6 +145,12 @@ async def read_effective_limits(connection: AsyncConnection) -> dict[str, Scalin
     return effective
 
 
+async def read_list_prices(connection: AsyncConnection) -> dict[str, AnswerPrice]:
+    """The list prices that hold now, by model; the batch and the priority tier follow them."""
+    rows = await connection.execute(_LIST_PRICES)
+    return {row.model: AnswerPrice(int(row.input), int(row.output)) for row in rows}
+
+
 async def read_host_prices(connection: AsyncConnection) -> dict[str, int]:
     """By kind of host: picodollars per hour that hold now, as finance has set them."""
     rows = await connection.execute(_PRICES_NOW)
@@ -155,6 +172,8 @@ class ScalingDirectory(PolledSnapshot):
         self.limits: Mapping[str, ScalingLimits] = {}
         """By model; those without a row have NO_LIMITS."""
         self._prices: dict[str, int] = {}
+        self.list_prices: Mapping[str, AnswerPrice] = {}
+        """By model, as finance has set them."""
 
     async def start(self) -> None:
         """Read in the background, first after POLL_S: the scheduler serves without PostgreSQL, too."""
@@ -167,4 +186,5 @@ class ScalingDirectory(PolledSnapshot):
 
     async def _read(self, connection: AsyncConnection) -> None:
         limits, prices = await read_effective_limits(connection), await read_host_prices(connection)
-        self.limits, self._prices = limits, prices
+        list_prices = await read_list_prices(connection)
+        self.limits, self._prices, self.list_prices = limits, prices, list_prices

@@ -1,37 +1,20 @@
 """Assigns GPUs: the targets of all models are fitted onto the hosts.
 
-The GPUs of a host hold one set of awake replicas, so waking one model may put another to sleep. Scarce GPUs go to the
-model with the highest revenue; no model loses its first replica for another's second.
+The GPUs of a host hold one set of awake replicas, so waking one model may put another to sleep. Who gets scarce GPUs is
+decided by the claims of the models (claims.py); no model loses its first replica for another's second.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from scheduler.core.autoscale.claims import MIN_STAY_S, Claim, Desired, Victim, claim, may_take, precedence
 from scheduler.core.autoscale.ladder import host_memory_gb, resting_rung, settled_rung, wake_s
 from scheduler.core.autoscale.plan import ReplicaPlan
 from scheduler.core.autoscale.retire import retire_order
 from scheduler.core.autoscale.spending import Spending
 from scheduler.core.autoscale.state import HostObservation, ModelSpec, ReplicaObservation, Rung
-
-MIN_STAY_S = 60.0
-"""Seconds after a wake in which a replica is not put to sleep for another model."""
-SWAP_GAIN = 1.25
-"""Factor by which another model's revenue must be higher, because a swap costs both models a wake."""
-
-
-@dataclass(frozen=True, slots=True)
-class Desired:
-    """Desired replicas of one model."""
-
-    target: int
-    """Replicas awake, without those of hosts in creation."""
-    needed: int
-    """Replicas that the load of the last minute needs; another model may take the rest."""
-    rate: float
-    """Requests per second, for the revenue of its GPUs."""
 
 
 @dataclass(slots=True)
@@ -81,6 +64,8 @@ class _Arranger:
         self._hosts = {host.host_id: host for host in hosts}
         self._replicas = [replica for replica in replicas if replica.model in specs]
         self._free = {host.host_id: host.gpus for host in hosts}
+        self._users: dict[tuple[str, str], set[str]] = {}
+        """The awake replicas on a GPU, by host and GPU, where replicas have GPUs of their own."""
         self._awake: dict[str, list[ReplicaObservation]] = {model: [] for model in specs}
         self._outbid: dict[str, str] = {}
         self._moved: set[str] = set()
@@ -93,15 +78,24 @@ class _Arranger:
     def _take(self, replica: ReplicaObservation) -> None:
         self._awake[replica.model].append(replica)
         self._free[replica.host_id] = self._free.get(replica.host_id, 0) - self._gpus(replica)
+        for gpu in replica.gpu_ids:
+            self._users.setdefault((replica.host_id, gpu), set()).add(replica.replica_id)
         self._spending.take(replica)
 
     def _release(self, replica: ReplicaObservation) -> None:
         self._awake[replica.model].remove(replica)
         self._free[replica.host_id] += self._gpus(replica)
+        for gpu in replica.gpu_ids:
+            self._users[replica.host_id, gpu].remove(replica.replica_id)
         self._spending.release(replica)
 
     def _fits(self, replica: ReplicaObservation) -> bool:
-        return self._free.get(replica.host_id, 0) >= self._gpus(replica)
+        free = self._free.get(replica.host_id, 0) >= self._gpus(replica)
+        return free and not self._in_the_way(replica)
+
+    def _in_the_way(self, replica: ReplicaObservation) -> set[str]:
+        """The awake replicas on the GPUs of a replica."""
+        return {name for gpu in replica.gpu_ids for name in self._users.get((replica.host_id, gpu), ())}
 
     def _affords(self, replica: ReplicaObservation) -> bool:
         """Whether the replica may wake: its model is below its minimum or stays within its budget."""
@@ -131,16 +125,13 @@ class _Arranger:
             for model, desired in sorted(self._desired.items())
             if model not in self._unsatisfiable and len(self._awake[model]) < desired.target
         ]
-        return max(lacking, key=lambda model: self._value(model, len(self._awake[model]) + 1), default=None)
+        return max(lacking, key=self._precedence, default=None)
 
-    def _value(self, model: str, nth: int) -> float:
-        """Revenue per second and GPU of a model's `nth` replica, in USD; 0 beyond the needed number."""
-        spec, desired = self._specs[model], self._desired[model]
-        if nth <= spec.min_awake or (nth == 1 and desired.needed > 0):
-            return math.inf
-        if nth > desired.needed:
-            return 0.0
-        return spec.usd_per_request * desired.rate / desired.needed / max(1, spec.capacity.gpus)
+    def _precedence(self, model: str) -> tuple[int, bool, float]:
+        return precedence(self._specs[model], self._desired[model], len(self._awake[model]) + 1)
+
+    def _claim(self, model: str, nth: int) -> Claim:
+        return claim(self._specs[model], self._desired[model], nth)
 
     def wake_one(self, model: str) -> bool:
         """Wake the quickest resting replica of a model that has room or outbids others; returns whether one was
@@ -171,42 +162,56 @@ class _Arranger:
                     spare += 1
 
     def _outbid_for(self, replica: ReplicaObservation) -> bool:
-        """Free GPUs for a replica from models with lower revenue; returns whether that was possible."""
-        model = replica.model
-        gain = self._value(model, len(self._awake[model]) + 1) * self._gpus(replica)
-        short = self._gpus(replica) - self._free.get(replica.host_id, 0)
-        victims: list[ReplicaObservation] = []
-        loss = 0.0
-        for other in self._losers(replica):
-            if short <= 0:
-                break
-            taken = sum(victim.model == other.model for victim in victims)
-            loss += self._value(other.model, len(self._awake[other.model]) - taken) * self._gpus(other)
-            victims.append(other)
-            short -= self._gpus(other)
-        if short > 0 or not gain > SWAP_GAIN * loss:
+        """Free GPUs for a replica from models whose claims are weaker; returns whether that was possible."""
+        model, spec = replica.model, self._specs[replica.model]
+        victims = self._victims(replica)
+        own = self._claim(model, len(self._awake[model]) + 1)
+        held = self._desired[model].held
+        if not victims or not may_take(own, spec, wake_s(spec, replica), held, victims):
             return False
         for victim in victims:
-            self._release(victim)
+            self._release(victim.replica)
         if not self._affords(replica):  # alone on the host it pays the whole of it
             for victim in victims:
-                self._take(victim)
+                self._take(victim.replica)
             return False
-        self._outbid |= {victim.replica_id: model for victim in victims}
+        self._outbid |= {victim.replica.replica_id: model for victim in victims}
         self._take(replica)
         return True
 
+    def _victims(self, replica: ReplicaObservation) -> list[Victim]:
+        """The awake replicas that would have to sleep for a replica, those with the weakest claims; empty = its GPUs
+        are its own model's, or not to be had."""
+        short = self._gpus(replica) - self._free.get(replica.host_id, 0)
+        blocking = self._in_the_way(replica)
+        victims: list[Victim] = []
+        taken: dict[str, int] = {}
+        for other in sorted(self._losers(replica), key=lambda row: row.replica_id not in blocking):
+            if short <= 0 and not blocking:
+                break
+            nth = len(self._awake[other.model]) - taken.get(other.model, 0)
+            taken[other.model] = taken.get(other.model, 0) + 1
+            desired = self._desired[other.model]
+            victims.append(
+                Victim(other, self._specs[other.model], self._claim(other.model, nth), desired.busy)
+            )
+            short -= self._gpus(other)
+            blocking.discard(other.replica_id)
+        return [] if short > 0 or blocking else victims
+
     def _losers(self, replica: ReplicaObservation) -> list[ReplicaObservation]:
-        """Replicas of other models on the same host, smallest loss first."""
-        found: list[tuple[float, int, ReplicaObservation]] = []
+        """Awake replicas of other models on the same host, the weakest claim first."""
+        found: list[tuple[int, float, int, ReplicaObservation]] = []
         for model, awake in sorted(self._awake.items()):
             if model == replica.model:
                 continue
-            order = retire_order(awake, self._specs[model].capacity)
-            for place, other in enumerate(order):
-                if other.host_id == replica.host_id and other.since_s >= MIN_STAY_S:
-                    found.append((self._value(model, len(awake)), place, other))
-        return [other for _, _, other in sorted(found, key=lambda row: (row[0], row[1], row[2].replica_id))]
+            weakest = self._claim(model, len(awake))
+            for place, other in enumerate(retire_order(awake, self._specs[model].capacity)):
+                settled = other.rung is Rung.AWAKE and other.since_s >= MIN_STAY_S
+                if settled and other.host_id == replica.host_id:
+                    per_gpu = weakest.usd_per_s / max(1, self._gpus(other))
+                    found.append((weakest.rank, per_gpu, place, other))
+        return [other for *_, other in sorted(found, key=lambda row: (*row[:3], row[3].replica_id))]
 
     def mark_unsatisfiable(self, model: str) -> None:
         """Note that no host has room for another replica of `model`."""

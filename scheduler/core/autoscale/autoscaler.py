@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import msgspec
 
-from scheduler.core.autoscale.arrange import Arrangement, Desired, arrange
+from scheduler.core.autoscale.arrange import Arrangement, arrange
+from scheduler.core.autoscale.claims import Desired
 from scheduler.core.autoscale.creation import Creations, coming_replicas, in_creation
 from scheduler.core.autoscale.ladder import host_dwell_s
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
@@ -50,6 +51,8 @@ class Autoscaler:
         }
         self._last: Observation | None = None
         self._idle_since: dict[str, float] = {}
+        self._awake_at: dict[str, float] = {}
+        """By model: when a replica was last awake, or when its planning began."""
 
     def add(self, spec: ModelSpec) -> None:
         """Plan for a model. A known model keeps its demand and takes the new specification."""
@@ -70,6 +73,8 @@ class Autoscaler:
             mine += coming_replicas(model.spec, creating)
             with _attribute_errors(name):
                 model.observe(observation, demand.get(name, DemandObservation(name)), elapsed, mine)
+            if any(replica.rung is Rung.AWAKE for replica in mine) or name not in self._awake_at:
+                self._awake_at[name] = observation.now
         busy = {
             replica.host_id
             for replica in observation.replicas
@@ -103,7 +108,14 @@ class Autoscaler:
             reasons[name] = row.reason
             recent = model.max_needed(observation.now - self._settings.swap_stabilization_s)
             target = max(0, row.target - coming)
-            desired[name] = Desired(target, min(max(0, recent - coming), target), model.planned_rate)
+            desired[name] = Desired(
+                target,
+                min(max(0, recent - coming), target),
+                model.planned_rate,
+                model.held,
+                model.busy,
+                observation.now - self._awake_at.get(name, observation.now),
+            )
         specs = {name: model.spec for name, model in self._models.items()}
         spending = self._spending(observation)
         arrangement = arrange(

@@ -46,6 +46,10 @@ class ModelPlanner:
         """Arrivals per second that are planned for."""
         self.need = 0
         """Replicas needed at the last observation."""
+        self.held = 0
+        """Requests that waited for a replica then."""
+        self.busy = False
+        """Whether requests ran or waited then."""
         self.reason = ""
         self._settings = settings
         self._needs: deque[tuple[float, int, int]] = deque()
@@ -65,6 +69,8 @@ class ModelPlanner:
     ) -> None:
         """Measure, and compute the needed replicas. `elapsed_s`: seconds since the last observation."""
         self.meter.observe(seen, elapsed_s)
+        self.held = seen.waiting
+        self.busy = seen.waiting > 0 or any(replica.running for replica in replicas)
         meter, z = self.meter, self._settings.z
         self.planned_rate = meter.rate + z * meter.rate_sigma if meter.rate >= MIN_RATE else 0.0
         self.need, self.reason = self._need(seen, replicas)
@@ -122,6 +128,8 @@ class ModelPlanner:
                 busy,
                 f"{running} answers run, too many for {1000 * spec.targets.tpot_s:.0f} ms a token",
             )
+        if seen.waiting and not serving:
+            need, reason = max(need, 1), f"{seen.waiting} requests are held ({reason})"
         return min(max(need, spec.min_awake), spec.max_awake), reason
 
     def _wake_s(self, rung: Rung) -> float:

@@ -75,6 +75,8 @@ class ReplicaObservation(msgspec.Struct, frozen=True):
     cache: CacheValue = CacheValue()
     held: bool = False
     """It rests and no command of the plan wakes it: a person drains it, or its engine fails."""
+    gpu_ids: tuple[str, ...] = ()
+    """The GPUs of its host that it uses while it is awake; empty = not known, any of them."""
 
 
 class HostObservation(msgspec.Struct, frozen=True):
@@ -179,3 +181,5 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """Largest price per hour of the hosts that are held for the model (spending.py). Contracted hosts cost nothing."""
     kinds: tuple[HostOption, ...] = ()
     """Kinds of hosts for further replicas, in the order in which they are tried; empty = none are created."""
+    drain_s: float = 0.0
+    """Seconds in which a replica drains, as measured; 0 = never was."""
