@@ -129,7 +129,8 @@ class Settings(BaseSettings):
     """Gigabytes of weights in the hub's cache of a GPU host; beyond it, before a download, the least recently used
     models that no replica of the host needs are removed. 0 = no limit."""
     model: str = ""
-    """Model to serve; empty = the default for this machine."""
+    """Model to serve, or several as `NAME,NAME[FIRST-LAST]` with the numbers of their GPUs; empty = the default of this
+    machine."""
     profile: str = ""
     """Engine profile of that model, by its name in the catalog; empty = one that fits this machine."""
     replicas: int = 1

@@ -372,7 +372,8 @@ class LivePlanner(Listener):
 
     def _host(self, host: HostView) -> HostObservation:
         kind = self._catalog.hosts.get(host.host_kind)
-        ram = kind.ram_gb.value if kind is not None and kind.ram_gb is not None else 0.0
+        stated = kind.ram_gb.value if kind is not None and kind.ram_gb is not None else 0.0
+        ram = host.memory_gb or stated
         price = self._usd_per_hour(host.host_kind) or 0.0
         contracted = self._contracted(host.host_kind)
         return HostObservation(host.host_id, host.gpus, ram, contracted, price, host.host_kind)

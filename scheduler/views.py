@@ -47,6 +47,7 @@ class HostRegistry(Listener):
                 beat.state_seconds,
                 beat.acceptance,
                 beat.complete,
+                beat.memory_gb,
             )
             for beat, last_seen_at in self._beats.values()
         ]

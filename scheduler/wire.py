@@ -170,6 +170,8 @@ class HostView(msgspec.Struct):
     """What the checks of a GPU host found."""
     complete: bool = False
     """Whether its agent has reported all replicas of the host."""
+    memory_gb: float = 0.0
+    """Memory of the host in GB, as its agent reports it; 0 = not known."""
 
 
 class QueueView(msgspec.Struct):

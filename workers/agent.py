@@ -32,7 +32,7 @@ from workers.engine_command import engine_command
 from workers.engine_guard import agent_key
 from workers.engine_process import EngineProcess
 from workers.engine_spec import EngineSpec, environment
-from workers.external import ExternalEngine, ExternalSettings, ReplicaNames
+from workers.external import external_engines
 from workers.held_engine import EngineAccess
 from workers.host_access import HostAccess
 from workers.host_lock import HostLock
@@ -47,6 +47,7 @@ from workers.ranks import target_names
 from workers.replica import ReplicaRunner
 from workers.replica_view import Replica
 from workers.saved_engine import Deployed
+from workers.shared_gpus import SharedGpus, host_memory_gb
 from workers.state_file import AgentState, load_state, save_state
 from workers.stray_engines import end_strays
 from workers.weights_fetch import fetch_of
@@ -122,6 +123,7 @@ class Agent:
         self._account = HostAccount(clock.monotonic())
         self._plan: HostPlan | None = None
         self._gate = HostGate(settings, clock)
+        self._gpus = SharedGpus(list, 0.0, None)
         self._seq = 0
         self._closing = False
         self.replicas: list[Replica] = []
@@ -147,9 +149,11 @@ class Agent:
 
     @property
     def _knows_its_model(self) -> bool:
-        """Whether the catalog says how to serve what this host is to serve; external engines say it themselves."""
+        """Whether the catalog says how to serve what this host is to serve; external engines say it themselves. Of
+        several models each has to be in the packaged catalog."""
         wanted = self._settings.model
-        return not wanted or wanted in self._catalog.models or self._settings.engine == "external"
+        several = "," in wanted or "[" in wanted
+        return not wanted or several or wanted in self._catalog.models or self._settings.engine == "external"
 
     async def _prepare(self) -> HostPlan:
         """The plan of this host, when it may serve and the entry of a model that an admin has added is known."""
@@ -224,39 +228,25 @@ class Agent:
     def _build(self, plan: HostPlan) -> None:
         self._session = self._access.session()
         state = self._last_state()
+        memory_gb = host_memory_gb(self._catalog, plan.host_kind, simulated=self._settings.engine == "sim")
+        self._gpus = SharedGpus(lambda: self._runners, memory_gb, self._catalog.ladder)
         runners = [self._make_runner(each, plan, state) for each in plan.replicas]
+        for runner in runners:  # before any engine starts: one that serves keeps its GPUs
+            runner.adopt()
         self.replicas += runners
         self._built = True
         self._tasks += [supervise(f"replica {runner.plan.replica_id}", runner.run) for runner in runners]
         self._tasks += [
             supervise(f"engine {url}", engine.run)
-            for url, engine in self._external_engines(plan.engine_urls, self._session)
-        ]
-
-    def _external_engines(
-        self, urls: tuple[str, ...], session: aiohttp.ClientSession
-    ) -> list[tuple[str, ExternalEngine]]:
-        """The external engines by base URL; they add their replicas themselves."""
-        settings = self._settings
-        stated = ExternalSettings(
-            max_num_seqs=settings.max_num_seqs,
-            context_len=settings.context_len,
-            model=settings.model,
-            engines=len(urls),
-        )
-        key = self._access.credentials.engine_key
-        return [
-            (
-                url,
-                ExternalEngine(
-                    EngineApi(session, url, key),
-                    stated,
-                    ReplicaNames(self._host_id, number),
-                    self.replicas.append,
-                    self._clock,
-                ),
+            for url, engine in external_engines(
+                self._settings,
+                plan.engine_urls,
+                self._session,
+                self._access.credentials.engine_key,
+                self._host_id,
+                self.replicas.append,
+                self._clock,
             )
-            for number, url in enumerate(urls)
         ]
 
     def _end_unplanned(self, state: AgentState, wanted: set[str]) -> set[int]:
@@ -317,10 +307,11 @@ class Agent:
                 lambda: runner.plan,
                 settings.weights_cache_gb,
                 logs / f"prefetch-{name}.log",
-                lambda: [each.plan for each in self.replicas if isinstance(each, ReplicaRunner)],
+                lambda: [each.plan for each in self._runners],
             ),
             measure=(lambda api: self._gate.probe(runner.plan, api)) if plan.gpu_ids else None,
             deployed=self._deployed(plan, state),
+            gpus_taken=lambda replica: self._gpus.taken(replica),
         )
         runner.capacity = self._gate.capacity(runner.plan)
         if kv is not None:
@@ -391,7 +382,7 @@ class Agent:
         ]
 
     def _save(self) -> None:
-        runners = [replica for replica in self.replicas if isinstance(replica, ReplicaRunner)]
+        runners = self._runners
         engines = {
             runner.plan.replica_id: saved for runner in runners if (saved := runner.saved()) is not None
         }
@@ -408,7 +399,9 @@ class Agent:
                     model=replica.plan.model_name,
                     state=replica.state,
                     busy=replica.busy,
-                    share=replica.plan.share,
+                    share=self._gpus.share(replica)
+                    if isinstance(replica, ReplicaRunner)
+                    else replica.plan.share,
                 )
                 for replica in self.replicas
             ]
@@ -424,9 +417,8 @@ class Agent:
     async def _rotate_logs(self) -> None:
         """Move large logs of engines aside, whose engines write on."""
         while True:
-            for replica in self.replicas:
-                if isinstance(replica, ReplicaRunner):
-                    await asyncio.to_thread(rotate, replica.log_file)
+            for replica in self._runners:
+                await asyncio.to_thread(rotate, replica.log_file)
             await asyncio.sleep(ROTATE_S)
 
     def heartbeat(self) -> Heartbeat:
@@ -444,18 +436,19 @@ class Agent:
             replicas=[self._located(replica.status()) for replica in self.replicas],
             state_seconds=self._account.state_seconds,
             model_seconds=self._account.model_seconds,
-            ended=[
-                ended
-                for replica in self.replicas
-                if isinstance(replica, ReplicaRunner)
-                for ended in replica.ended()
-            ],
+            ended=[ended for replica in self._runners for ended in replica.ended()],
             sent_at=self._clock.monotonic(),
             acceptance=self._gate.report(),
             address=self._access.address.reach,
             version=release(),
             complete=self._built,
+            memory_gb=self._gpus.memory_gb,
         )
+
+    @property
+    def _runners(self) -> list[ReplicaRunner]:
+        """The replicas whose engines this agent runs."""
+        return [each for each in self.replicas if isinstance(each, ReplicaRunner)]
 
     def _located(self, status: ReplicaStatus) -> ReplicaStatus:
         """`status` with the region and the GPUs of this host, by which requests may be restricted."""
@@ -473,6 +466,8 @@ class Agent:
         if self._closing:
             return CommandResult(command.command_id, False, "the agent of this host is stopping")
         try:
+            if isinstance(replica, ReplicaRunner):
+                self._gpus.check(replica, command.action, command.level)
             if command.action == "deploy" and isinstance(replica, ReplicaRunner):
                 await self._deploy(replica, command)
             else:

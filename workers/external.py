@@ -7,15 +7,17 @@ speed of the only model of an engine is measured at first; others share theirs, 
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
 
+import aiohttp
 import msgspec
 
 from core.clock import Clock
 from core.errors import Conflict, PenstockError
 from core.ids import incarnation
+from core.settings import Settings
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_models import ASSUMED_CONTEXT_LEN, ServedModel, list_models
 from workers.engine_speed import measured
@@ -203,3 +205,28 @@ class ReplicaNames:
             number += 1
             name = f"{self._host_id}/{slug}.{number}-{self._engine}"
         return name
+
+
+def external_engines(
+    settings: Settings,
+    urls: Sequence[str],
+    session: aiohttp.ClientSession,
+    key: str,
+    host_id: str,
+    found: Callable[[Replica], None],
+    clock: Clock,
+) -> list[tuple[str, ExternalEngine]]:
+    """The external engines of a host by base URL; `found` takes the replicas that they add."""
+    stated = ExternalSettings(
+        max_num_seqs=settings.max_num_seqs,
+        context_len=settings.context_len,
+        model=settings.model,
+        engines=len(urls),
+    )
+    return [
+        (
+            url,
+            ExternalEngine(EngineApi(session, url, key), stated, ReplicaNames(host_id, number), found, clock),
+        )
+        for number, url in enumerate(urls)
+    ]

@@ -150,7 +150,7 @@ def plan_vllm(
         return _host(host_id, model, chosen, "vllm", replicas, 0, "local-cpu", [])
     for name in [model_name] if model_name else _GPU_DEFAULTS:
         model = catalog.model(name)
-        profile = model.profile(profile_name) if profile_name else _matching_profile(catalog, model, gpus)
+        profile = model.profile(profile_name) if profile_name else fitting_profile(catalog, model, gpus)
         if profile is not None:
             break
     else:
@@ -178,7 +178,7 @@ def plan_vllm(
     return _host(host_id, model, profile, "vllm", replicas, len(gpus.ids), kind, groups)
 
 
-def _matching_profile(catalog: Catalog, model: CatalogModel, gpus: Gpus) -> EngineProfile | None:
+def fitting_profile(catalog: Catalog, model: CatalogModel, gpus: Gpus) -> EngineProfile | None:
     """The first profile for this kind of GPU, else the first that needs no more GPUs than there are."""
     enough = [profile for profile in model.profiles.values() if profile.gpus <= len(gpus.ids)]
     matching = [profile for profile in enough if catalog.hosts[profile.host_kind].gpu == gpus.kind]

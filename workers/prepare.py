@@ -14,6 +14,7 @@ from workers import engine_install
 from workers.catalog import Catalog
 from workers.engine_command import CHECKOUT, tiny_directory
 from workers.engine_models import engine_urls
+from workers.host_models import parse_models, plan_models
 from workers.machine import find_gpus, hub_has
 from workers.plan import SMALL, HostPlan, plan_sim, plan_vllm
 from workers.tiny_model import is_complete
@@ -28,6 +29,9 @@ async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPla
     Raises InvalidRequest for settings that cannot be served, and Unavailable when the engine cannot be installed.
     """
     match settings.engine:
+        case "sim" if "," in settings.model or "[" in settings.model:
+            models = parse_models(settings.model)
+            return plan_models(catalog, f"{SIMULATED_HOST}{host_id}", models, settings.replicas, None)
         case "sim":
             return plan_sim(
                 catalog,
@@ -58,6 +62,8 @@ async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> H
         log.info(
             "the hub %s; serving %s", "answers" if hub else "does not answer", SMALL if hub else "a toy model"
         )
+    if "," in settings.model or "[" in settings.model:
+        return plan_models(catalog, host_id, parse_models(settings.model), settings.replicas, gpus)
     plan = plan_vllm(
         catalog,
         host_id,

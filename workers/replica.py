@@ -61,13 +61,14 @@ class ReplicaRunner(HeldEngine):
         times: LifeTimes | None = None,
         fetch: Fetch | None = None,
         deployed: Deployed = BASE_VERSION,
+        gpus_taken: Callable[["ReplicaRunner"], str] = lambda replica: "",
     ) -> None:
         """`times`: what an earlier agent has measured of the replica. `deployed`: the version that it runs, in place of
         the base version that `plan` is of.
 
         `measure` returns the capacity of a fresh engine after its warm-up. It raises EngineRefused for one that must
         not serve, which then starts again by a command alone. `fetch` has the weights on this host before the engine
-        starts.
+        starts. `gpus_taken` says why its GPUs are not free; its engine then stays stopped.
         """
         self._base, self._reference = plan, deployed.reference
         self._proved: tuple[Proof, ...] = ()
@@ -75,7 +76,7 @@ class ReplicaRunner(HeldEngine):
         current = plan.of_version(deployed.spec)
         super().__init__(current, access, log_file=log_file, clock=clock, saved=saved, save=save, times=times)
         self._measure = measure
-        self._fetch = fetch
+        self._fetch, self._gpus_taken = fetch, gpus_taken
         self.held = False
         """Whether requests must not wake it from its last stop."""
         self._stopping = asyncio.Lock()
@@ -120,6 +121,10 @@ class ReplicaRunner(HeldEngine):
                 self._changed.clear()
                 await self._changed.wait()
                 continue
+            self.adopt()
+            if self._process is None and (why := self._gpus_taken(self)):
+                self._rest(why)
+                continue
             try:
                 await self._start_or_adopt()
                 self._backoff.on_started()
@@ -136,10 +141,31 @@ class ReplicaRunner(HeldEngine):
             except OSError as error:
                 await self._on_failure(f"the engine cannot be started: {error}")
 
-    async def _start_or_adopt(self) -> None:
+    @property
+    def phase(self) -> Phase:
+        """What it does now."""
+        return self._life.phase
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether its engine uses its GPUs, or is about to: not while it sleeps."""
+        if self._life.phase is Phase.PREFETCHING:
+            return True
+        return self._process is not None and self._life.phase not in ASLEEP
+
+    def adopt(self) -> None:
+        """Take over the engine of an earlier agent, if it lives."""
         if self._process is None and self._saved is not None:
             saved, self._saved = self._saved, None
             self._adopt(saved)
+
+    def _rest(self, why: str) -> None:
+        """Stay stopped until a command: another replica uses the GPUs."""
+        self._should_run = False
+        self._fire(Event.STOP)
+        self._fire(Event.ENDED, why)
+
+    async def _start_or_adopt(self) -> None:
         if self._process is not None and self._ready_once:
             await self._probe_adopted()
             return

@@ -252,13 +252,15 @@ class Waker:
 
 
 _UNTRIED = _Tries()
+_HOLDS_GPUS = frozenset({ReplicaState.READY, ReplicaState.LOADING, ReplicaState.DRAINING})
 _COMING = frozenset({ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.READY})
 
 
 def _gpus_in_use(fleet: Iterable[Replica]) -> dict[tuple[str, str], set[str]]:
     used: dict[tuple[str, str], set[str]] = {}
     for replica in fleet:
-        if replica.state in (ReplicaState.READY, ReplicaState.LOADING, ReplicaState.DRAINING):
+        # After a command its engine still holds them until a heartbeat says otherwise.
+        if {replica.state, replica.engine.state} & _HOLDS_GPUS:
             for gpu in replica.engine.gpu_ids:
                 used.setdefault((replica.agent_id, gpu), set()).add(replica.engine.replica_id)
     return used

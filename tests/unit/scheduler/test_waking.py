@@ -215,6 +215,16 @@ def test_before_all_agents_have_reported_nothing_is_woken_or_refused() -> None:
     assert play.orders() == [("host/r0", "wake")]
 
 
+def test_none_is_woken_onto_gpus_that_another_one_is_only_told_to_leave() -> None:
+    play = Play(asleep(gpu_ids=["0"]), replica("host/r1", model="other", gpu_ids=["0"]))
+    play.state.expect_state("host/r1", ReplicaState.STOPPED)
+    assert play.ask() == []
+    assert play.orders() == []
+    left = replica("host/r1", model="other", gpu_ids=["0"], state=ReplicaState.STOPPED)
+    play.beat(asleep(gpu_ids=["0"]), left, after_s=0.5)
+    assert play.orders() == [("host/r0", "wake")]
+
+
 def test_the_awake_replica_is_enough() -> None:
     play = Play(replica(slots=1), asleep("host/r1"))
     assert len(play.ask()) == 1
