@@ -78,7 +78,9 @@ class PlanActor:
         self._started_at: dict[str, float] = {}
         """By host: when an engine on it was last told to start."""
         self._left: dict[str, str] = {}
-        """The hosts of replicas that served and were stopped for a notice, by replica."""
+        """The hosts of replicas that served and were stopped for a notice, by replica. It is stored with the plan."""
+        self._remembers = False
+        """Whether `_left` has what the scheduler before this one stored of it."""
         self._emptied: tuple[str, ...] = ()
         """Names of the hosts that are not wanted any more and on which no engine runs."""
 
@@ -160,6 +162,8 @@ class PlanActor:
         going = {
             host.host_id: found for host in hosts if (found := known.departure(host.host_id)) is not None
         }
+        if not self._remembers and self._store.left is not None:
+            self._left, self._remembers = self._store.left | self._left, True
         if not going and not self._left:
             return
         ranks, statuses, homes = _engines(hosts, state)
@@ -258,7 +262,7 @@ class PlanActor:
             if intent is not None:
                 drained = host_id not in busy and not self._hosts_dry_run  # one that stays is not condemned
                 removals.append(PlannedRemoval(intent.name, reason, drained))
-        self._store.put(stored_plan(plan, removals, known.counted, self._emptied), now)
+        self._store.put(stored_plan(plan, removals, known.counted, self._emptied, self._left), now)
         if self._executor is None or not self._store.stored:
             return
         self._executor.forget(statuses)
@@ -301,14 +305,17 @@ def stored_plan(
     removals: Iterable[PlannedRemoval],
     counted: Iterable[str],
     emptied: Iterable[str] = (),
+    left: Mapping[str, str] | None = None,
 ) -> StoredPlan:
-    """What is stored of a plan for jobs, with the hosts to destroy, those that it counts and those that are empty."""
+    """What is stored of a plan: for jobs, with the hosts to destroy, those that it counts and those that are empty; and
+    for the next scheduler the replicas that have `left` for a notice."""
     return StoredPlan(
         tuple(PlannedModel(row.model, row.awake) for row in plan.models),
         tuple(PlannedCreation(row.kind, row.model, row.count, row.reason) for row in plan.create),
         tuple(removals),
         tuple(counted),
         tuple(emptied),
+        dict(left or {}),
     )
 
 

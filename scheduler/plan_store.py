@@ -8,12 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from core.db import Database
 from scheduler import metrics
 from scheduler.provider_hosts import ProviderHosts
 from scheduler.store_loop import StoreLoop
 from workers.acting.plan import Mode, PoolAct, StoredPlan
-from workers.acting.store import add_acts, read_now, read_rules, write_plan
+from workers.acting.store import add_acts, read_now, read_plan, read_rules, write_plan
 from workers.providers.store import read_desired, read_recent
 
 STORE_EVERY_S = 2.0
@@ -47,6 +49,8 @@ class PlanStore(StoreLoop):
         """None until they were read."""
         self.read_at: float | None = None
         """When they were, in monotonic seconds."""
+        self.left: dict[str, str] | None = None
+        """What the stored plan says of replicas that a notice has stopped; None until it was read."""
         self.mode = Mode.OFF
         """The platform's switch as last read."""
 
@@ -77,10 +81,16 @@ class PlanStore(StoreLoop):
 
     async def write(self) -> None:
         """Store the plan and the acts, and read intents, in one transaction; on failure they are due again."""
-        plan, acts = self._plan, list(self._acts)
+        plan, acts, left = self._plan, list(self._acts), self.left
         async with self.database.system() as connection:
+            if left is None:  # before another plan replaces it
+                before = await read_plan(connection)
+                left = {} if before is None else before.plan.left
             if plan is not None:
-                await write_plan(connection, self._term, plan[0], max(0.0, self._now() - plan[1]))
+                stored = plan[0]
+                if self.left is None:
+                    stored = msgspec.structs.replace(stored, left=left | stored.left)
+                await write_plan(connection, self._term, stored, max(0.0, self._now() - plan[1]))
             await add_acts(connection, acts)
             rules = await read_rules(connection)
             at = await read_now(connection)
@@ -89,7 +99,7 @@ class PlanStore(StoreLoop):
                 tuple(await read_recent(connection)),
                 frozenset(row.group for row in await read_desired(connection) if row.is_persons(at)),
             )
-        self.hosts, self.mode, self.read_at = hosts, rules.mode, self._now()
+        self.hosts, self.mode, self.read_at, self.left = hosts, rules.mode, self._now(), left
         for _ in acts:
             self._acts.popleft()
         if plan is not None:

@@ -65,6 +65,9 @@ class StoredPlan(msgspec.Struct, frozen=True):
     """Names of the hosts that the plan counted, in creation or present. Others were created after it was made."""
     emptied: tuple[str, ...] = ()
     """Names of the hosts that are not wanted any more and on which no engine runs."""
+    left: dict[str, str] = {}
+    """The hosts of replicas that served and were stopped for a notice, by replica: the next scheduler starts them again
+    when the notice is cancelled."""
 
 
 class PoolAct(msgspec.Struct, frozen=True):

@@ -205,6 +205,21 @@ async def test_a_persons_hosts_are_left_alone_until_released(
         await hosts.set_desired(acted, ADMIN, **group, count=1, hold_for=timedelta(days=32), reason="x")
 
 
+async def test_what_a_notice_stopped_outlives_the_scheduler_that_stopped_it(acted: Database) -> None:
+    first = PlanStore(acted, TERM, now=lambda: 0.0)
+    assert first.left is None
+    first.put(StoredPlan(left={"a/r0": "a", "b/r0": "b"}), 0.0)
+    await first.write()
+    idle, hasty = (PlanStore(acted, TERM + 1, now=lambda: 0.0) for _ in range(2))
+    await idle.write()
+    assert idle.left == {"a/r0": "a", "b/r0": "b"}
+    hasty.put(StoredPlan(left={"c/r0": "c"}), 0.0)  # before it has read anything
+    await hasty.write()
+    again = PlanStore(acted, TERM + 2, now=lambda: 0.0)
+    await again.write()
+    assert again.left == {"a/r0": "a", "b/r0": "b", "c/r0": "c"}
+
+
 async def test_nothing_is_started_on_a_host_whose_destruction_is_stored(acted: Database) -> None:
     """Between the stored plan and the destroy, only what PostgreSQL says afterwards makes the host usable again."""
     here = settings("http://127.0.0.1:1")

@@ -252,6 +252,18 @@ def test_a_replica_that_a_notice_stopped_starts_again_when_the_notice_is_cancell
     assert world.leave(host(1), host(2), first=stopped) == []  # whoever has stopped it since then
 
 
+def test_the_next_scheduler_starts_it_again_by_what_is_stored_with_the_plan() -> None:
+    world, after = Leaving(), Leaving()
+    assert world.leave(notice(SOON), host(2)) == ["stop r1"]
+    assert world.stored.left == {"r1": "sim-host-1"}
+    assert after.leave(notice(SOON - 1), host(2), first=ReplicaState.STOPPED) == []  # nothing was read yet
+    after.store.left = world.stored.left
+    assert after.leave(host(1), host(2), first=ReplicaState.STOPPED) == ["resume r1"]
+    after.answer()
+    assert after.leave(host(1), host(2), first=ReplicaState.LOADING) == []
+    assert after.stored.left == {}
+
+
 def test_a_replica_that_a_person_stopped_meanwhile_or_that_the_plan_decides_on_does_not_start() -> None:
     for held, mode in ((True, Mode.OFF), (False, Mode.ON)):
         world = Leaving()
