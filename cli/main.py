@@ -24,8 +24,9 @@ _COMMANDS = (
 )
 _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "prices", "credits", "budgets", "starter-credit", "usage",
-    "models", "pools", "hosts", "host", "engine", "audit", "contracts", "adjustments", "approvals", "ledger", "alerts",
-    "statements", "sla", "exports", "invoices", "periods", "corrections", "economics", "reconcile", "payments", "sim",
+    "models", "adapters", "pools", "hosts", "host", "engine", "audit", "contracts", "adjustments", "approvals",
+    "ledger", "alerts", "statements", "sla", "exports", "invoices", "periods", "corrections", "economics", "reconcile",
+    "payments", "sim",
 )  # fmt: skip
 
 

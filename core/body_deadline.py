@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 Message = MutableMapping[str, Any]
@@ -20,17 +20,21 @@ class BodyDeadline:
     The application receives http.disconnect, as when the client has closed the connection.
     """
 
-    def __init__(self, app: App, timeout_s: float | None = None) -> None:
-        """`timeout_s`: None = BODY_TIMEOUT_S."""
+    def __init__(
+        self, app: App, timeout_s: float | None = None, longer: Mapping[str, float] | None = None
+    ) -> None:
+        """`timeout_s`: None = BODY_TIMEOUT_S. `longer`: seconds by path, for routes that take large files."""
         self._app = app
         self._timeout_s = timeout_s
+        self._longer = longer or {}
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one request; other scopes than HTTP are passed on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, send, BODY_TIMEOUT_S if self._timeout_s is None else self._timeout_s)
+        usual_s = BODY_TIMEOUT_S if self._timeout_s is None else self._timeout_s
+        body = _Body(receive, send, self._longer.get(scope["path"], usual_s))
         try:
             await self._app(scope, body.receive, body.send)
         except Exception:

@@ -128,6 +128,12 @@ class Settings(BaseSettings):
     weights_cache_gb: float = Field(default=0.0, ge=0.0)
     """Gigabytes of weights in the hub's cache of a GPU host; beyond it, before a download, the least recently used
     models that no replica of the host needs are removed. 0 = no limit."""
+    adapters_per_tenant: int = Field(default=20, ge=0)
+    """LoRA adapters that an organisation may have."""
+    adapter_max_mb: int = Field(default=512, ge=1, le=1024)
+    """Megabytes that one may have."""
+    adapters_gb: float = Field(default=20.0, gt=0.0)
+    """Gigabytes of LoRA adapters that a host keeps on its disk; beyond it, those that were asked for longest ago go."""
     model: str = ""
     """Model to serve, or several as `NAME,NAME[FIRST-LAST]` with the numbers of their GPUs; empty = the default of this
     machine."""

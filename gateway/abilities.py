@@ -32,7 +32,7 @@ def permitted_model(models: Models, principal: Principal, prepared: PreparedRequ
     Raises ModelNotFound, Unavailable when the list of models is too old, PermissionDenied when the key may not use the
     model, and RequestTooLarge when the body is longer than the model's context can be.
     """
-    model = models.resolve(prepared.model, principal.allowed_models)
+    model = models.resolve_for(prepared.model, principal.tenant_id, principal.allowed_models)
     if principal.allowed_models is not None and model.name not in principal.allowed_models:
         raise PermissionDenied(
             f"This key may not use the model '{model.name}'.", param="model", code="model_not_allowed"

@@ -200,7 +200,7 @@ class Admission(Generic[GrantT]):
             routing.blocks = await self._prompts.blocks(
                 request.model.name,
                 request.prepared,
-                request.principal.cache_salt,
+                request.principal.cache_salt + request.model.adapter,
                 reasoning="reasoning" in request.model.capabilities,
             )
         spent_s = self._now() - since

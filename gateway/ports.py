@@ -148,12 +148,16 @@ class Model(Protocol):
     def wake_deadline_s(self) -> float | None:
         """Longest wait for a replica that wakes or is created; None = as the tier's setting says."""
 
+    @property
+    def adapter(self) -> str:
+        """The LoRA adapter of the model that the request names, as engines know it; empty = none."""
+
 
 class Models(Protocol):
     """The catalog of models that are offered."""
 
-    def resolve(self, name: str, allowed: Collection[str] | None = None) -> Model:
-        """Return the model with this name or alias.
+    def resolve_for(self, name: str, tenant_id: UUID, allowed: Collection[str] | None = None) -> Model:
+        """Return the model with this name or alias, or that of an organisation's adapter with this name.
 
         Raises ModelNotFound, ModelRetired of models among `allowed` (None = all), and Unavailable when the list is too
         old.

@@ -1,6 +1,6 @@
 """Builds the records that billing and the scheduler get of a request, from its state."""
 
-from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord, label_lines
+from billing.metering.records import HoldRequest, Labels, OpenRecord, Outcome, UsageRecord, label_lines
 from core.errors import InvalidRequest
 from core.tokens import TokenUsage
 from gateway.context import AnyContext
@@ -10,6 +10,9 @@ from gateway.prefix import PromptBlocks
 from gateway.prompt_batches import input_of_one, output_of_one
 from gateway.schemas.common import PreparedRequest
 from scheduler.wire import Placement, PlaceRequest, Released
+
+ADAPTER_TAG = "tag_adapter"
+"""The tag with the adapter of a request, whatever the request itself says of a tag of this name."""
 
 
 def hold_request(context: AnyContext) -> HoldRequest:
@@ -31,8 +34,16 @@ def hold_request(context: AnyContext) -> HoldRequest:
         max_output_tokens=prepared.max_tokens * prepared.choices,
         default_output_tokens=longest,
         whole=prepared.in_one_piece and bounded and longest * MAX_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES,
-        labels=label_lines(prepared.labels),
+        labels=label_lines(labels_of(prepared, model)),
     )
+
+
+def labels_of(prepared: PreparedRequest, model: Model) -> Labels | None:
+    """Return the labels of the usage row: those that the request names, and its adapter, for reports and budgets."""
+    if not model.adapter:
+        return prepared.labels
+    named = prepared.labels or Labels()
+    return Labels(named.end_user, named.tags | {ADAPTER_TAG: model.adapter})
 
 
 def longest_answer(prepared: PreparedRequest, model: Model) -> int:
@@ -84,6 +95,7 @@ def place_request(
         regions=prepared.regions,
         gpus=prepared.gpus,
         wake_deadline_s=wake_deadline_s,
+        adapter=request.model.adapter,
     )
 
 
@@ -120,7 +132,7 @@ def open_record(context: AnyContext, region: str) -> OpenRecord:
         earlier_attempts=context.routing.attempts,
         earlier_usage=context.routing.failed_usage,
         earlier_unbilled=tuple(context.routing.failed_unbilled),
-        labels=prepared.labels,
+        labels=labels_of(prepared, request.model),
     )
 
 

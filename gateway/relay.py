@@ -356,7 +356,7 @@ def _engine_body(context: AnyContext, placement: Placement, batch: PromptBatch |
         covered = 0 if limited else context.reserved.output_limit // prepared.choices
         interval = stream_interval(placement.predicted_itl_s, streamed=prepared.stream, covered=covered)
     return prepared.engine_body(
-        placement.model,
+        model.adapter or placement.model,
         request.principal.cache_salt,
         reasoning="reasoning" in model.capabilities,
         interval=interval,

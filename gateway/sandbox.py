@@ -121,7 +121,7 @@ class Sandbox(Generic[GrantT]):
         if name in self._errors:
             raise self._errors[name]()
         if name not in (OK, SLOW, BROKEN, TOOL_CALL):
-            self._models.resolve(name, principal.allowed_models)
+            self._models.resolve_for(name, principal.tenant_id, principal.allowed_models)
 
     async def _embed(
         self, request_id: UUID, prepared: PreparedRequest, reply: Reply, headers: Headers

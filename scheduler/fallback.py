@@ -37,6 +37,7 @@ def choose(
         and replica.state is ReplicaState.READY
         and replica.replica_id not in request.exclude
         and request.allows(replica.region, replica.gpu)
+        and (replica.max_adapters > 0 or not request.adapter)
         and added.get(replica.replica_id, 0) < local_cap(replica)
     ]
     if not able:

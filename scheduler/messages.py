@@ -8,6 +8,7 @@ in batches are encoded by position.
 import msgspec
 
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
+from workers.adapter_wire import Question
 from workers.wire import CommandResult, Heartbeat, KvDelta, ReplicaCommand, Term
 
 WIRE_VERSION = 5
@@ -176,5 +177,5 @@ class EngineKeys(msgspec.Struct, tag="engine_keys"):
 
 
 FromClient = ClientBatch | Announce | ReplicaCommand
-FromAgent = Heartbeat | CommandResult | KvDelta
+FromAgent = Heartbeat | CommandResult | KvDelta | Question
 ToClient = Welcome | Answers | PoolSnapshot | Counters | CommandResult | EngineKeys

@@ -20,6 +20,7 @@ from core.heap import freeze_heap
 from core.settings import Settings
 from core.supervise import supervise
 from core.telemetry import MetricsServer
+from scheduler.adapter_answers import AdapterAnswers
 from scheduler.arriving_hosts import ArrivingHosts
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.autoscale.model_planner import AutoscalerSettings
@@ -150,7 +151,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
     trace = RequestTraceStore(database, clock, recording=settings.record_request_traces)
     targets = TargetDirectory(database)
     scaling = ScalingDirectory(database)
-    added = AddedModelDirectory(database)
+    added, adapters = AddedModelDirectory(database), AdapterAnswers(database)
     plans = PlanStore(database, tenure.term, now=clock.monotonic)
     rollouts = RolloutStore(database, tenure.term)
     runner = RolloutRunner(rollouts, plans.record, clock.monotonic)
@@ -173,6 +174,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
         ),
         rollouts=runner,
         targets=targets,
+        adapters=adapters,
         waker=Waker(
             catalog_figures(catalog),
             lambda model: scaling.limits.get(model, NO_LIMITS).max_awake > 0,
@@ -203,6 +205,7 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
                     targets,
                     scaling,
                     added,
+                    adapters,
                     host_hours,
                     acceptances,
                     counters,

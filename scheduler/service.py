@@ -15,6 +15,7 @@ from core.clock import Clock
 from core.ids import incarnation
 from core.supervise import supervise
 from scheduler import metrics
+from scheduler.adapter_answers import AdapterAnswers
 from scheduler.autoscaler_runner import AutoscalerRunner
 from scheduler.autoscaling import PLAN_INTERVAL_S, LivePlanner
 from scheduler.commands import ACTIONS, STARTING, CommandRouter, Peer
@@ -89,6 +90,7 @@ class SchedulerService:
         actor: PlanActor | None = None,
         rollouts: RolloutRunner | None = None,
         targets: TargetDirectory | None = None,
+        adapters: AdapterAnswers | None = None,
         waker: Waker | None = None,
         grace_s: float = 3.0,
         term: int = 1,
@@ -97,8 +99,8 @@ class SchedulerService:
     ) -> None:
         """`listeners` observe requests and heartbeats. Without a `planner` snapshots carry no plan; `actor` acts on
         it, `rollouts` replace replicas. Without a `waker` requests wake no replica. `targets` replace those of
-        heartbeats. `holds` tells whether the lease of `term` is still held; `outdated` is called with a higher term
-        that a peer knows, after which `holds` must return False.
+        heartbeats; `adapters` answers agents. `holds` tells whether the lease of `term` is still held; `outdated` is
+        called with a higher term that a peer knows, after which `holds` must return False.
 
         In the first `grace_s` seconds no request is refused for want of replicas.
         """
@@ -108,7 +110,7 @@ class SchedulerService:
         self._holds, self._outdated = holds, outdated
         self._clock, self._rng = clock, rng
         self._plan: PlanView | None = None
-        self._targets = targets
+        self._targets, self._adapters = targets, adapters
         self.state = SchedulerState(self.epoch, clock.monotonic(), grace_s=grace_s, waker=waker)
         self._hosts = HostRegistry()
         self._autoscaler = (
@@ -254,6 +256,9 @@ class SchedulerService:
                 self._commands.answer(message)
             case KvDelta():
                 self._kv_events(session, message)
+            case _:
+                if self._adapters is not None:
+                    self._adapters.ask(message, session.send)
 
     def dispatch(self) -> None:
         """Decide, and queue the answers on their connections."""

@@ -44,6 +44,8 @@ class PlaceRequest(msgspec.Struct, array_like=True):
     """Longest time in the queue of a model that has to wake first, in seconds from now; at least `deadline_s` holds."""
     track: str = ""
     """During a canary: of which version its replica has to be (scheduler/core/canary.py). The scheduler sets it."""
+    adapter: str = ""
+    """The LoRA adapter of its model that it names; empty = none."""
 
     @property
     def narrowed(self) -> bool:
@@ -52,8 +54,8 @@ class PlaceRequest(msgspec.Struct, array_like=True):
 
     @property
     def bound(self) -> bool:
-        """Whether it has to run in a region, on GPUs, or on one version."""
-        return bool(self.regions or self.gpus or self.track)
+        """Whether it has to run in a region, on GPUs, on one version, or on an engine that takes adapters."""
+        return bool(self.regions or self.gpus or self.track or self.adapter)
 
     def allows(self, region: str, gpu: str) -> bool:
         """Whether it may run in `region` on GPUs of the class `gpu`."""

@@ -24,6 +24,8 @@ from core.settings import Settings
 from core.supervise import supervise
 from core.telemetry import MetricsServer
 from workers.acceptance.gate import HostGate
+from workers.adapter_host import AdapterHost
+from workers.adapter_options import max_adapters
 from workers.added_models import with_added
 from workers.catalog import Catalog, load_catalog
 from workers.economics import HostAccount, ReplicaShare
@@ -136,6 +138,13 @@ class Agent:
         self._outbox = KvOutbox()
         self._kv_context: zmq.asyncio.Context | None = None
         self._subscribers: list[KvSubscriber] = []
+        self._adapters = AdapterHost(
+            settings.data_dir,
+            lambda question: self._access.link.ask(question),
+            self._unload_adapter,
+            bound_bytes=int(settings.adapters_gb * 1e9),
+        )
+        self._serves_adapters = False
         self._access = HostAccess(
             settings,
             self._host_id,
@@ -275,6 +284,7 @@ class Agent:
         kv = kv_endpoints(settings.data_dir, plan.replica_id, ranks) if self._is_exact(plan) else None
 
         def access(plan: ReplicaPlan, url: str | None) -> EngineAccess:
+            self._serve_adapters(plan)
             url = url or address.url(free_port(address.bind))
             command = engine_command(
                 plan,
@@ -317,6 +327,17 @@ class Agent:
         if kv is not None:
             self._subscribe(runner, kv)
         return runner
+
+    def _serve_adapters(self, plan: ReplicaPlan) -> None:
+        """Answer engines that ask for adapters, from the first one on that may."""
+        if not self._serves_adapters and max_adapters(plan.profile):
+            self._serves_adapters = True
+            self._tasks.append(supervise("adapters", self._adapters.run))
+
+    async def _unload_adapter(self, name: str) -> None:
+        for replica in self.replicas:
+            if isinstance(replica, ReplicaRunner):
+                await replica.unload_adapter(name)
 
     def _deployed(self, plan: ReplicaPlan, state: AgentState) -> Deployed:
         """The version of a replica by the last rollout; the base version when it cannot run that any more."""
@@ -454,7 +475,8 @@ class Agent:
         """`status` with the region and the GPUs of this host, by which requests may be restricted."""
         kind = self._catalog.hosts.get(self._plan.host_kind) if self._plan is not None else None
         gpu = kind.gpu if kind is not None else ""
-        return msgspec.structs.replace(status, region=self._settings.region, gpu=gpu)
+        known = self._adapters.of(status.replica_id, status.boot_id)
+        return msgspec.structs.replace(status, region=self._settings.region, gpu=gpu, adapters=known)
 
     async def execute(self, command: ReplicaCommand) -> CommandResult:
         """Execute a command of the scheduler; the result reports a failure."""

@@ -7,7 +7,10 @@ from pathlib import Path
 import msgspec
 
 from core.settings import without_credentials
-from workers import engine_guard, stray_engines
+from workers import engine_adapters, engine_guard, stray_engines
+from workers.adapter_host import socket_path
+from workers.adapter_options import max_adapters
+from workers.engine_adapters import ENGINE_VARIABLE, SOCKET_VARIABLE
 from workers.engine_tls import KEPT_S, EngineTls
 from workers.kv_endpoints import KvEndpoints
 from workers.plan import ReplicaPlan
@@ -29,6 +32,8 @@ _SIM_VARIABLES = ("PENSTOCK_SIM_FAILPOINTS", "PENSTOCK_SIM_VERSION_FAILPOINTS")
 _QUIET_ENV = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _GUARD = f"{engine_guard.__name__}.{engine_guard.EngineGuard.__name__}"
 """Where vLLM imports the guard from: `python -m` looks in its working directory, the checkout, too."""
+_ADAPTER_GUARD = f"{engine_adapters.__name__}.{engine_adapters.AdapterGuard.__name__}"
+"""The same for an engine that takes adapters, with the way to ask for them."""
 _OFFLINE_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
@@ -69,6 +74,9 @@ def engine_command(
     env[engine_guard.KEY_VARIABLE] = agent_key
     if strict:
         env[engine_guard.STRICT_VARIABLE] = engine_key
+    takes_adapters = max_adapters(plan.profile)
+    if takes_adapters:
+        env[SOCKET_VARIABLE], env[ENGINE_VARIABLE] = str(socket_path(data_dir)), plan.replica_id
     env |= stray_engines.mark(data_dir)
     secured: tuple[str, ...] = ()
     if tls is not None:
@@ -85,6 +93,8 @@ def engine_command(
             argv = (*argv, "--engine-version", plan.spec.engine_version or plan.spec.version)
         if entry is not None:
             argv = (*argv, "--entry", str(entry))
+        if takes_adapters:
+            argv = (*argv, "--max-adapters", str(takes_adapters))
         if kv is not None:
             argv = (*argv, "--kv-events-endpoint", kv.events, "--kv-replay-endpoint", kv.replay)
         return EngineCommand(argv, env, stop_s=35.0)
@@ -103,8 +113,11 @@ def engine_command(
         env["VLLM_SERVER_DEV_MODE"] = (
             "1"  # enables /sleep and /wake_up, and more: EngineGuard is before all of it
         )
+    if takes_adapters:
+        env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # EngineGuard is before the paths that it opens
+    guard = _ADAPTER_GUARD if takes_adapters else _GUARD
     argv = (
-        str(engine_env / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", *line[1:], "--middleware", _GUARD,
+        str(engine_env / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", *line[1:], "--middleware", guard,
         *secured,
     )  # fmt: skip
     timeout = plan.profile.args.get("shutdown-timeout", 30)

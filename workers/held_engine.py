@@ -10,6 +10,7 @@ import msgspec
 from core.clock import Clock
 from core.errors import Conflict, EngineFailed, InvalidRequest
 from workers import engine_sleep
+from workers.adapter_options import max_adapters
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
 from workers.engine_process import EngineProcess
@@ -25,6 +26,8 @@ POLL_S = 0.1
 """Seconds between checks of the engine's process."""
 SLEEP_QUIET_S = 1.0
 """Seconds without a request before an engine is put to sleep: one that was placed just before is on its way."""
+UNLOAD_TIMEOUT_S = 10.0
+"""Seconds that an engine may take to forget an adapter."""
 ENDED_KEPT = 4
 """Ended engines of a replica whose last counters are repeated in heartbeats."""
 
@@ -97,6 +100,7 @@ class HeldEngine(ReplicaView):
             gpu_ids=list(self.plan.gpu_ids),
             version=self.plan.spec.version,
             deploys=True,
+            max_adapters=max_adapters(self.plan.profile),
         )
 
     @property
@@ -252,6 +256,18 @@ class HeldEngine(ReplicaView):
                 self._fire(Event.DIED, self._condemned)
                 self._process.kill()
             raise
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have the engine forget an adapter, if one runs and knows it. Raises EngineFailed."""
+        if not self._alive() or not max_adapters(self.plan.profile):
+            return
+        status, answer = await self._api.post(
+            "/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=UNLOAD_TIMEOUT_S
+        )
+        if status not in (200, 404):
+            raise EngineFailed(
+                f"the engine answered {status} to the end of an adapter: {answer[:200].decode('utf-8', 'replace')}"
+            )
 
     async def _ask_for_proofs(self, prompts: Sequence[str]) -> list[Proof]:
         plan = self.plan

@@ -9,6 +9,7 @@ import difflib
 import time
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
+from uuid import UUID
 
 import msgspec
 from prometheus_client import Gauge
@@ -18,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from core.db import Database
 from core.errors import ModelNotFound, ModelRetired, Unavailable
 from core.polled_snapshot import PolledSnapshot
+from workers.adapters import NamedAdapter, read_names
 from workers.added_models import AddedModels, with_added
 from workers.catalog import Catalog, CatalogModel, load_catalog
 from workers.model_life import Deprecation, ModelLife, deprecation_of, next_retirement, served_by
@@ -61,6 +63,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """The engines' parser of tool calls, by vLLM's name; empty = none, or not known."""
     wake_deadline_s: float | None = None
     """Longest wait for a replica that wakes or is created; None = the setting of the request's tier."""
+    adapter: str = ""
+    """The LoRA adapter of it that a request names, by its public name; empty = none."""
 
 
 THINKING_SWITCHES: dict[str, tuple[bool | int | str, ...]] = {
@@ -157,6 +161,7 @@ class ModelDirectory(PolledSnapshot):
         self._today = today
         self._rows: list[ModelRow] = []
         self._built = _Names({}, [], {}, None)
+        self._adapters: dict[str, NamedAdapter] = {}
 
     async def start(self) -> None:
         """Read the models, then poll. Raises what `refresh` raises."""
@@ -166,6 +171,7 @@ class ModelDirectory(PolledSnapshot):
     async def _read(self, connection: AsyncConnection) -> None:
         rows = await read_models(connection)
         self.catalog = with_added(self._packaged, await self._added.read(connection))
+        self._adapters = await read_names(connection)
         self._rows, self._built = rows, _build(rows, self.catalog, self._today())
 
     def _names(self) -> _Names:
@@ -194,6 +200,17 @@ class ModelDirectory(PolledSnapshot):
             gone, known = self.deprecation(name, allowed), builtins.list(names.by_name)
             raise _not_found(name, known) if gone is None else _retired(name, gone, known)
         return found
+
+    def resolve_for(self, name: str, tenant_id: UUID, allowed: Collection[str] | None = None) -> ModelInfo:
+        """As `resolve`, or for the name of an adapter of the organisation, its model with that adapter."""
+        named = self._adapters.get(name)
+        if named is None or named.tenant_id != tenant_id:
+            return self.resolve(name, allowed)
+        return msgspec.structs.replace(self.resolve(named.model, allowed), adapter=name)
+
+    def adapters_of(self, tenant_id: UUID) -> "builtins.list[NamedAdapter]":
+        """The adapters that an organisation may call, by public name."""
+        return [each for each in self._adapters.values() if each.tenant_id == tenant_id]
 
     def deprecation(self, name: str, allowed: Collection[str] | None = None) -> Deprecation | None:
         """The end of a model or alias, for its users.

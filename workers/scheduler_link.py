@@ -17,6 +17,7 @@ import msgspec
 from core.addresses import Address
 from core.framing import FrameTooLarge, pack, read_frame
 from core.supervise import supervise
+from workers.adapter_wire import Answer, Question
 from workers.added_models import decode_model
 from workers.catalog import CatalogModel
 from workers.kv_events_feed import KvOutbox
@@ -42,7 +43,8 @@ Connect = Callable[[Address], Awaitable[tuple[asyncio.StreamReader, asyncio.Stre
 """Makes a connection to a scheduler."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_incoming = msgspec.msgpack.Decoder(ReplicaCommand | KvResync | Claim | AgentRefusal)
+_Incoming = ReplicaCommand | KvResync | Claim | AgentRefusal | Answer
+_incoming = msgspec.msgpack.Decoder(_Incoming)
 
 
 async def open_plain(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -118,6 +120,7 @@ class SchedulerLink:
         self._untrusted = ""
         """Why there was no connection by TLS last."""
         self._commands: set[asyncio.Task[None]] = set()
+        self._questions: dict[str, asyncio.Future[Answer]] = {}
 
     @property
     def connected(self) -> bool:
@@ -130,6 +133,18 @@ class SchedulerLink:
             self._hello = msgspec.structs.replace(self._hello, token=token)
             for writer in self._writers:
                 writer.transport.abort()
+
+    async def ask(self, question: Question) -> Answer:
+        """The scheduler's answer. Raises ConnectionError when none serves, or the connection ends before."""
+        if self._followed is None:
+            raise ConnectionError("no scheduler serves this host")
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._questions[question.question_id] = answer
+        try:
+            self._followed.write(pack(_encode(question)))
+            return await answer
+        finally:
+            del self._questions[question.question_id]
 
     def heartbeat_now(self) -> None:
         """Send a heartbeat without waiting for the interval."""
@@ -198,9 +213,7 @@ class SchedulerLink:
             self._writers.discard(writer)
             writer.close()
 
-    def _receive(
-        self, message: ReplicaCommand | KvResync | Claim | AgentRefusal, writer: asyncio.StreamWriter
-    ) -> None:
+    def _receive(self, message: _Incoming, writer: asyncio.StreamWriter) -> None:
         """Handle a frame. Only the scheduler that is followed is obeyed. Raises _Outdated and _Refused."""
         if isinstance(message, AgentRefusal):
             raise _Refused(message.error)
@@ -215,6 +228,9 @@ class SchedulerLink:
             raise _Outdated("it sent a command without being followed")
         elif isinstance(message, KvResync):
             self._outbox.resend(message.replica_id)
+        elif isinstance(message, Answer):
+            if (waiting := self._questions.get(message.question_id)) is not None and not waiting.done():
+                waiting.set_result(message)
         else:
             task = asyncio.create_task(self._answer(message, writer))
             self._commands.add(task)
@@ -236,6 +252,9 @@ class SchedulerLink:
     def _leave(self) -> None:
         """Send nothing more to the scheduler that was followed."""
         self._followed = None
+        for waiting in self._questions.values():
+            if not waiting.done():
+                waiting.set_exception(ConnectionError("the connection to the scheduler was lost"))
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None

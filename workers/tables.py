@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from core.columns import clock_instant, count, instant, pico, string
+from core.columns import clock_instant, count, instant, pico, string, tenant
 from core.db import metadata
 
 models = Table(
@@ -66,6 +66,43 @@ added_models = Table(
     clock_instant("added_at"),
 )
 """Entries of models that admins have added, as the catalog's, in JSON (workers/added_models.py)."""
+
+adapters = Table(
+    "adapters",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    tenant(),
+    Column("model", Text, ForeignKey("models.name"), nullable=False),
+    string("name"),
+    Column("public_name", Text, nullable=False, unique=True),
+    string("source"),
+    Column("rank", Integer, nullable=False),
+    count("bytes"),
+    Column("files", JSONB, nullable=False),
+    instant("created_at", now=True),
+    instant("deleted_at", nullable=True),
+    Index(
+        "uq_adapters_tenant_id_model_name",
+        "tenant_id",
+        "model",
+        "name",
+        unique=True,
+        postgresql_where=text("deleted_at IS NULL"),
+    ),
+)
+"""LoRA adapters of organisations for a model (workers/adapters.py). Requests and engines call one by its
+`public_name`; `source` is `upload` or REPOSITORY@COMMIT of the hub. Rows of deleted ones stay for reports."""
+
+adapter_parts = Table(
+    "adapter_parts",
+    metadata,
+    Column("adapter_id", Uuid, primary_key=True),
+    Column("path", Text, primary_key=True),
+    Column("part", Integer, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+"""The files of adapters in parts of workers.adapter_wire.PART_BYTES. Parts come before the row of their adapter, and go
+with its deletion."""
 
 model_targets = Table(
     "model_targets",

@@ -239,6 +239,10 @@ class ReplicaStatus(msgspec.Struct):
     """Version of its engine by the last rollout (workers/engine_spec.py); empty = as its host's settings say."""
     deploys: bool = False
     """Whether its agent knows the command `deploy`."""
+    max_adapters: int = 0
+    """LoRA adapters that one batch may use; 0 = its engine takes none."""
+    adapters: list[str] = []
+    """Those that its engine has asked for since it started."""
 
 
 class EndedEngine(msgspec.Struct):

@@ -89,10 +89,12 @@ WAITS: dict[int | str, dict[str, Any]] = {
 
 
 class SizeLimitedRoute(APIRoute):
-    """A route that refuses bodies of more than MAX_BODY_BYTES and NUL characters in the URL.
+    """A route that refuses bodies of more than `max_body_bytes` and NUL characters in the URL.
 
     By default FastAPI reads bodies of any size before it checks the token.
     """
+
+    max_body_bytes = MAX_BODY_BYTES
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the route's handler with a `receive` that counts bytes."""
@@ -107,15 +109,15 @@ class SizeLimitedRoute(APIRoute):
                 nonlocal received
                 message = await request.receive()
                 received += len(message.get("body", b""))
-                if received > MAX_BODY_BYTES:
-                    raise body_too_large(MAX_BODY_BYTES)
+                if received > self.max_body_bytes:
+                    raise body_too_large(self.max_body_bytes)
                 return message
 
             try:
                 return await handle(Request(request.scope, receive))
             except HTTPException:  # FastAPI turns every exception while it reads a body into a parsing error
-                if received > MAX_BODY_BYTES:
-                    raise body_too_large(MAX_BODY_BYTES) from None
+                if received > self.max_body_bytes:
+                    raise body_too_large(self.max_body_bytes) from None
                 raise
 
         return capped

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Depends
 
 from api.admin import (
+    adapters,
     alerts,
     approvals,
     audit,
@@ -31,6 +32,7 @@ _MODULES = (
     users,
     models,
     rollouts,
+    adapters,
     pools,
     hosts,
     provider_hosts,

@@ -1,9 +1,11 @@
 """A model as customers see it: its facts, prices, state and speed, all from the memory of this process."""
 
+import builtins
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
+from uuid import UUID
 
 from api.customer.deprecation import Endings, deprecation_block
 from api.customer.prices import PriceBook, PricesByTier
@@ -13,6 +15,7 @@ from core.money import per_mtok_to_pico_per_token, pico_to_usd
 from scheduler.availability import Availability, ModelState, seconds
 from scheduler.wire import PoolSnapshot, TierView
 from tenants.principal import Principal
+from workers.adapters import NamedAdapter
 from workers.models import ModelInfo
 from workers.wire import ReplicaState
 
@@ -45,8 +48,14 @@ class Directory(Endings, Protocol):
     def list(self) -> list[ModelInfo]:
         """Return every model that is offered."""
 
-    def resolve(self, name: str, allowed: Collection[str] | None = None) -> ModelInfo:
-        """Return the model with this name or alias. Raises ModelNotFound, and ModelRetired of models in `allowed`."""
+    def resolve_for(self, name: str, tenant_id: UUID, allowed: Collection[str] | None = None) -> ModelInfo:
+        """Return the model with this name or alias, or that of an organisation's adapter with this name.
+
+        Raises ModelNotFound, and ModelRetired of models in `allowed`.
+        """
+
+    def adapters_of(self, tenant_id: UUID) -> builtins.list[NamedAdapter]:
+        """Return the adapters that an organisation may call."""
 
 
 class Pools(Protocol):
@@ -70,22 +79,36 @@ class ModelViews:
     def all(self, principal: Principal) -> list[dict[str, Any]]:
         """The entries of all models that the key may use. Raises Unavailable without recent prices."""
         prices, live = self._prices.of(principal.tenant_id), _live(self._pools.snapshot())
-        return [
-            self._entry(model, principal.tier, prices.get(model.name, {}), live.get(model.name, _Live()))
+        entries = {
+            model.name: self._entry(
+                model, principal.tier, prices.get(model.name, {}), live.get(model.name, _Live())
+            )
             for model in self._directory.list()
             if _visible(model, principal)
+        }
+        adapters = [
+            _adapter_entry(entries[each.model], each)
+            for each in self._directory.adapters_of(principal.tenant_id)
+            if each.model in entries
         ]
+        return [*entries.values(), *adapters]
 
     def one(self, name: str, principal: Principal) -> dict[str, Any]:
         """The entry of a model by name or alias. Raises ModelNotFound, or Unavailable without recent prices."""
-        model = self._directory.resolve(name, principal.allowed_models)
+        model = self._directory.resolve_for(name, principal.tenant_id, principal.allowed_models)
         if not _visible(model, principal):
             raise ModelNotFound(
                 f"The model '{name}' does not exist for this key; see GET /v1/models.", param="model"
             )
         prices = self._prices.of(principal.tenant_id).get(model.name, {})
         live = _live(self._pools.snapshot()).get(model.name, _Live())
-        return self._entry(model, principal.tier, prices, live)
+        entry = self._entry(model, principal.tier, prices, live)
+        named = [
+            each
+            for each in self._directory.adapters_of(principal.tenant_id)
+            if each.public_name == model.adapter
+        ]
+        return _adapter_entry(entry, named[0]) if named else entry
 
     def openrouter(self, principal: Principal) -> list[dict[str, Any]]:
         """The models that chat and have a price, with their list prices, as OpenRouter reads a provider's list."""
@@ -123,6 +146,16 @@ class ModelViews:
             "pricing": _pricing(prices.get(tier)),
             "tiers": _tiers(prices, state),
         }
+
+
+def _adapter_entry(entry: dict[str, Any], adapter: NamedAdapter) -> dict[str, Any]:
+    """The entry of an adapter: that of its model, under its own name."""
+    own = {
+        "id": adapter.public_name,
+        "created": int(adapter.created_at.timestamp()),
+        "owned_by": "organization",
+    }
+    return entry | own | {"aliases": [], "parent": adapter.model}
 
 
 def _visible(model: ModelInfo, principal: Principal) -> bool:

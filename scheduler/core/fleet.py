@@ -468,12 +468,12 @@ class Fleet:
 def _place(pool: Pool, replica: Replica) -> Place:
     engine, steering = replica.engine, pool.steering
     track = steering.track_of_version(engine.version) if steering is not None else ""
-    return engine.region.lower(), engine.gpu.lower(), track
+    return engine.region.lower(), engine.gpu.lower(), track, engine.max_adapters > 0
 
 
-def _home(engine: ReplicaStatus) -> tuple[str, str, str]:
+def _home(engine: ReplicaStatus) -> tuple[str, str, str, bool]:
     """What of a replica requests may be bound to."""
-    return engine.region, engine.gpu, engine.version
+    return engine.region, engine.gpu, engine.version, engine.max_adapters > 0
 
 
 def _redefined(known: ReplicaStatus, status: ReplicaStatus) -> bool:

@@ -32,6 +32,9 @@ from workers.wire import ReplicaState
 
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.intp]
+ADAPTER_LOAD_S = 1.0
+"""Seconds by which a first token is later where the engine has to load the request's adapter first. An engine takes
+milliseconds for a small one from its disk, and seconds for a large one that its host has to fetch (ADR 62)."""
 SCALAR_MAX_REPLICAS = 10
 """Open replicas up to which the scalar policy is used; above, vectors are cheaper."""
 
@@ -107,7 +110,7 @@ def place(request: PlaceRequest, pool: Pool, now: float, rng: Rng) -> Choice | B
     Changes nothing: the caller updates the load counters before the next call.
     """
     rows = pool.open_rows(now)
-    if len(rows) > SCALAR_MAX_REPLICAS:
+    if len(rows) > SCALAR_MAX_REPLICAS or request.adapter:
         return place_vectorised(request, pool, now, rng)
     able = scalar_policy.candidates(request, pool, rows, now) if rows else []
     if not able:
@@ -144,6 +147,9 @@ def score(request: PlaceRequest, pool: Pool, now: float) -> Scores:
     uncached = np.full(pool.size, prompt) if hits is None else prompt - hits
     backlog = np.maximum(columns.prefill_done_at - now, columns.min_backlog_s)
     prefill = own_prefill_s(prompt, uncached, columns)
+    if request.adapter:
+        prefill = prefill.copy()
+        prefill[pool.without_adapter(request.adapter)] += ADAPTER_LOAD_S
     return Scores(
         hits,
         backlog,

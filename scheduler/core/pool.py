@@ -119,7 +119,7 @@ class Pool:
 
     def closed_to(self, request: PlaceRequest) -> list[int]:
         """Rows that `request` may not use, whatever their load: it has failed there, asks for another region or
-        other GPUs, or uses another version during a canary."""
+        other GPUs, uses another version during a canary, or names an adapter that its engine cannot take."""
         closed = [row for replica_id in request.exclude for row in self.rows_of(replica_id)]
         if self.steering is not None and request.track:
             closed += self._rows_off_track[request.track]
@@ -129,7 +129,13 @@ class Pool:
                 for replica in self
                 if not request.allows(replica.engine.region, replica.engine.gpu)
             ]
+        if request.adapter:
+            closed += [replica.row for replica in self if not replica.engine.max_adapters]
         return closed
+
+    def without_adapter(self, name: str) -> list[int]:
+        """Rows whose engine would have to load an adapter first."""
+        return [replica.row for replica in self if name not in replica.engine.adapters]
 
     def steer(self, now: float | None = None) -> bool:
         """Look whether both versions of a canary serve at `now`, or at the last look; returns whether that has changed.

@@ -107,8 +107,10 @@ def hopeless(request: PlaceRequest, reason: Reason, standing: Standing) -> Place
 
 
 def _where(request: PlaceRequest) -> str:
-    """The regions and GPUs that a request is restricted to, in words."""
+    """What a request is restricted to, in words."""
     parts = [f"in {' or '.join(request.regions)}"] if request.regions else []
+    if request.adapter:
+        parts.append("that takes adapters")
     return " ".join(parts + ([f"with {' or '.join(request.gpus)}"] if request.gpus else []))
 
 

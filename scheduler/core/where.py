@@ -4,8 +4,8 @@ from collections.abc import Collection, Container
 
 from scheduler.wire import PlaceRequest
 
-Place = tuple[str, str, str]
-"""Region, class of GPU, and during a canary the track of a replica."""
+Place = tuple[str, str, str, bool]
+"""Region, class of GPU, during a canary the track of a replica, and whether its engine takes adapters."""
 Where = frozenset[Place] | None
 """The places of a model's replicas that a request may use; None = all of them."""
 LOOK_S = 0.5
@@ -24,7 +24,9 @@ def where_of(request: PlaceRequest, known: Collection[Place]) -> Where:
     allowed = frozenset(
         place
         for place in known
-        if request.allows(place[0], place[1]) and (not request.track or place[2] in ("", request.track))
+        if request.allows(place[0], place[1])
+        and (not request.track or place[2] in ("", request.track))
+        and (not request.adapter or place[3])
     )
     return None if allowed and len(allowed) == len(known) else allowed
 

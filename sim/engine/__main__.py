@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from core.clock import SystemClock
 from core.errors import InvalidRequest, PenstockError
+from sim.engine.adapters import Adapters
 from sim.engine.failpoints import parse_failpoints
 from sim.engine.kv_events import KvPublisher
 from sim.engine.loop import EngineLoop
@@ -49,6 +50,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--profile", default="", help="an engine profile of the model; default: its first")
     parser.add_argument("--catalog", type=Path, default=None, help="another catalog file")
     parser.add_argument("--entry", type=Path, default=None, help="the entry of an added model, in JSON")
+    parser.add_argument(
+        "--max-adapters", type=int, default=0, help="LoRA adapters of one batch; 0: it takes none"
+    )
     parser.add_argument("--speedup", type=float, default=1.0, help="how much faster than the profile")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.05, help="coefficient of variation of the step time")
@@ -119,6 +123,7 @@ def build(arguments: argparse.Namespace) -> SimServer:
         clock=SystemClock(),
         log=log,
         version=arguments.engine_version,
+        adapters=Adapters(arguments.max_adapters),
     )
 
 

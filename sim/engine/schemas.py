@@ -99,6 +99,12 @@ class TokenizeBody(msgspec.Struct):
         return text.encode(self.prompt or "")
 
 
+class UnloadBody(msgspec.Struct):
+    """The body of POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+
+
 class RpcBody(msgspec.Struct):
     """The body of POST /collective_rpc."""
 

@@ -13,6 +13,7 @@ import msgspec
 
 from core.clock import Clock
 from sim.engine import text
+from sim.engine.adapters import Adapters
 from sim.engine.answer import FINGERPRINT, Answer, Choice
 from sim.engine.embeddings import EmbeddingsBody, embeddings_body
 from sim.engine.failpoints import Failpoints
@@ -20,7 +21,7 @@ from sim.engine.loop import EngineLoop, RequestOutputCollector
 from sim.engine.metrics import SimMetrics
 from sim.engine.model import Sequence, new_sequence
 from sim.engine.request_log import RequestLog
-from sim.engine.schemas import ChatBody, CompletionBody, RpcBody, TokenizeBody
+from sim.engine.schemas import ChatBody, CompletionBody, RpcBody, TokenizeBody, UnloadBody
 from workers.ranks import RANK_HEADER
 
 Scope = MutableMapping[str, Any]
@@ -69,11 +70,13 @@ class SimServer:
         clock: Clock,
         log: RequestLog | None = None,
         version: str = VERSION,
+        adapters: Adapters | None = None,
     ) -> None:
         self._version = version
         self._loop = loop
         self._log = log or RequestLog(None)
         self._model = model
+        self._adapters = adapters or Adapters(0)
         self._key = api_key.encode()
         self._clock = clock
         self._max_len = loop.model.config.capacity.max_model_len
@@ -153,6 +156,11 @@ class SimServer:
                 if method != "reload_weights":
                     raise HttpError(500, "InternalServerError", f"no worker method {method!r} is simulated")
                 await self._reply_when_done(send, self._loop.reload_weights())
+            case "POST", "/v1/unload_lora_adapter":
+                name = _parse(await _read(receive), UnloadBody).lora_name
+                if not self._adapters.forget(name):
+                    raise HttpError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
+                await _reply(send, f"Success: LoRA adapter '{name}' removed successfully.".encode())
             case "GET", "/is_sleeping":
                 await _reply(send, msgspec.json.encode({"is_sleeping": self._loop.sleep.asleep}))
             case "POST", "/failpoints":
@@ -235,9 +243,8 @@ class SimServer:
             points.error_next -= 1
             raise HttpError(500, "InternalServerError", "failpoint: error_next")
         body = _parse(raw, shape)
-        if body.model not in ("", self._model):
-            raise HttpError(404, "NotFoundError", f"The model `{body.model}` does not exist.")
-        sequences = self._sequences(body, self._rank(scope))
+        adapter = await self._adapter(body)
+        sequences = self._sequences(body, self._rank(scope), adapter)
         await self._loop.receive()
         try:
             collector = self._loop.submit(sequences)
@@ -254,6 +261,20 @@ class SimServer:
             self._loop.abort(collector)
             self._log.end(request_id, sum(sequence.generated for sequence in sequences))
 
+    async def _adapter(self, body: ChatBody | CompletionBody) -> int:
+        """Return what the adapter that a request names adds to its seed; 0 for the model itself."""
+        if body.model in ("", self._model):
+            return 0
+        try:
+            seed = await self._adapters.seed_of(body.model)
+        except ValueError as error:
+            raise HttpError(400, "BadRequestError", str(error)) from None
+        except (RuntimeError, OSError, TimeoutError) as error:
+            raise HttpError(500, "InternalServerError", str(error)) from None
+        if seed is None:
+            raise HttpError(404, "NotFoundError", f"The model `{body.model}` does not exist.")
+        return seed
+
     def _answer(self, body: ChatBody | CompletionBody, sequences: list[Sequence]) -> Answer:
         chat = isinstance(body, ChatBody)
         options = body.stream_options
@@ -263,7 +284,7 @@ class SimServer:
             chat=chat,
             request_id=f"{'chatcmpl' if chat else 'cmpl'}-{uuid4().hex}",
             created=int(self._clock.now().timestamp()),
-            model=self._model,
+            model=body.model or self._model,
             prompt_tokens=sum(sequence.prompt_tokens for sequence in sequences if sequence.counts_prompt),
             choices=[
                 Choice(sequence, body.stops(), interval=(body.stream_interval or 1) if body.stream else 1)
@@ -287,7 +308,7 @@ class SimServer:
             raise HttpError(400, "BadRequestError", message)
         return int(asked)
 
-    def _sequences(self, body: ChatBody | CompletionBody, rank: int | None) -> list[Sequence]:
+    def _sequences(self, body: ChatBody | CompletionBody, rank: int | None, adapter: int) -> list[Sequence]:
         prompts = body.prompts()
         choices = body.n or 1
         if not 1 <= choices <= _MAX_CHOICES or not prompts:
@@ -319,10 +340,10 @@ class SimServer:
                 new_sequence(
                     content,
                     max_tokens=wanted or room,
-                    seed=body.seed or 0,
+                    seed=(body.seed or 0) + adapter,
                     choice=choice,
                     stops_by_itself=wanted is None and not body.ignore_eos,
-                    salt=salt,
+                    salt=f"{salt}@{body.model}" if adapter else salt,
                     priority=body.priority,
                     rank=rank,
                 )

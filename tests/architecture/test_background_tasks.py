@@ -36,6 +36,7 @@ AWAITED = {
     "gateway/tokenization/hasher.py": 1,  # loads one tokenizer; tried again when it is next asked for
     "gateway/whole.py": 1,  # counts one prompt
     "scheduler/accept.py": 1,  # opens one connection, within seconds
+    "scheduler/adapter_answers.py": 1,  # one answer to an agent, which asks again
     "scheduler/door.py": 1,  # one host joins, within seconds
     "scheduler/lease_table.py": 1,  # one statement, awaited for a bounded time
     "scheduler/serve.py": 2,  # stop or service, awaited

@@ -1,8 +1,9 @@
 """Two platforms with the real vLLM and the tiny model for all end-to-end tests of a run.
 
 They differ in what the scheduler knows of caches: `exact` follows the engines' KV events in blocks of tokens,
-`mirrored` keeps the text blocks of the prompts that it placed. Nearly all the time of these tests goes into engines
-that come up, each in three processes one after the other, so the four start at once. Needs `penstock engine install`.
+`mirrored` keeps the text blocks of the prompts that it placed. The engines of the latter take LoRA adapters. Nearly all
+the time of these tests goes into engines that come up, each in three processes one after the other, so the four start
+at once. Needs `penstock engine install`.
 """
 
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ def stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stack
         kind: Stack(
             tmp_path_factory.mktemp(kind) / "data",
             *("--engine", "vllm", "--model", MODEL, "--replicas", "2", "--api-workers", "2"),
+            *(("--profile", "lora") if kind == "mirrored" else ()),
             env={"PENSTOCK_PREFIX": kind},
         )
         for kind in KINDS

@@ -68,6 +68,7 @@ class FakeModel:
     template_switches: dict[str, tuple[bool | int | str, ...]] = field(default_factory=dict)
     tool_parser: str = "hermes"
     wake_deadline_s: float | None = None
+    adapter: str = ""
 
 
 class FakeModels:
@@ -76,7 +77,7 @@ class FakeModels:
     def __init__(self, model: FakeModel) -> None:
         self.model = model
 
-    def resolve(self, name: str, allowed: Collection[str] | None = None) -> FakeModel:
+    def resolve_for(self, name: str, tenant_id: UUID, allowed: Collection[str] | None = None) -> FakeModel:
         if name != self.model.name:
             raise ModelNotFound(f"no model {name}", param="model")
         return self.model

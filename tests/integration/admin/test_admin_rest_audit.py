@@ -325,6 +325,7 @@ TESTED_APART = {
     ("POST", "/exports/{name}/runs"),  # writes files: tests of billing/exports
     ("POST", "/models/added"),  # asks an engine's parser: test_added_models.py
     ("POST", "/models/removed"),
+    ("POST", "/adapters/{adapter_id}/delete"),  # test_adapters.py
 }
 
 

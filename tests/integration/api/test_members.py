@@ -90,6 +90,10 @@ def acts(acme: Organisation, other: str) -> list[tuple[str, str, object, tuple[i
         ("GET", "/keys", None, everyone),
         ("GET", key, None, everyone),
         ("POST", "/keys", new_key, (201, 201, 403)),
+        ("GET", "/adapters", None, everyone),
+        ("POST", "/adapters", {}, (400, 400, 403)),
+        ("POST", "/adapters/import", {"model": "m", "name": "n", "repository": "no/such name"}, (400, 400, 403)),
+        ("POST", f"/adapters/{acme.tenant_id}/delete", None, (404, 404, 403)),
         ("GET", "/limits", None, everyone),
         ("PUT", f"/limits/key/{acme.key_id}", {"requests_per_min": 5}, owners),
         ("PUT", f"/limits/project/{acme.project_id}", {"concurrency": 5}, owners),
@@ -145,6 +149,7 @@ async def test_every_route_is_in_the_table_of_roles(client: httpx.AsyncClient, a
         for value, name in names.items():
             path = path.replace(value, name)
         path = path.replace("/sessions/{invitation_id}", "/sessions/{session_id}")
+        path = path.replace("/adapters/{invitation_id}", "/adapters/{adapter_id}")
         path = path.replace("/limits/key/{key_id}", "/limits/{scope_kind}/{scope_id}")
         path = path.replace("/limits/project/{project_id}", "/limits/{scope_kind}/{scope_id}")
         path = path.replace("/budgets/key/{key_id}", "/budgets/{scope}/{scope_id}")

@@ -128,3 +128,15 @@ async def whole_answer(api: Api, url: str) -> int:
     async with api.session.post(f"{url}/v1/chat/completions", json=body, headers=headers(api)) as answer:
         await answer.read()
         return answer.status
+
+
+async def test_the_files_of_an_adapter_pass_and_other_bodies_of_their_size_do_not(
+    api: Api, tmp_path: Path
+) -> None:
+    large = 17_000_000 * b"x"
+    async with edge(api, tmp_path, api.url) as address:
+        for path, status in (("/v1/organization/adapters", 403), ("/v1/organization/keys", 413)):
+            async with api.session.post(
+                address + path, data=io.BytesIO(large), headers=headers(api)
+            ) as answer:
+                assert answer.status == status, await answer.text()

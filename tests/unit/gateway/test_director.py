@@ -5,6 +5,7 @@ import json
 from collections.abc import MutableMapping
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -145,10 +146,10 @@ async def test_a_refusal_undoes_the_other(which: str, money_pauses: int, place_p
 
 
 async def test_a_catalog_that_is_too_old_is_no_fault_of_the_customer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stale(self: FakeModels, name: str, allowed: object = None) -> FakeModel:
+    def stale(self: FakeModels, name: str, tenant_id: UUID, allowed: object = None) -> FakeModel:
         raise Unavailable("too old", code="models_stale", retry_after_s=2.0)
 
-    monkeypatch.setattr(FakeModels, "resolve", stale)
+    monkeypatch.setattr(FakeModels, "resolve_for", stale)
     gateway = Gateway(FakeEngines())
     with pytest.raises(Unavailable, match="too old"):
         await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())

@@ -57,7 +57,9 @@ def test_the_profile_for_these_gpus_is_preferred() -> None:
 
 
 def test_ranks_without_gpus_are_refused_on_a_machine_with_gpus() -> None:
-    with pytest.raises(InvalidRequest, match=r"profile dp2 of penstock/tiny has 2 ranks .* another .*: cpu$"):
+    with pytest.raises(
+        InvalidRequest, match=r"profile dp2 of penstock/tiny has 2 ranks .* another .*: cpu, lora$"
+    ):
         plan_vllm(CATALOG, "h", "penstock/tiny", 1, H100S, hub_answers=True, profile_name="dp2")
     (alone,) = plan_vllm(CATALOG, "h", "penstock/tiny", 1, H100S, hub_answers=True).replicas
     assert alone.capacity.dp_ranks == 1

@@ -1,0 +1,232 @@
+"""LoRA adapters of organisations: upload, import from the hub, list, delete."""
+
+import asyncio
+import base64
+import hashlib
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import BinaryIO
+from uuid import UUID
+
+import msgspec
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.models import require_model
+from admin.transactions import now_of, read_scoped, write_system
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound, RequestTooLarge
+from core.ids import uuid7
+from core.settings import Settings
+from tenants.names import clean_reason
+from tenants.roles import KEY_MANAGERS
+from workers.adapter_files import CONFIG, WEIGHTS, check_config, check_weights
+from workers.adapter_options import largest_rank
+from workers.adapter_wire import PART_BYTES, AdapterFile
+from workers.adapters import (
+    MARK,
+    Adapter,
+    clean_adapter_name,
+    count_adapters,
+    delete_adapter,
+    delete_lost_parts,
+    delete_parts,
+    insert_adapter,
+    insert_parts,
+    read_adapters,
+)
+from workers.added_models import read_catalog
+
+PARTS_AT_ONCE = 16
+"""Parts that one transaction stores."""
+LOST_MS = 24 * 3600 * 1000
+"""Age in milliseconds from which the parts of an upload that never ended are removed."""
+_SUFFIX_BYTES = 5
+
+
+class AdapterView(msgspec.Struct, frozen=True):
+    """An adapter as people see it."""
+
+    id: UUID
+    tenant_id: UUID
+    model: str
+    name: str
+    public_name: str
+    """Its name in requests."""
+    source: str
+    """`upload`, or REPOSITORY@COMMIT of the hub."""
+    rank: int
+    bytes: int
+    files: tuple[AdapterFile, ...]
+    created_at: datetime
+
+
+class AdapterLimits(msgspec.Struct, frozen=True):
+    """What an organisation may have."""
+
+    count: int
+    bytes: int
+    """Of one adapter."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> "AdapterLimits":
+        """Those of the settings."""
+        return cls(settings.adapters_per_tenant, settings.adapter_max_mb * 1_000_000)
+
+
+class Upload(msgspec.Struct):
+    """The files of an adapter, open for reading."""
+
+    config: bytes
+    weights: BinaryIO
+    weights_bytes: int
+    source: str = "upload"
+
+
+async def create_adapter(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID,
+    model: str,
+    name: str,
+    upload: Upload,
+    limits: AdapterLimits,
+    suffix: Callable[[], bytes] = lambda: secrets.token_bytes(_SUFFIX_BYTES),
+) -> AdapterView:
+    """Check and store an adapter for a model; its keys may call it within seconds.
+
+    Raises NotFound for an unknown model; Conflict for a model without engines that take adapters, a name that is taken
+    and too many adapters; InvalidRequest for files that are no LoRA adapter or a rank that the engines cannot load; and
+    RequestTooLarge. Nothing is stored then.
+    """
+    require(actor, *KEY_MANAGERS, tenant_id=tenant_id)
+    name = clean_adapter_name(name)
+    total = len(upload.config) + upload.weights_bytes
+    if total > limits.bytes:
+        raise RequestTooLarge(
+            f"the adapter has {total:,} bytes, and at most {limits.bytes:,} are accepted", param="weights"
+        )
+    rank = check_config(upload.config)
+    await asyncio.to_thread(check_weights, upload.weights, upload.weights_bytes, rank)
+    async with database.read() as connection:
+        await require_model(connection, model)
+        known = (await read_catalog(connection)).models.get(model)
+    most = largest_rank(known) if known is not None else 0
+    if not most:
+        raise Conflict(f"no engine of the model {model!r} takes adapters", param="model")
+    if rank > most:
+        raise InvalidRequest(
+            f"the adapter has the rank {rank}, and engines of {model!r} load at most {most}", param="config"
+        )
+    adapter_id = uuid7()
+    try:
+        files = (
+            await _store(database, adapter_id, CONFIG, _parts_of(upload.config)),
+            await _store_file(database, adapter_id, upload.weights),
+        )
+        word = base64.b32encode(suffix()).decode().lower()
+        made = Adapter(
+            adapter_id, tenant_id, model, name, MARK.join((model, name, word)), upload.source, rank, total, files,
+            datetime.now(UTC),
+        )  # fmt: skip
+        return await _add(database, actor, made, limits)
+    except BaseException:
+        async with database.system() as connection:
+            await delete_parts(connection, adapter_id)
+        raise
+
+
+async def _add(database: Database, actor: Actor, made: Adapter, limits: AdapterLimits) -> AdapterView:
+    async with write_system(database) as connection:
+        present = await count_adapters(connection, made.tenant_id)
+        if present >= limits.count:
+            raise Conflict(
+                f"the organisation has {present} adapters, the most it may have; delete one that is not used",
+                code="too_many_adapters",
+            )
+        others = await read_adapters(connection, tenant_id=made.tenant_id)
+        if any((each.model, each.name) == (made.model, made.name) for each in others):
+            raise Conflict(f"there is an adapter {made.name!r} of {made.model!r} already", param="name")
+        await insert_adapter(connection, msgspec.structs.replace(made, created_at=await now_of(connection)))
+        await delete_lost_parts(connection, _before(made.id))
+        view = _view(made)
+        await record(
+            connection, actor, "adapter.create", tenant_id=made.tenant_id, object_kind="adapter",
+            object_id=made.id, after=view,
+        )  # fmt: skip
+        return view
+
+
+async def list_adapters(
+    database: Database, actor: Actor, *, tenant_id: UUID | None = None
+) -> list[AdapterView]:
+    """The adapters of an organisation, or of all, by model and name. Raises PermissionDenied."""
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        return [_view(each) for each in await read_adapters(connection, tenant_id=scope)]
+
+
+async def remove_adapter(
+    database: Database,
+    actor: Actor,
+    *,
+    adapter_id: UUID,
+    tenant_id: UUID | None = None,
+    reason: str | None = None,
+) -> AdapterView:
+    """Delete an adapter: new requests for it get 404 within seconds, running ones end.
+
+    Hosts remove its files within a minute. Raises NotFound and PermissionDenied.
+    """
+    require(actor, *KEY_MANAGERS, tenant_id=actor.tenant_id)
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        found = [each for each in await read_adapters(connection, tenant_id=scope) if each.id == adapter_id]
+    if not found:
+        raise NotFound(f"there is no adapter with the id {adapter_id}", param="adapter_id")
+    async with write_system(database) as connection:
+        await delete_adapter(connection, adapter_id)
+        view = _view(found[0])
+        await record(
+            connection, actor, "adapter.delete", tenant_id=view.tenant_id, object_kind="adapter",
+            object_id=adapter_id, reason=clean_reason(reason) if reason else None, before=view,
+        )  # fmt: skip
+    return view
+
+
+async def _store_file(database: Database, adapter_id: UUID, file: BinaryIO) -> AdapterFile:
+    await asyncio.to_thread(file.seek, 0)
+    digest, size, part = hashlib.sha256(), 0, 0
+    while batch := await asyncio.to_thread(file.read, PARTS_AT_ONCE * PART_BYTES):
+        digest.update(batch)
+        size += len(batch)
+        rows = [(part + number, data) for number, data in _parts_of(batch)]
+        part += len(rows)
+        async with database.system() as connection:
+            await insert_parts(connection, adapter_id, WEIGHTS, rows)
+    return AdapterFile(WEIGHTS, size, digest.hexdigest())
+
+
+async def _store(
+    database: Database, adapter_id: UUID, path: str, parts: list[tuple[int, bytes]]
+) -> AdapterFile:
+    async with database.system() as connection:
+        await insert_parts(connection, adapter_id, path, parts)
+    whole = b"".join(data for _, data in parts)
+    return AdapterFile(path, len(whole), hashlib.sha256(whole).hexdigest())
+
+
+def _parts_of(data: bytes) -> list[tuple[int, bytes]]:
+    return [
+        (number, data[start : start + PART_BYTES])
+        for number, start in enumerate(range(0, len(data), PART_BYTES))
+    ]
+
+
+def _before(made: UUID) -> UUID:
+    """The lowest id of what began less than LOST_MS before `made`."""
+    return UUID(int=((made.int >> 80) - LOST_MS) << 80)
+
+
+def _view(adapter: Adapter) -> AdapterView:
+    return AdapterView(**{name: getattr(adapter, name) for name in AdapterView.__struct_fields__})
