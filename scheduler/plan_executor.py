@@ -40,6 +40,13 @@ class Step(msgspec.Struct, frozen=True):
     reason: str
     level: int = 1
     """Of a sleep."""
+    deepens: bool = False
+    """Whether it is a sleep from level 1 to 2, for which the engine wakes on its GPUs."""
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether it needs the GPUs of the replica to be free."""
+        return self.action in STARTS or self.deepens
 
     def opposes(self, other: "Step") -> bool:
         """Whether one of the two starts a replica and the other puts it to rest."""
@@ -89,10 +96,11 @@ def steps(
         if status is None or status.engine == "external":
             continue
         action = next_action(status.state, rung, drained_by_plan=drained_by_plan(name))
-        if rung is Rung.SLEEP_2 and status.state is ReplicaState.ASLEEP and status.sleep_level == 1:
+        deepens = rung is Rung.SLEEP_2 and status.state is ReplicaState.ASLEEP and status.sleep_level == 1
+        if deepens:
             action = "sleep" if status.phase else ""  # an agent that sends no phase knows one level only
         if action:
-            found.append(Step(name, status.model, action, reason, 2 if rung is Rung.SLEEP_2 else 1))
+            found.append(Step(name, status.model, action, reason, 2 if rung is Rung.SLEEP_2 else 1, deepens))
     return found
 
 
@@ -176,7 +184,7 @@ class PlanExecutor:
                 continue
             if under_way is not None and not step.opposes(under_way):
                 continue
-            if step.action in STARTS and gpus_taken(step.replica_id, self._starting):
+            if step.uses_gpus and gpus_taken(step.replica_id, self._starting):
                 continue
             if step.action in _RESTS:
                 self._drained.add(step.replica_id)
@@ -187,8 +195,8 @@ class PlanExecutor:
 
     @property
     def _starting(self) -> Set[str]:
-        """The replicas that were told to start and have not answered."""
-        return {step.replica_id for step in self._open.values() if step.action in STARTS}
+        """The replicas that were told to use their GPUs and have not answered."""
+        return {step.replica_id for step in self._open.values() if step.uses_gpus}
 
     def _say(self, step: Step, now: float) -> None:
         """Record what a dry run would do, once in SAID_S."""

@@ -52,7 +52,8 @@ class SharedGpus:
 
     def check(self, own: OnGpus, action: str, level: int) -> None:
         """Raise Conflict for a command that would put two engines on a GPU, or more to sleep than memory holds."""
-        if action in STARTS and (why := self.taken(own)):
+        deepens = action == "sleep" and level == 2 and own.phase is Phase.ASLEEP_1  # by way of the GPUs
+        if (action in STARTS or deepens) and (why := self.taken(own)):
             raise Conflict(why)
         if action == "sleep" and own.phase not in ASLEEP:
             self._check_memory(own, level)

@@ -244,7 +244,8 @@ class _Arranger:
         return outcome
 
     def _settled(self, replica: ReplicaObservation) -> Rung:
-        return settled_rung(self._specs[replica.model], self._hosts.get(replica.host_id), replica)
+        spec, host = self._specs[replica.model], self._hosts.get(replica.host_id)
+        return settled_rung(spec, host, replica, gpus_free=self._fits(replica))
 
     def _asleep_gb(self, awake: set[str]) -> dict[str, float]:
         """Host memory of the replicas that rest and will go on resting, in GB."""

@@ -37,11 +37,17 @@ def rung_dwell_s(spec: ModelSpec, host: HostObservation, rung: Rung, below: Rung
     return dwell_s(here.wake_s, there.wake_s, memory, spec.capacity.gpus / max(1, host.gpus))
 
 
-def settled_rung(spec: ModelSpec, host: HostObservation | None, replica: ReplicaObservation) -> Rung:
-    """The rung on which a resting replica should be now: one further down after that rung's dwell time."""
+def settled_rung(
+    spec: ModelSpec, host: HostObservation | None, replica: ReplicaObservation, *, gpus_free: bool = True
+) -> Rung:
+    """The rung on which a resting replica should be now: one further down after that rung's dwell time.
+
+    An engine goes from sleep level 1 to 2 by way of its GPUs, so without them the rung below level 1 is the stop.
+    """
     if host is None or replica.draining or replica.rung not in spec.ladder:
         return replica.rung
-    deeper = (rung for rung in RESTING if rung.depth > replica.rung.depth and rung in spec.ladder)
+    rungs = RESTING if gpus_free else (Rung.STOPPED,)
+    deeper = (rung for rung in rungs if rung.depth > replica.rung.depth and rung in spec.ladder)
     below = next(deeper, None)
     if below is None or replica.since_s < rung_dwell_s(spec, host, replica.rung, below):
         return replica.rung

@@ -195,6 +195,31 @@ def test_of_two_replicas_on_the_same_gpus_one_starts_when_the_last_one_rests() -
     assert [command.replica_id for command in agent.commands] == ["a"]
 
 
+def test_a_sleeper_goes_deeper_only_while_its_gpus_are_free() -> None:
+    agent = Agent()
+    rows = {
+        name: msgspec.structs.replace(status(name, S.ASLEEP), sleep_level=1, phase="asleep_1", gpu_ids=["0"])
+        for name in ("r", "s")
+    }
+    deeper = steps(plan("r", Rung.SLEEP_1, Rung.SLEEP_2), rows, {}, lambda name: False, lambda name: False)
+
+    def run(other: ReplicaState) -> list[tuple[str, str]]:
+        rows["s"] = msgspec.structs.replace(rows["s"], state=other)
+        before = len(agent.commands)
+        agent.executor.run(
+            [*deeper, Step("s", "n", "wake", "more load")],
+            lambda model: Mode.ON,
+            lambda name, starting: gpus_taken(name, {"r": "a", "s": "a"}, rows, starting),
+        )
+        return [(each.replica_id, each.action) for each in agent.commands[before:]]
+
+    assert run(S.READY) == [("s", "wake")]  # its own engine does not stand in its way
+    agent.answer()
+    assert run(S.ASLEEP) == [("r", "sleep")]
+    assert agent.commands[-1].level == 2
+    assert run(S.ASLEEP) == []  # the other one waits until it sleeps again
+
+
 def test_modes_of_commands() -> None:
     agent = Agent()
     assert agent.run(STEP, mode=Mode.OFF) == []

@@ -106,6 +106,20 @@ def test_a_replica_starts_when_nothing_else_uses_one_of_its_gpus() -> None:
     gpus.check(two, "resume", 1)
 
 
+def test_a_sleeper_goes_deeper_only_while_its_gpus_are_free() -> None:
+    """From level 1 to 2 an engine wakes first."""
+    one, two = planned(f"{BIG},{SMALL}[4-7]")
+    gpus = shared(one, two)
+    one.phase, two.phase = Phase.READY, Phase.ASLEEP_1
+    gpus.check(two, "sleep", 1)
+    with pytest.raises(Conflict, match="uses its GPUs"):
+        gpus.check(two, "sleep", 2)
+    two.phase = Phase.ASLEEP_2
+    gpus.check(two, "sleep", 2)
+    one.phase, two.phase = Phase.STOPPED, Phase.ASLEEP_1
+    gpus.check(two, "sleep", 2)
+
+
 def test_models_on_gpus_of_their_own_do_not_meet() -> None:
     one, two = planned(f"{SMALL}[0-3],qwen3.5-397b[4-7]")
     one.phase = Phase.READY

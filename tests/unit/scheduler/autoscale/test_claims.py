@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.core.autoscale.arrange import arrange
 from scheduler.core.autoscale.autoscaler import Autoscaler
 from scheduler.core.autoscale.claims import (
     LONGEST_TURN,
@@ -22,6 +23,7 @@ from scheduler.core.autoscale.claims import (
     turn_s,
 )
 from scheduler.core.autoscale.plan import changes
+from scheduler.core.autoscale.spending import Spending
 from scheduler.core.autoscale.state import (
     DemandObservation,
     HostObservation,
@@ -234,3 +236,26 @@ def test_an_idle_model_has_the_shortest_turn_whatever_it_earns() -> None:
     assert turn_s(rich, poor, 20.0, busy=False) == max(MIN_STAY_S, TURN_SWITCHES * 20.0)
     assert turn_s(rich, poor, 20.0, busy=True) == LONGEST_TURN * max(MIN_STAY_S, TURN_SWITCHES * 20.0)
     assert turn_s(poor, rich, 1.0, busy=True) == MIN_STAY_S
+
+
+@pytest.mark.parametrize(("awake", "deeper"), [(True, Rung.STOPPED), (False, Rung.SLEEP_2)])
+def test_a_sleeper_goes_to_level_2_only_while_its_gpus_are_free(awake: bool, deeper: Rung) -> None:
+    ladder = {
+        Rung.SLEEP_1: RungFigures(5.5, 350.0),
+        Rung.SLEEP_2: RungFigures(45.0, 8.0),
+        Rung.STOPPED: RungFigures(98.0),
+    }
+    specs = {name: msgspec.structs.replace(spec(name), ladder=ladder) for name in "ab"}
+    host = HostObservation("h", 2, 2300.0, False, 20.0, "k")
+    other = ReplicaObservation(
+        "h/a", "a", "h", Rung.AWAKE if awake else Rung.STOPPED, 900.0, running=1, gpu_ids=GPUS
+    )
+
+    def rung(since_s: float) -> Rung:
+        rows = [other, ReplicaObservation("h/b", "b", "h", Rung.SLEEP_1, since_s, gpu_ids=GPUS)]
+        wanted = {"a": Desired(int(awake), int(awake), 1.0), "b": Desired(0, 0, 0.0)}
+        found = arrange(specs, wanted, {}, [host], rows, Spending(specs, [host], rows, []))
+        return next(row.rung for row in found.replicas if row.model == "b")
+
+    assert rung(100.0) is Rung.SLEEP_1
+    assert rung(900.0) is deeper
