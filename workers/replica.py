@@ -83,6 +83,8 @@ class ReplicaRunner(HeldEngine):
         self._ready_once = False
         self._ending = False
         self._should_run = True
+        self._may_start = False
+        """Whether a start has been accepted: from then on LOADING means that it is to use its GPUs."""
         self._changed = asyncio.Event()
         self._backoff = Backoff(clock)
 
@@ -125,6 +127,7 @@ class ReplicaRunner(HeldEngine):
             if self._process is None and (why := self._gpus_taken(self)):
                 self._rest(why)
                 continue
+            self._may_start = True
             try:
                 await self._start_or_adopt()
                 self._backoff.on_started()
@@ -149,9 +152,10 @@ class ReplicaRunner(HeldEngine):
     @property
     def on_gpus(self) -> bool:
         """Whether its engine uses its GPUs, or is about to: not while it sleeps."""
-        if self._life.phase is Phase.PREFETCHING:
+        phase = self._life.phase
+        if phase is Phase.PREFETCHING or (phase is Phase.LOADING and self._may_start):
             return True
-        return self._process is not None and self._life.phase not in ASLEEP
+        return self._process is not None and phase not in ASLEEP
 
     def adopt(self) -> None:
         """Take over the engine of an earlier agent, if it lives."""
@@ -397,7 +401,7 @@ class ReplicaRunner(HeldEngine):
     def _start_again(self) -> None:
         self._require("start", Event.START)
         self._fire(Event.START, "starting the engine")
-        self._should_run = True
+        self._should_run = self._may_start = True
         self._backoff.reset()
         self._changed.set()
 

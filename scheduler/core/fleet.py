@@ -80,7 +80,7 @@ class Fleet:
                 if self._canary_facts(known, now) != before:
                     moved.add(status.model)
                 if self.waker is not None and engine.state is ReplicaState.READY:
-                    self.waker.on_ready(engine.replica_id)
+                    self.waker.on_ready(engine.replica_id, now)
                 models.add(status.model)
         for replica_id, replica in list(self.replicas.items()):
             if replica.agent_id == heartbeat.agent_id and replica_id not in listed:

@@ -93,6 +93,8 @@ class Waker:
         """Until then not all agents have had the time to report, and nothing is predicted or woken."""
         self._tries: dict[str, _Tries] = {}
         self._wanted: dict[_Wanted, None] = {}
+        self._served_at: dict[str, float] = {}
+        """When a replica last served."""
         self._gpus: dict[tuple[str, str], set[str]] = {}
         """The replicas that use a GPU, by agent and GPU."""
         self.arrivals: Mapping[str, Sequence[Arrival]] = {}
@@ -110,16 +112,39 @@ class Waker:
     ) -> list[WakeOrder]:
         """The commands for what was wanted since the last call. Requests that still wait want it again.
 
-        `fleet`: all replicas. None is woken onto GPUs that another one uses.
+        `fleet`: all replicas. None is woken onto GPUs that another one uses or has just been told to use, and of
+        several models the one that was served longest ago comes first.
         """
         wanted, self._wanted = self._wanted, {}
-        if wanted:
-            self._gpus = _gpus_in_use(fleet)
-        orders = (
-            self.order(each.model, [one for one in replicas_of(each.model) if each.allows(one)], now)
-            for each in wanted
-        )
-        return [order for order in orders if order is not None]
+        if not wanted:
+            return []
+        every = list(fleet)
+        self._gpus = self._gpus_in_use(every, now)
+        known = {each: list(replicas_of(each.model)) for each in wanted}
+        orders = []
+        for each, replicas in sorted(known.items(), key=lambda row: self._last_served(row[1])):
+            order = self.order(each.model, [one for one in replicas if each.allows(one)], now)
+            if order is not None:
+                orders.append(order)
+                self._gpus = self._gpus_in_use(every, now)
+        return orders
+
+    def _last_served(self, replicas: Iterable[Replica]) -> float:
+        served = (self._served_at.get(replica.engine.replica_id) for replica in replicas)
+        return max((at for at in served if at is not None), default=float("-inf"))
+
+    def _gpus_in_use(self, fleet: Iterable[Replica], now: float) -> dict[tuple[str, str], set[str]]:
+        """The replicas by agent and GPU that hold it, or have been told to start and have not failed."""
+        used: dict[tuple[str, str], set[str]] = {}
+        for replica in fleet:
+            name = replica.engine.replica_id
+            tries = self._tries.get(name, _UNTRIED)
+            starts = tries.under_way or (not tries.failures and now < tries.not_before)
+            # After a command its engine still holds them until a heartbeat says otherwise.
+            if starts or {replica.state, replica.engine.state} & _HOLDS_GPUS:
+                for gpu in replica.engine.gpu_ids:
+                    used.setdefault((replica.agent_id, gpu), set()).add(name)
+        return used
 
     def ready_in_s(self, model: str, replicas: Iterable[Replica], now: float) -> float | None:
         """Seconds until the first replica of `model` serves; None when that is not known or none is going to."""
@@ -201,8 +226,9 @@ class Waker:
         found = (self._tries.get(replica.engine.replica_id) for replica in replicas)
         return next((tries.why for tries in found if tries is not None and tries.why), "")
 
-    def on_ready(self, replica_id: str) -> None:
+    def on_ready(self, replica_id: str, now: float) -> None:
         """A replica serves, whoever woke it: its failures are over."""
+        self._served_at[replica_id] = now
         tries = self._tries.get(replica_id)
         if tries is not None and tries.why:
             tries.failures, tries.why = 0, ""
@@ -210,6 +236,7 @@ class Waker:
     def forget(self, known: Iterable[str]) -> None:
         """Drop what is kept of replicas that are not in `known`, unless a command is under way."""
         names = set(known)
+        self._served_at = {name: at for name, at in self._served_at.items() if name in names}
         self._tries = {name: tries for name, tries in self._tries.items() if tries.under_way or name in names}
 
     def _heard(self, replicas: Iterable[Replica], now: float) -> Iterable[Replica]:
@@ -254,16 +281,6 @@ class Waker:
 _UNTRIED = _Tries()
 _HOLDS_GPUS = frozenset({ReplicaState.READY, ReplicaState.LOADING, ReplicaState.DRAINING})
 _COMING = frozenset({ReplicaState.LOADING, ReplicaState.FAILED, ReplicaState.READY})
-
-
-def _gpus_in_use(fleet: Iterable[Replica]) -> dict[tuple[str, str], set[str]]:
-    used: dict[tuple[str, str], set[str]] = {}
-    for replica in fleet:
-        # After a command its engine still holds them until a heartbeat says otherwise.
-        if {replica.state, replica.engine.state} & _HOLDS_GPUS:
-            for gpu in replica.engine.gpu_ids:
-                used.setdefault((replica.agent_id, gpu), set()).add(replica.engine.replica_id)
-    return used
 
 
 def stage_of(status: ReplicaStatus, rung: int) -> StageTime:

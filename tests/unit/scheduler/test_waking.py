@@ -225,6 +225,21 @@ def test_none_is_woken_onto_gpus_that_another_one_is_only_told_to_leave() -> Non
     assert play.orders() == [("host/r0", "wake")]
 
 
+def test_of_models_on_one_gpu_the_one_that_served_longest_ago_is_woken_and_no_other() -> None:
+    mine, other = asleep(gpu_ids=["0"]), asleep("host/r1", model="other", gpu_ids=["0"])
+    play = Play(replica(gpu_ids=["0"]), other)
+    play.beat(mine, replica("host/r1", model="other", gpu_ids=["0"]), after_s=100.0)
+    play.beat(mine, other, after_s=100.0)
+    play.ask("b", model="other")
+    play.ask("a")
+    assert play.orders() == [("host/r0", "wake")]
+    play.beat(mine, other, after_s=0.5)  # it does not show yet
+    assert play.orders() == []
+    play.state.on_wake_result("host/r0", False, "no", play.now)
+    play.beat(mine, other, after_s=0.5)
+    assert play.orders() == [("host/r1", "wake")]
+
+
 def test_the_awake_replica_is_enough() -> None:
     play = Play(replica(slots=1), asleep("host/r1"))
     assert len(play.ask()) == 1

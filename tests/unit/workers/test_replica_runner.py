@@ -294,6 +294,22 @@ def test_a_resume_calls_off_a_stop_that_still_drains() -> None:
         run_instantly(run(monkeypatch))
 
 
+def test_it_is_about_to_use_its_gpus_as_soon_as_its_start_is_accepted() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        assert not host.runner.on_gpus  # which of the host's replicas starts first is not decided
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        await host.runner.command("stop", 5.0)
+        assert not host.runner.on_gpus
+        await host.runner.command("resume", 5.0)
+        assert (host.runner.status().phase, host.runner.pid, host.runner.on_gpus) == ("loading", 0, True)
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
 def test_a_sleep_that_is_called_off_while_its_proof_is_asked_takes_no_tokens_of_customers() -> None:
     async def run(monkeypatch: pytest.MonkeyPatch) -> None:
         host = Host(monkeypatch)
