@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 )
 
 from admin.actor import Actor, require
-from admin.adapters import AdapterLimits, AdapterView, Upload, create_adapter
+from admin.adapters import AdapterLimits, AdapterView, Upload, check_place, create_adapter
 from core.db import Database
 from core.errors import InvalidRequest, NotFound, RequestTooLarge, Unavailable
 from tenants.roles import KEY_MANAGERS
@@ -41,6 +41,7 @@ async def import_adapter(
 ) -> AdapterView:
     """Store the adapter of a repository at a revision of the hub. Raises as `create_adapter` and `hub_adapter`."""
     require(actor, *KEY_MANAGERS, tenant_id=tenant_id)
+    await check_place(database, tenant_id, model, name, limits)
     async with hub_adapter(repository, revision, limits.bytes) as files:
         return await create_adapter(
             database, actor, tenant_id=tenant_id, model=model, name=name, upload=files, limits=limits

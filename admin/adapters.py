@@ -28,12 +28,12 @@ from workers.adapters import (
     MARK,
     Adapter,
     clean_adapter_name,
-    count_adapters,
     delete_adapter,
     delete_lost_parts,
     delete_parts,
     insert_adapter,
     insert_parts,
+    lock_adapters,
     read_adapters,
 )
 from workers.added_models import read_catalog
@@ -108,14 +108,9 @@ async def create_adapter(
         raise RequestTooLarge(
             f"the adapter has {total:,} bytes, and at most {limits.bytes:,} are accepted", param="weights"
         )
+    most = await check_place(database, tenant_id, model, name, limits)
     rank = check_config(upload.config)
     await asyncio.to_thread(check_weights, upload.weights, upload.weights_bytes, rank)
-    async with database.read() as connection:
-        await require_model(connection, model)
-        known = (await read_catalog(connection)).models.get(model)
-    most = largest_rank(known) if known is not None else 0
-    if not most:
-        raise Conflict(f"no engine of the model {model!r} takes adapters", param="model")
     if rank > most:
         raise InvalidRequest(
             f"the adapter has the rank {rank}, and engines of {model!r} load at most {most}", param="config"
@@ -138,17 +133,38 @@ async def create_adapter(
         raise
 
 
+async def check_place(
+    database: Database, tenant_id: UUID, model: str, name: str, limits: AdapterLimits
+) -> int:
+    """Check that an organisation may have one more adapter of a model by a name, before its files are handled.
+
+    Returns the highest rank that the model's engines load. Raises NotFound, Conflict and InvalidRequest.
+    """
+    clean_adapter_name(name)
+    async with database.read() as connection:
+        await require_model(connection, model)
+        known = (await read_catalog(connection)).models.get(model)
+        _check_count(await read_adapters(connection, tenant_id=tenant_id), model, name, limits)
+    most = largest_rank(known) if known is not None else 0
+    if not most:
+        raise Conflict(f"no engine of the model {model!r} takes adapters", param="model")
+    return most
+
+
+def _check_count(present: list[Adapter], model: str, name: str, limits: AdapterLimits) -> None:
+    if any((each.model, each.name) == (model, name) for each in present):
+        raise Conflict(f"there is an adapter {name!r} of {model!r} already", param="name")
+    if len(present) >= limits.count:
+        raise Conflict(
+            f"the organisation has {len(present)} adapters, the most it may have; delete one that is not used",
+            code="too_many_adapters",
+        )
+
+
 async def _add(database: Database, actor: Actor, made: Adapter, limits: AdapterLimits) -> AdapterView:
     async with write_system(database) as connection:
-        present = await count_adapters(connection, made.tenant_id)
-        if present >= limits.count:
-            raise Conflict(
-                f"the organisation has {present} adapters, the most it may have; delete one that is not used",
-                code="too_many_adapters",
-            )
-        others = await read_adapters(connection, tenant_id=made.tenant_id)
-        if any((each.model, each.name) == (made.model, made.name) for each in others):
-            raise Conflict(f"there is an adapter {made.name!r} of {made.model!r} already", param="name")
+        await lock_adapters(connection, made.tenant_id)
+        _check_count(await read_adapters(connection, tenant_id=made.tenant_id), made.model, made.name, limits)
         await insert_adapter(connection, msgspec.structs.replace(made, created_at=await now_of(connection)))
         await delete_lost_parts(connection, _before(made.id))
         view = _view(made)
@@ -186,6 +202,7 @@ async def remove_adapter(
         raise NotFound(f"there is no adapter with the id {adapter_id}", param="adapter_id")
     async with write_system(database) as connection:
         await delete_adapter(connection, adapter_id)
+        await delete_lost_parts(connection, _before(uuid7()))
         view = _view(found[0])
         await record(
             connection, actor, "adapter.delete", tenant_id=view.tenant_id, object_kind="adapter",

@@ -3,9 +3,16 @@
 import msgspec
 
 from core.errors import InvalidRequest, PermissionDenied, RequestTooLarge, UnsupportedField
-from gateway.limits import EMBEDDED_ENTRY_BYTES, EMBEDDED_NUMBER_BYTES, MAX_ANSWER_BYTES, body_limit
+from gateway.limits import (
+    EMBEDDED_ENTRY_BYTES,
+    EMBEDDED_NUMBER_BYTES,
+    MAX_ANSWER_BYTES,
+    MAX_TAGS,
+    body_limit,
+)
 from gateway.ports import Model, Models
 from gateway.schemas.common import PreparedRequest
+from gateway.schemas.labels import ADAPTER_TAG
 from tenants.principal import Principal
 
 _MEDIA = frozenset({"vision", "audio", "video", "files"})
@@ -30,12 +37,20 @@ def permitted_model(models: Models, principal: Principal, prepared: PreparedRequ
     """Return the model that a request names.
 
     Raises ModelNotFound, Unavailable when the list of models is too old, PermissionDenied when the key may not use the
-    model, and RequestTooLarge when the body is longer than the model's context can be.
+    model, and RequestTooLarge when the body is longer than the model's context can be, or has as many tags as a usage
+    row takes beside the tag of an adapter.
     """
     model = models.resolve_for(prepared.model, principal.tenant_id, principal.allowed_models)
     if principal.allowed_models is not None and model.name not in principal.allowed_models:
         raise PermissionDenied(
             f"This key may not use the model '{model.name}'.", param="model", code="model_not_allowed"
+        )
+    named = prepared.labels.tags.keys() - {ADAPTER_TAG} if prepared.labels is not None else ()
+    if model.adapter and len(named) >= MAX_TAGS:
+        raise RequestTooLarge(
+            f"'metadata' has {len(named)} tags; with an adapter, which is a tag itself, at most {MAX_TAGS - 1} are "
+            "accepted.",
+            param="metadata",
         )
     limit = body_limit(model.context_len, prepared.choices // prepared.choices_per_prompt)
     if prepared.body_bytes > limit:

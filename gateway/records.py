@@ -9,10 +9,8 @@ from gateway.ports import Model
 from gateway.prefix import PromptBlocks
 from gateway.prompt_batches import input_of_one, output_of_one
 from gateway.schemas.common import PreparedRequest
+from gateway.schemas.labels import ADAPTER_TAG
 from scheduler.wire import Placement, PlaceRequest, Released
-
-ADAPTER_TAG = "tag_adapter"
-"""The tag with the adapter of a request, whatever the request itself says of a tag of this name."""
 
 
 def hold_request(context: AnyContext) -> HoldRequest:

@@ -36,6 +36,7 @@ _PROPERTY = re.compile(rf"property '({_NAME})'")
 _TYPE = re.compile(rf"Invalid type: ({_NAME})")
 _POINTER = re.compile(rf"Pointer '({_NAME})' does not exist")
 _REGEX = re.compile("regex", re.IGNORECASE)
+_ADAPTER = re.compile(r"LoRA adapter '[^']{1,300}' was found but could not be loaded\.", re.DOTALL)
 _TOKEN_IDS = re.compile(r"out[- ]of[- ]vocab", re.IGNORECASE)
 _IDS = re.compile(r"[Tt]oken(?:_id\(s\)| id) \[?(\d{1,12})")
 _VOCABULARY = re.compile(r"Vocabulary size: (\d{1,9})")
@@ -120,6 +121,12 @@ def engine_error(document: bytes) -> EngineError:
 def invalid_request(refused: RefusedByEngine, model: str, fields: Mapping[str, Any]) -> InvalidRequest:
     """Return the error for the customer. `model`: its name; `fields`: those that the engine was sent."""
     message = refused.message
+    if _ADAPTER.fullmatch(message):  # before others, which would look for words in its name
+        return InvalidRequest(
+            f"The engines of '{model}' cannot load this adapter: its modules or shapes are not the model's.",
+            param="model",
+            code="adapter_not_loaded",
+        )
     if _TOO_LONG.search(message):
         return _too_long(message, model, fields)
     if _NO_TOOLS.search(message):

@@ -40,6 +40,12 @@ class Adapter(msgspec.Struct, frozen=True):
     deleted_at: datetime | None = None
 
 
+def model_of(public_name: str) -> str:
+    """The model in the form of an adapter's public name; empty for a name of another form."""
+    parts = public_name.rsplit(MARK, 2)
+    return parts[0] if len(parts) == 3 else ""
+
+
 def clean_adapter_name(name: str) -> str:
     """An adapter's name. Raises InvalidRequest."""
     if not _NAME.fullmatch(name):
@@ -89,13 +95,10 @@ async def find_adapter(connection: AsyncConnection, public_name: str) -> Adapter
     return None if row is None else _of(row)
 
 
-async def count_adapters(connection: AsyncConnection, tenant_id: UUID) -> int:
-    """How many an organisation has. No other transaction that counts them goes on until this one ends."""
+async def lock_adapters(connection: AsyncConnection, tenant_id: UUID) -> None:
+    """Let no other transaction that does the same change an organisation's adapters until this one ends."""
     key = func.hashtext(str(tenant_id))
     await connection.execute(select(func.pg_advisory_xact_lock(func.hashtext("penstock_adapters"), key)))
-    query = select(func.count()).where(adapters.c.tenant_id == tenant_id, adapters.c.deleted_at.is_(None))
-    found: int = (await connection.execute(query)).scalar_one()
-    return found
 
 
 async def insert_adapter(connection: AsyncConnection, adapter: Adapter) -> None:

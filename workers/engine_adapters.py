@@ -3,7 +3,7 @@
 vLLM asks its resolvers for each adapter that it does not know, while the request waits, and loads what they find. It
 imports this module in its own environment (`--middleware workers.engine_adapters.AdapterGuard`), before it looks for
 resolvers, so that the import registers ours; the module imports the standard library and vLLM alone. The agent's side
-is `workers.adapters`.
+is `workers.adapter_host`.
 """
 
 import asyncio

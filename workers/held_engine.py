@@ -16,7 +16,7 @@ from workers.engine_command import EngineCommand
 from workers.engine_process import EngineProcess
 from workers.engine_sleep import PROOF_PROMPTS, Proof
 from workers.plan import ReplicaPlan
-from workers.replica_states import SLEPT, Event, Life, Phase
+from workers.replica_states import SLEPT, STARTING, Event, Life, Phase
 from workers.replica_view import ReplicaView
 from workers.saved_engine import SavedEngine
 from workers.weights_manifest import PrefetchLine
@@ -259,7 +259,8 @@ class HeldEngine(ReplicaView):
 
     async def unload_adapter(self, name: str) -> None:
         """Have the engine forget an adapter, if one runs and knows it. Raises EngineFailed."""
-        if not self._alive() or not max_adapters(self.plan.profile):
+        served = self._alive() and self._life.phase not in STARTING
+        if not served or not max_adapters(self.plan.profile):
             return
         status, answer = await self._api.post(
             "/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=UNLOAD_TIMEOUT_S

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from core.db import Database
 from core.errors import ModelNotFound, ModelRetired, Unavailable
 from core.polled_snapshot import PolledSnapshot
-from workers.adapters import NamedAdapter, read_names
+from workers.adapters import NamedAdapter, model_of, read_names
 from workers.added_models import AddedModels, with_added
 from workers.catalog import Catalog, CatalogModel, load_catalog
 from workers.model_life import Deprecation, ModelLife, deprecation_of, next_retirement, served_by
@@ -202,11 +202,18 @@ class ModelDirectory(PolledSnapshot):
         return found
 
     def resolve_for(self, name: str, tenant_id: UUID, allowed: Collection[str] | None = None) -> ModelInfo:
-        """As `resolve`, or for the name of an adapter of the organisation, its model with that adapter."""
+        """As `resolve`, or for the name of an adapter of the organisation, its model with that adapter.
+
+        Raises ModelRetired, too, for an adapter whose model another one replaces.
+        """
         named = self._adapters.get(name)
         if named is None or named.tenant_id != tenant_id:
             return self.resolve(name, allowed)
-        return msgspec.structs.replace(self.resolve(named.model, allowed), adapter=name)
+        found = self.resolve(named.model, allowed)
+        if found.name != named.model:  # a replacement, which the adapter does not fit
+            gone = self.deprecation(named.model, allowed)
+            raise _not_found(name, []) if gone is None else _retired(name, gone, [])
+        return msgspec.structs.replace(found, adapter=name)
 
     def adapters_of(self, tenant_id: UUID) -> "builtins.list[NamedAdapter]":
         """The adapters that an organisation may call, by public name."""
@@ -219,7 +226,7 @@ class ModelDirectory(PolledSnapshot):
         among `allowed` (None = all): responses to a key say nothing of models that it may not use.
         """
         names = self._names()
-        told = names.deprecations.get(name)
+        told = names.deprecations.get(name) or names.deprecations.get(model_of(name))
         if told is None or allowed is None:
             return told
         serves = names.by_name.get(name)

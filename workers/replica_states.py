@@ -96,6 +96,8 @@ ADOPTED_ASLEEP = {1: Event.ADOPTED_ASLEEP_1, 2: Event.ADOPTED_ASLEEP_2}
 CHANGING = frozenset({Phase.FALLING_ASLEEP, Phase.WAKING})
 """Phases in which the weights may be incomplete, and in which the engine must be left alone."""
 
+STARTING = frozenset({Phase.LOADING, Phase.PREFETCHING, Phase.WARMING_UP, Phase.PROBING})
+"""Phases of an engine that has not served any request of a customer."""
 _ALIVE = frozenset(Phase) - {Phase.STOPPING, Phase.STOPPED, Phase.FAILED, Phase.UNFIT}
 """Phases with a process that should run, or with weights that come for one."""
 

@@ -1,5 +1,8 @@
 """Members upload, import, list and delete the LoRA adapters of their organisation."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -27,15 +30,20 @@ from api.admin.deps import (
 )
 from api.customer.adapter_views import AdapterOut, shown
 from api.customer.member_deps import PREFIX, Member, MemberDeps
-from core.errors import InvalidRequest
+from api.errors import body_too_large
+from core.errors import InvalidRequest, Unavailable
 from tenants.roles import KEY_MANAGERS
 from workers.adapter_files import MAX_CONFIG_BYTES
 
-FORM_BYTES = 2**30 + 2**20
+FORM_REST_BYTES = 2**20
+FORM_BYTES = 2**30 + FORM_REST_BYTES
 """Largest form: the largest adapter that a setting allows, and the rest of the form."""
+RETRY_S = 10.0
 
 UPLOAD_S = 900.0
 """Seconds for a form to arrive."""
+AT_A_TIME = 2
+"""Uploads and imports of one process at a time: their files lie in its temporary directory."""
 
 
 class UploadRoute(SizeLimitedRoute):
@@ -95,22 +103,30 @@ def router(deps: MemberDeps) -> APIRouter:
         tags=["organization: adapters"],
         dependencies=[Depends(deps.member)],
         responses=ERROR_RESPONSES,
-        route_class=UploadRoute,
+        route_class=SizeLimitedRoute,
     )
-    auth = Depends(deps.member)
+    auth, slots = Depends(deps.member), asyncio.Semaphore(AT_A_TIME)
+
+    @asynccontextmanager
+    async def slot() -> AsyncIterator[AdapterLimits]:
+        """One of the process's transfers. Raises Unavailable while there is none."""
+        if slots.locked():
+            raise Unavailable(
+                "Other adapters are being transferred; try again shortly.",
+                code="uploads_busy",
+                retry_after_s=RETRY_S,
+            )
+        async with slots:
+            yield AdapterLimits.of(deps.admin.settings)
 
     @routes.get("/adapters", summary="List the adapters")
     async def list_(member: Annotated[Member, auth]) -> AdaptersOut:
         found = await list_adapters(deps.database, member.actor, tenant_id=member.tenant_id)
         return AdaptersOut(data=[shown(each) for each in found])
 
-    @routes.post(
-        "/adapters", status_code=201, summary="Upload an adapter (owners, developers)", openapi_extra=_FORM
-    )
     async def upload(member: Annotated[Member, auth], request: Request) -> AdapterOut:
         require(member.actor, *KEY_MANAGERS, tenant_id=member.tenant_id)  # before its body is read
-        form = await _form(request)
-        try:
+        async with slot() as limits, _form(request, limits.bytes) as form:
             weights = _file(form, "weights")
             made = await create_adapter(
                 deps.database,
@@ -121,11 +137,19 @@ def router(deps: MemberDeps) -> APIRouter:
                 upload=Upload(
                     await _file(form, "config").read(MAX_CONFIG_BYTES + 1), weights.file, weights.size or 0
                 ),
-                limits=AdapterLimits.of(deps.admin.settings),
+                limits=limits,
             )
-        finally:
-            await form.close()
         return shown(made)
+
+    routes.add_api_route(
+        "/adapters",
+        upload,
+        methods=["POST"],
+        status_code=201,
+        summary="Upload an adapter (owners, developers)",
+        openapi_extra=_FORM,
+        route_class_override=UploadRoute,
+    )
 
     @routes.post(
         "/adapters/import",
@@ -133,16 +157,17 @@ def router(deps: MemberDeps) -> APIRouter:
         summary="Import an adapter from the model hub (owners, developers)",
     )
     async def import_(member: Annotated[Member, auth], body: AdapterImport) -> AdapterOut:
-        made = await import_adapter(
-            deps.database,
-            member.actor,
-            tenant_id=member.tenant_id,
-            model=body.model,
-            name=body.name,
-            repository=body.repository,
-            revision=body.revision,
-            limits=AdapterLimits.of(deps.admin.settings),
-        )
+        async with slot() as limits:
+            made = await import_adapter(
+                deps.database,
+                member.actor,
+                tenant_id=member.tenant_id,
+                model=body.model,
+                name=body.name,
+                repository=body.repository,
+                revision=body.revision,
+                limits=limits,
+            )
         return shown(made)
 
     @routes.post("/adapters/{adapter_id}/delete", summary="Delete an adapter (owners, developers)")
@@ -162,12 +187,23 @@ def router(deps: MemberDeps) -> APIRouter:
     return routes
 
 
-async def _form(request: Request) -> FormData:
-    """The form of an upload; its files are kept on disk until it is closed. Raises InvalidRequest."""
+@asynccontextmanager
+async def _form(request: Request, most_bytes: int) -> AsyncIterator[FormData]:
+    """The form of an upload; its files are kept on disk until the end of the block.
+
+    Raises InvalidRequest, and RequestTooLarge before it is read when its length is stated and too large.
+    """
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > most_bytes + FORM_REST_BYTES:
+        raise body_too_large(most_bytes)
     try:
-        return await request.form(max_files=2, max_fields=8, max_part_size=4096)
+        form = await request.form(max_files=2, max_fields=8, max_part_size=4096)
     except HTTPException as error:
         raise InvalidRequest(f"the form cannot be read: {error.detail}", param="body") from None
+    try:
+        yield form
+    finally:
+        await form.close()
 
 
 def _file(form: FormData, name: str) -> UploadFile:

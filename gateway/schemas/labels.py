@@ -13,6 +13,8 @@ from core.errors import InvalidRequest, RequestTooLarge
 from gateway.limits import MAX_LABEL_CHARS, MAX_TAGS
 
 TAG_PREFIX = "tag_"
+ADAPTER_TAG = "tag_adapter"
+"""The tag with the adapter of a request, whatever the request itself says of a tag of this name."""
 _TAG_NAME = re.compile(r"tag_[A-Za-z0-9_.-]{1,60}")
 _text_decoder = msgspec.json.Decoder(str)
 

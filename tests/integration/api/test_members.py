@@ -92,7 +92,7 @@ def acts(acme: Organisation, other: str) -> list[tuple[str, str, object, tuple[i
         ("POST", "/keys", new_key, (201, 201, 403)),
         ("GET", "/adapters", None, everyone),
         ("POST", "/adapters", {}, (400, 400, 403)),
-        ("POST", "/adapters/import", {"model": "m", "name": "n", "repository": "no/such name"}, (400, 400, 403)),
+        ("POST", "/adapters/import", {"model": "m", "name": "n", "repository": "no/such"}, (404, 404, 403)),
         ("POST", f"/adapters/{acme.tenant_id}/delete", None, (404, 404, 403)),
         ("GET", "/limits", None, everyone),
         ("PUT", f"/limits/key/{acme.key_id}", {"requests_per_min": 5}, owners),
@@ -133,6 +133,12 @@ async def test_each_role_may_do_what_it_needs(
         assert answer.status_code == statuses[ROLES.index(role)], (method, path, answer.text)
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) >= {"message", "type", "param", "code"}
+
+
+async def test_an_import_without_a_token_is_not_read_beyond_the_usual_body(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/organization/adapters/import", content=b" " * 100_000)
+    assert answer.status_code == 413
+    assert (await client.post("/v1/organization/adapters", content=b" " * 100_000)).status_code == 401
 
 
 async def test_every_route_is_in_the_table_of_roles(client: httpx.AsyncClient, acme: Organisation) -> None:

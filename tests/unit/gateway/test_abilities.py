@@ -3,8 +3,9 @@
 import pytest
 
 from billing.metering.records import Outcome
-from core.errors import InvalidRequest, UnsupportedField
+from core.errors import InvalidRequest, RequestTooLarge, UnsupportedField
 from core.ids import uuid7
+from gateway.records import labels_of
 from tests.support.gateway_fakes import (
     FakeEngines,
     FakeModel,
@@ -111,3 +112,17 @@ async def test_an_end_that_the_request_can_force_is_not_free(fields: dict[str, o
     await gateway.director.handle(uuid7(), principal(), request, FakeReply())
     [record] = gateway.meter.settled
     assert record.outcome is Outcome.COMPLETED
+
+
+async def test_an_adapter_is_one_of_the_tags_of_its_request() -> None:
+    tagged = {"metadata": {f"tag_{number}": "x" for number in range(4)}, "user": "u"}
+    with_adapter = FakeModel(adapter="tiny:support:abc")
+    request = admit(with_adapter, "chat", **tagged)
+    labels = labels_of(request, with_adapter)  # type: ignore[arg-type]
+    assert labels is not None
+    assert (labels.end_user, labels.tags["tag_adapter"], len(labels.tags)) == ("u", "tiny:support:abc", 5)
+    more = {"metadata": tagged["metadata"] | {"tag_4": "x"}}  # type: ignore[operator]
+    admit(FakeModel(), "chat", **more)
+    with pytest.raises(RequestTooLarge, match="at most 4 are accepted"):
+        admit(with_adapter, "chat", **more)
+    admit(with_adapter, "chat", metadata=tagged["metadata"] | {"tag_adapter": "mine"})  # type: ignore[operator]

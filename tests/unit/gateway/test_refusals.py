@@ -78,6 +78,8 @@ def test_which_errors_refuse_the_request(status: int, message: str, refuses: boo
          "messages", "context_length_exceeded", "This model's maximum context length is 2048 tokens"),
         (FLAGS, "", {"tools": 1}, "tools", "unsupported_by_model", "does not call tools"),
         ("1 validation error: {'loc': 'body.cache_salt'}", "body.cache_salt", {}, None, "invalid_request", "outside"),
+        ("LoRA adapter 'm:prompt-fix:a' was found but could not be loaded.", "", {"prompt": 1}, "model",
+         "adapter_not_loaded", "cannot load this adapter"),
         ("TypeError: 'NoneType' object is not iterable at /x/y.py", "", {}, None, "invalid_request", "outside"),
     ],
 )  # fmt: skip

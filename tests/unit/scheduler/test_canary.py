@@ -78,7 +78,7 @@ def test_requests_go_to_the_version_of_their_track() -> None:
         world.state.release("api", Released(tenant, where, 100, 0, 50), 0.0)
     world.state.set_canaries({}, 0.0)
     assert world.state.fleet.track_of(MODEL, "early", "r") == ""
-    assert world.state.fleet.places_of(MODEL) == {("", "", "")}
+    assert world.state.fleet.places_of(MODEL) == {("", "", "", False)}
 
 
 def test_a_full_canary_holds_back_no_other_request_and_the_other_way_round() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from core.errors import EngineFailed
 from tests.support.waiting import until
 from workers import engine_adapters
-from workers.adapter_host import AdapterHost, socket_path
+from workers.adapter_host import GONE_S, AdapterHost, socket_path
 from workers.adapter_wire import (
     PART_BYTES,
     AdapterAnswer,
@@ -33,11 +34,12 @@ class Platform:
         self.asked: list[Question] = []
         self.deleted: set[str] = set()
         self.unloaded: list[str] = []
+        self.fails: set[str] = set()
         self.damaged = False
         self.away = False
         self.name = "weights"
         self.host = AdapterHost(tmp_path, self.ask, self.unload, bound_bytes=bound_bytes)
-        (tmp_path / "adapters").mkdir(parents=True)
+        (tmp_path / "adapters").mkdir(parents=True, exist_ok=True)
 
     async def ask(self, question: Question) -> Answer:
         self.asked.append(question)
@@ -58,6 +60,8 @@ class Platform:
 
     async def unload(self, name: str) -> None:
         self.unloaded.append(name)
+        if name in self.fails:
+            raise EngineFailed("the engine answered 500")
 
 
 async def test_an_adapter_is_fetched_once_for_all_that_ask(tmp_path: Path) -> None:
@@ -80,7 +84,7 @@ async def test_an_adapter_is_fetched_once_for_all_that_ask(tmp_path: Path) -> No
 async def test_one_that_is_not_known_is_none_and_leaves_nothing(tmp_path: Path) -> None:
     platform = Platform(tmp_path)
     assert await platform.host.path_of("m:none:x") is None
-    assert (list((tmp_path / "adapters").iterdir()), platform.host._locks) == ([], {})
+    assert list((tmp_path / "adapters").iterdir()) == []
 
 
 async def test_damaged_files_and_files_elsewhere_are_refused(tmp_path: Path) -> None:
@@ -96,24 +100,54 @@ async def test_damaged_files_and_files_elsewhere_are_refused(tmp_path: Path) -> 
     assert await platform.host.path_of("m:one:a") is not None
 
 
-async def test_a_deleted_one_is_unloaded_and_removed(tmp_path: Path) -> None:
+def age(path: Path, seconds: float) -> None:
+    """Make a file or directory older."""
+    at = path.stat().st_mtime - seconds
+    os.utime(path, (at, at))
+
+
+def there(tmp_path: Path) -> set[str]:
+    return {path.name for path in (tmp_path / "adapters").iterdir() if path.is_dir()}
+
+
+async def test_a_deleted_one_is_unloaded_and_its_files_go_when_no_request_can_need_them(
+    tmp_path: Path,
+) -> None:
     platform = Platform(tmp_path)
     for name in ("m:one:a", "m:two:b"):
         await platform.host.path_of(name)
     await platform.host.remove_deleted()
-    platform.deleted = {"id-m:one:a"}
+    platform.deleted = {"id-m:one:a", "id-m:two:b"}
+    platform.fails = {"m:two:b"}
     await platform.host.remove_deleted()
-    assert (platform.unloaded, platform.host._on_disk().keys()) == (["m:one:a"], {"m:two:b"})
+    assert (set(platform.unloaded), platform.host._on_disk().keys()) == ({"m:one:a", "m:two:b"}, {"m:two:b"})
+    await platform.host._remove_gone()
+    assert there(tmp_path) == {"id-m:one:a", "id-m:two:b"}
+    age(tmp_path / "adapters" / "id-m:one:a" / "penstock-gone", GONE_S)
+    await platform.host._remove_gone()
+    assert there(tmp_path) == {"id-m:two:b"}
+    platform.fails = set()
+    await platform.host.remove_deleted()
+    assert platform.host._on_disk() == {}
 
 
-async def test_room_is_made_of_those_that_were_asked_for_longest_ago(tmp_path: Path) -> None:
-    size = sum(map(len, CONTENT.values()))
-    platform = Platform(tmp_path, bound_bytes=size - 1)
-    await platform.host.path_of("m:one:a")
-    await platform.host.path_of("m:two:b")
-    await platform.host.path_of("m:one:a")
+async def test_room_is_made_of_those_that_no_engine_has_loaded(tmp_path: Path) -> None:
+    platform = Platform(tmp_path, bound_bytes=sum(map(len, CONTENT.values())) - 1)
+    first = await platform.host.path_of("m:one:a")
+    second = await platform.host.path_of("m:two:b")
+    assert first is not None
+    assert second is not None
+    age(first, 100.0)
+    platform.host._loaded = {"h/0": ("boot-1", ["m:one:a"])}
     await platform.host.path_of("m:three:c")
-    assert platform.unloaded == ["m:two:b"]
+    assert (there(tmp_path), platform.unloaded) == ({"id-m:one:a", "id-m:three:c"}, [])
+
+    platform.host._loaded = {"h/0": ("boot-1", ["m:one:a", "m:three:c"])}
+    with pytest.raises(EngineFailed, match="no room for another adapter now"):
+        await platform.host.path_of("m:two:b")
+    assert platform.unloaded == ["m:one:a"]
+    assert platform.host.of("h/0", "boot-1") == ["m:three:c"]
+    assert await platform.host.path_of("m:one:a") == first  # asked for again, before its files have gone
     with pytest.raises(EngineFailed, match="PENSTOCK_ADAPTERS_GB"):
         await Platform(tmp_path / "small", bound_bytes=100).host.path_of("m:one:a")
 
@@ -132,7 +166,13 @@ async def test_an_engine_asks_over_the_socket(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(RuntimeError, match="cannot be fetched now: no scheduler serves this host"):
         await engine_adapters.ask_agent("m:two:b")
     assert platform.host.of("h/0", "boot-1") == ["m:one:a"]
-    assert platform.host.of("h/0", "boot-2") == []  # a new engine knows none
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    later = Platform(tmp_path)
+    running = asyncio.create_task(later.host.run())
+    await until(lambda: later.host._loaded)
+    assert later.host.of("h/0", "boot-1") == ["m:one:a"]  # of an engine that the next agent has adopted
+    assert later.host.of("h/0", "boot-2") == []  # a new engine knows none
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     with pytest.raises(OSError):  # noqa: PT011 - which one depends on when the socket's file goes
