@@ -22,6 +22,7 @@ STATUS_BY_ERROR: dict[type[PenstockError], tuple[int, str]] = {
     errors.ModelNotFound: (404, "invalid_request_error"),
     errors.ModelRetired: (404, "invalid_request_error"),
     errors.Conflict: (409, "conflict_error"),
+    errors.CalledOff: (409, "conflict_error"),
     errors.WaitsForApproval: (202, "approval_required"),
     errors.PaymentRequired: (402, "insufficient_quota"),
     errors.InsufficientCredit: (402, "insufficient_quota"),

@@ -12,6 +12,7 @@ PenstockError
 │       └── ModelRetired    the model is no longer served; names its replacement
 ├── WaitsForApproval        nothing is wrong: the act is stored until another person approves it
 ├── Conflict                the object's state forbids it (duplicate name, overlapping price)
+│   └── CalledOff           another command has taken the place of this one
 ├── PaymentRequired         the balance or a budget does not cover the request
 │   ├── InsufficientCredit  prepaid balance less open holds is too small
 │   └── BudgetExceeded      a monthly budget is used up
@@ -108,6 +109,12 @@ class Conflict(PenstockError):
     """The state of the object forbids the act."""
 
     code = "conflict"
+
+
+class CalledOff(Conflict):
+    """Another command has taken the place of this one before it was done."""
+
+    code = "called_off"
 
 
 class WaitsForApproval(PenstockError):

@@ -97,7 +97,7 @@ class CommandRouter:
             pending.timer.cancel()
             pending.requester.send(result)
             for command_id, requester in pending.joined:
-                requester.send(CommandResult(command_id, result.ok, result.message, result.refused))
+                requester.send(msgspec.structs.replace(result, command_id=command_id))
 
     def agent_lost(self, agent: Peer) -> None:
         """Answer all commands of an agent whose connection is lost."""

@@ -133,6 +133,7 @@ class PlanActor:
     ) -> None:
         """Tell the waker which hosts are being created for which models, and for which models one may be."""
         known, arriving = self._store.hosts, self._arriving
+        waker.reserved = {}  # until the plan is acted on
         if known is None or arriving is None:
             return
         engines = {row.engine.replica_id: (row.agent_id, row.engine) for row in replicas}
@@ -280,11 +281,18 @@ class PlanActor:
         )
         of_agents = {name: rows[0].agent_id for name, rows in ranks.items()}
         reported = {name: rows[0].engine for name, rows in ranks.items()}
+        allowed = [step for step in wanted if self._may_act(step.action, step.model)]
         self._executor.run(
-            [step for step in wanted if self._may_act(step.action, step.model)],
-            self.mode_of,
-            lambda name, starting: gpus_taken(name, of_agents, reported, starting),
+            allowed, self.mode_of, lambda name, starting: gpus_taken(name, of_agents, reported, starting)
         )
+        if (waker := state.fleet.waker) is not None:
+            waker.reserved = {
+                (of_agents[step.replica_id], gpu): step.model
+                for step in allowed
+                if step.action in STARTS and self.mode_of(step.model) is Mode.ON
+                for gpu in reported[step.replica_id].gpu_ids
+                if not self._executor.leaves_alone(step.replica_id)  # others may have the GPUs meanwhile
+            }
 
     def mode_of(self, model: str) -> Mode:
         """Whether the plan is acted on for a model."""

@@ -177,10 +177,9 @@ class PlanExecutor:
         for step in wanted:
             under_way = self._open.get(self._latest.get(step.replica_id, ""))
             mode = mode_of(step.model)
-            tries = self._tries.get(step.replica_id)
             if mode is Mode.DRY_RUN:
                 self._say(step, now)
-            if mode is not Mode.ON or (tries is not None and now < tries.next_at):
+            if mode is not Mode.ON or self.leaves_alone(step.replica_id):
                 continue
             if under_way is not None and not step.opposes(under_way):
                 continue
@@ -215,7 +214,7 @@ class PlanExecutor:
         if step is None:
             return
         name, why = step.replica_id, "" if message.ok else message.message
-        if self._latest.get(name) != message.command_id:
+        if message.called_off or self._latest.get(name) != message.command_id:
             why = why and f"called off: {why}"
         elif message.ok:
             self._tries.pop(name, None)
@@ -236,6 +235,11 @@ class PlanExecutor:
                 why,
             )
         )
+
+    def leaves_alone(self, replica_id: str) -> bool:
+        """Whether a replica gets no command for now, because the last one has failed."""
+        tries = self._tries.get(replica_id)
+        return tries is not None and self._now() < tries.next_at
 
     def forget(self, known: Iterable[str]) -> None:
         """Keep what is known of these replicas only."""

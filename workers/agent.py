@@ -16,7 +16,7 @@ from prometheus_client import Gauge
 
 from core.child import free_port
 from core.clock import Clock, SystemClock
-from core.errors import InvalidRequest, PenstockError
+from core.errors import CalledOff, InvalidRequest, PenstockError
 from core.exit_deadline import ExitDeadline
 from core.ids import incarnation
 from core.log_files import rotate
@@ -495,8 +495,8 @@ class Agent:
             else:
                 await replica.command(command.action, command.deadline_s, command.level)
         except PenstockError as error:
-            refused = isinstance(error, InvalidRequest)
-            return CommandResult(command.command_id, False, error.message, refused)
+            refused, called_off = isinstance(error, InvalidRequest), isinstance(error, CalledOff)
+            return CommandResult(command.command_id, False, error.message, refused, called_off)
         if command.action == "stop" and isinstance(replica, ReplicaRunner):
             replica.held = command.hold
         return CommandResult(command.command_id, True, f"{command.action}: done")

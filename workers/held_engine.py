@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from core.clock import Clock
-from core.errors import Conflict, EngineFailed, InvalidRequest
+from core.errors import CalledOff, Conflict, EngineFailed, InvalidRequest
 from workers import engine_sleep
 from workers.adapter_options import max_adapters
 from workers.engine_api import EngineApi, EngineMetrics
@@ -150,7 +150,8 @@ class HeldEngine(ReplicaView):
     ) -> None:
         """Enter DRAINING, or what else `event` says, and wait until no request has been left for `quiet_s` seconds.
 
-        Raises EngineFailed when some are left after `deadline_s`, and when the engine ends.
+        Raises EngineFailed when some are left after `deadline_s`, and when the engine ends, and CalledOff when it
+        serves again.
         """
         self._require(action, event)
         self._fire(event, "draining")
@@ -169,7 +170,13 @@ class HeldEngine(ReplicaView):
                 self._fire(Event.IDLE, self.detail)
                 return
             await asyncio.sleep(POLL_S)
+        self._check_called_off(action)
         raise EngineFailed(f"{self.plan.replica_id} is {self.state} before it was drained")
+
+    def _check_called_off(self, action: str) -> None:
+        """Raise CalledOff when the replica serves, so that another command has ended `action`."""
+        if self._life.phase is Phase.READY:
+            raise CalledOff(f"{self.plan.replica_id} serves again: its {action} was called off")
 
     async def _sleep(self, level: int, deadline_s: float) -> None:
         """Drain, then sleep at `level`; a replica that sleeps as deeply already is left alone.
@@ -236,6 +243,7 @@ class HeldEngine(ReplicaView):
         proofs = await self._ask_for_proofs(PROOF_PROMPTS[:1])
         after, scraped_at = await engine_sleep.quiet(self._api, self._clock)
         if self._life.phase is not phase:
+            self._check_called_off("sleep")
             raise Conflict(f"{self.plan.replica_id} is {self.state} before its answer was proved")
         self.record_scrape(after)
         self._scraped_at = scraped_at

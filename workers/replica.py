@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from core.clock import Clock
-from core.errors import Conflict, EngineFailed, InvalidRequest, PenstockError
+from core.errors import CalledOff, Conflict, EngineFailed, InvalidRequest, PenstockError
 from core.ids import incarnation
 from workers import engine_sleep
 from workers.backoff import Backoff
@@ -425,11 +425,9 @@ class ReplicaRunner(HeldEngine):
             if self._alive() and self._life.may(Event.DRAIN):
                 try:
                     await self._drain("stop", drain_s, quiet_s=quiet_s)
-                except EngineFailed as error:
-                    if self._life.phase is Phase.READY and not even_if_resumed:
-                        raise Conflict(
-                            f"{self.plan.replica_id} serves again: its stop was called off"
-                        ) from error
+                except (CalledOff, EngineFailed) as error:
+                    if isinstance(error, CalledOff) and not even_if_resumed:
+                        raise
                     if whole and self._alive() and self._life.phase is Phase.DRAINING:
                         if served:
                             self._fire(Event.RESUME)

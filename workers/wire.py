@@ -451,3 +451,5 @@ class CommandResult(msgspec.Struct, tag="command_result"):
     message: str = ""
     refused: bool = False
     """Whether the agent cannot do what the command says, now or later; else it may succeed when it is tried again."""
+    called_off: bool = False
+    """Whether another command has taken its place, so that the replica serves again."""

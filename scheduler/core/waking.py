@@ -97,6 +97,8 @@ class Waker:
         """When a replica last served."""
         self._gpus: dict[tuple[str, str], set[str]] = {}
         """The replicas that use a GPU, by agent and GPU."""
+        self.reserved: Mapping[tuple[str, str], str] = {}
+        """By agent and GPU: the model that the plan gives it to, until its replica starts."""
         self.arrivals: Mapping[str, Sequence[Arrival]] = {}
         """By model: the hosts in creation on which none of its replicas is known yet."""
         self.creatable: Mapping[str, float | None] = {}
@@ -191,8 +193,9 @@ class Waker:
         best: tuple[float, str, str] | None = None
         for replica, tries in zip(known, tried, strict=True):
             name = replica.engine.replica_id
-            users = (self._gpus.get((replica.agent_id, gpu), set()) for gpu in replica.engine.gpu_ids)
-            if tries.under_way or now < tries.not_before or any(each - {name} for each in users):
+            gpus = [(replica.agent_id, gpu) for gpu in replica.engine.gpu_ids]
+            used = any(self._gpus.get(gpu, set()) - {name} for gpu in gpus)
+            if tries.under_way or now < tries.not_before or used or self._promised(gpus, model):
                 continue
             if action := action_of(replica):
                 wait_s = self._wait_s(replica, now)
@@ -210,6 +213,10 @@ class Waker:
         expected_s = LONG_WAKE * wait_s if wait_s < float("inf") else UNKNOWN_WAKE_S
         tries.under_way, tries.hangs_at = True, now + max(expected_s, LEAST_WAKE_S)
         return WakeOrder(name, model, action)
+
+    def _promised(self, gpus: Iterable[tuple[str, str]], model: str) -> bool:
+        """Whether the plan gives one of these GPUs to another model."""
+        return any(self.reserved.get(gpu, model) != model for gpu in gpus)
 
     def on_result(self, replica_id: str, ok: bool, why: str, now: float) -> None:
         """Take the result of a command; `why` is the agent's message."""

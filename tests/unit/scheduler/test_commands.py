@@ -30,6 +30,10 @@ def test_a_wake_that_two_ask_for_is_sent_once_and_both_have_its_result() -> None
         router.answer(CommandResult("1", True, "wake: done"))
         assert plan.sent == [CommandResult("1", True, "wake: done")]
         assert demand.sent == [CommandResult("2", True, "wake: done")]
+        router.forward(ReplicaCommand("4", "host/r0", "wake"), plan, agent)
+        router.forward(ReplicaCommand("5", "host/r0", "wake"), demand, agent)
+        router.answer(CommandResult("4", False, "no", called_off=True))
+        assert demand.sent[1:] == [CommandResult("5", False, "no", called_off=True)]
         router.close()
 
     run_instantly(run())

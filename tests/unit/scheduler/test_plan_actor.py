@@ -322,6 +322,38 @@ def test_no_engine_stops_for_a_host_that_a_dry_run_does_not_destroy() -> None:
         assert world.stored.destroy == (PlannedRemoval("host-1", "it is idle", drained=False),)
 
 
+def test_the_waker_leaves_the_gpus_to_the_model_to_which_the_plan_gives_them() -> None:
+    world = World()
+    world.state = SchedulerState("epoch", 0.0, waker=Waker(lambda model, rung: 5.0, lambda model: True, 2.0))
+    waker = world.state.fleet.waker
+    assert waker is not None
+    rows = [
+        replica("r", model="m", state=ReplicaState.STOPPED, gpu_ids=["0"]),
+        replica("s", model="n", state=ReplicaState.DRAINING, phase="settling", gpu_ids=["0"]),
+    ]
+    world.state.heartbeat(beat(*rows), world.clock.monotonic())
+    [agent] = {each.agent_id for each in world.state.fleet.replicas.values()}
+
+    def act(plan: PlanView) -> None:
+        world.actor.expect(waker, HOSTS, world.state.fleet.replicas.values(), world.clock.monotonic())
+        assert waker.reserved == {}
+        world.actor.act(plan, HOSTS, world.state, world.clock.monotonic())
+
+    act(WAKE)
+    assert world.commands == []  # the other one still settles
+    assert waker.reserved == {(agent, "0"): "m"}
+    world.store.mode = Mode.DRY_RUN
+    act(WAKE)
+    assert waker.reserved == {}
+    world.store.mode = Mode.ON
+    world.state.heartbeat(beat(rows[0]), world.clock.monotonic())
+    act(WAKE)
+    assert [command.action for command in world.commands] == ["resume"]
+    world.executors[0].send(CommandResult(world.commands[0].command_id, False, "no"))
+    act(WAKE)
+    assert waker.reserved == {}  # while it cannot start, others may
+
+
 def test_the_waker_learns_of_hosts_in_creation_and_of_models_that_may_get_one() -> None:
     world = World()
     arriving = ArrivingHosts(lambda model, rung: 98.0, 300.0, lambda kind: "H100")

@@ -160,6 +160,16 @@ def test_the_opposite_of_a_command_calls_it_off() -> None:
     assert agent.run(stop) == ["stop"]
 
 
+def test_a_sleep_that_another_has_called_off_is_no_reason_for_a_pause() -> None:
+    agent = Agent()
+    agent.run(STEP)
+    command = agent.commands[0].command_id
+    agent.executor.send(CommandResult(command, False, "it serves again", called_off=True))
+    assert [(act.result, act.detail) for act in agent.acts] == [("failed", "called off: it serves again")]
+    assert not agent.executor.leaves_alone("r")
+    assert agent.run(STEP) == ["sleep"]
+
+
 def test_a_replica_is_not_started_on_gpus_that_another_one_holds() -> None:
     def row(name: str, state: ReplicaState, *gpus: str) -> ReplicaStatus:
         return msgspec.structs.replace(status(name, state), gpu_ids=list(gpus))

@@ -240,6 +240,26 @@ def test_of_models_on_one_gpu_the_one_that_served_longest_ago_is_woken_and_no_ot
     assert play.orders() == [("host/r1", "wake")]
 
 
+def test_demand_calls_no_sleep_off_whose_gpus_the_plan_gives_to_another_model() -> None:
+    settling = replica(gpu_ids=["0"], state=ReplicaState.DRAINING, phase="settling")
+    other = asleep("host/r1", model="other", gpu_ids=["0"])
+    play = Play(settling, other)
+    waker = play.state.fleet.waker
+    assert waker is not None
+    [agent] = {each.agent_id for each in play.state.fleet.replicas.values()}
+    waker.reserved = {(agent, "0"): "other"}
+    play.ask("a")
+    assert play.orders() == []
+    play.ask("b", model="other")
+    resting = asleep(gpu_ids=["0"])
+    play.beat(resting, other, after_s=0.5)
+    assert play.orders() == [("host/r1", "wake")]
+    waker.reserved = {}
+    play = Play(settling, other)
+    play.ask("a")
+    assert play.orders() == [("host/r0", "resume")]
+
+
 def test_the_awake_replica_is_enough() -> None:
     play = Play(replica(slots=1), asleep("host/r1"))
     assert len(play.ask()) == 1

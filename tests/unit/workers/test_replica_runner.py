@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workers.replica
-from core.errors import Conflict, EngineFailed, InvalidRequest, PenstockError
+from core.errors import CalledOff, Conflict, EngineFailed, InvalidRequest, PenstockError
 from core.process_identity import ProcessIdentity
 from tests.support.instant_loop import LoopClock, run_instantly
 from workers.catalog import load_catalog
@@ -328,6 +328,23 @@ def test_a_sleep_that_is_called_off_while_its_proof_is_asked_takes_no_tokens_of_
             await sleep
         await asyncio.sleep(5.0)
         assert host.runner.status().counters.generation_tokens >= began + 10
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+def test_a_resume_calls_off_a_sleep_that_still_drains_and_it_does_not_count_as_failed() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        host.ask()
+        sleep = asyncio.create_task(host.runner.command("sleep", 600.0))
+        await asyncio.sleep(5.0)
+        await host.runner.command("resume", 5.0)
+        with pytest.raises(CalledOff, match="its sleep was called off"):
+            await sleep
         running.cancel()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
