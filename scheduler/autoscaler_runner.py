@@ -40,7 +40,7 @@ class AutoscalerRunner:
         if actor is not None:
             actor.leave(hosts, self._state, now)
             if (waker := self._state.fleet.waker) is not None:
-                actor.expect(waker, hosts, replicas.values(), now)
+                actor.expect(waker, hosts, replicas.values(), self._planner.kinds, now)
             staying = actor.staying(hosts)
             leaving = {host.agent_id for host in hosts} - {host.agent_id for host in staying}
             hosts = staying

@@ -313,6 +313,11 @@ class LivePlanner(Listener):
                 options.append(HostOption(kind, self._cost(kind), profile.instances))
         return tuple(sorted(options, key=lambda option: self._turn(option.kind)))
 
+    def kinds(self, model: str) -> tuple[str, ...]:
+        """The kinds of hosts that may be created for a model, in the order in which the plan tries them."""
+        spec = self._specs.get(model)
+        return () if spec is None else tuple(option.kind for option in spec.kinds)
+
     def _turn(self, kind: str) -> int:
         """Contracted hours first, spot second, on-demand last; kinds of the same sort in the admin's order."""
         return 0 if self._contracted(kind) else 1 if kind.endswith(SPOT) else 2

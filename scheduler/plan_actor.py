@@ -129,9 +129,17 @@ class PlanActor:
         return known.failures(self._places) if known is not None else []
 
     def expect(
-        self, waker: Waker, hosts: Sequence[HostView], replicas: Iterable[Replica], now: float
+        self,
+        waker: Waker,
+        hosts: Sequence[HostView],
+        replicas: Iterable[Replica],
+        kinds: Callable[[str], Sequence[str]],
+        now: float,
     ) -> None:
-        """Tell the waker which hosts are being created for which models, and for which models one may be."""
+        """Tell the waker which hosts are being created for which models, and for which models one may be.
+
+        `kinds`: those that may be created for a model, in the order in which the plan tries them.
+        """
         known, arriving = self._store.hosts, self._arriving
         waker.reserved = {}  # until the plan is acted on
         if known is None or arriving is None:
@@ -143,10 +151,10 @@ class PlanActor:
         reported = {host.host_id for host in hosts if host.agent_id in agents}
         waker.arrivals = arriving.arrivals(known, elapsed_s, reported, now)
         waker.creatable = {
-            model: arriving.created_in_s(known, model, limits.host_kinds[0])
+            model: arriving.created_in_s(known, model, kinds(model)[0])
             for model, limits in self._limits().items()
             if limits.max_awake
-            and limits.host_kinds
+            and kinds(model)
             and self.mode_of(model) is Mode.ON
             and not self._hosts_dry_run
         }

@@ -16,7 +16,7 @@ from workers.engine_command import EngineCommand
 from workers.engine_process import EngineProcess
 from workers.engine_sleep import PROOF_PROMPTS, Proof
 from workers.plan import ReplicaPlan
-from workers.replica_states import SLEPT, STARTING, Event, Life, Phase
+from workers.replica_states import ASLEEP, SLEPT, STARTING, Event, Life, Phase
 from workers.replica_view import ReplicaView
 from workers.saved_engine import SavedEngine
 from workers.weights_manifest import PrefetchLine
@@ -70,6 +70,8 @@ class HeldEngine(ReplicaView):
         """The answers of each rank before the first sleep, for one prompt after the other; empty = not asked yet."""
         self._own = EngineCounters()
         """Tokens of the agent's own requests after the warm-up, which heartbeats leave out of the counters."""
+        self._rests_at = 0
+        """The level of its last sleep."""
         self._condemned = ""
         """Why the engine has been given up."""
         self._scraped_at = clock.monotonic()
@@ -102,6 +104,12 @@ class HeldEngine(ReplicaView):
             deploys=True,
             max_adapters=max_adapters(self.plan.profile),
         )
+
+    @property
+    def rests_at(self) -> int:
+        """The level at which it sleeps or is going to; 0 = neither."""
+        going = self._life.phase in (Phase.SETTLING, Phase.FALLING_ASLEEP)
+        return self._rests_at if going else ASLEEP.get(self._life.phase, 0)
 
     @property
     def times(self) -> LifeTimes:
@@ -188,6 +196,7 @@ class HeldEngine(ReplicaView):
         asleep_at = self._life.sleep_level
         if asleep_at >= level:
             return
+        self._rests_at = level
         boot = self.boot_id
         if asleep_at:
             self._fire(Event.WAKE, "going from sleep level 1 to 2")

@@ -30,6 +30,10 @@ class OnGpus(Protocol):
     def on_gpus(self) -> bool:
         """Whether it uses its GPUs, or is about to."""
 
+    @property
+    def rests_at(self) -> int:
+        """The level at which it sleeps or is going to; 0 = neither."""
+
 
 class SharedGpus:
     """Who uses the GPUs of a host, and the memory that sleeping replicas hold."""
@@ -73,9 +77,8 @@ class SharedGpus:
 
     def _check_memory(self, own: OnGpus, level: int) -> None:
         needs = self._held_gb(own.plan, level)
-        held = sum(
-            self._held_gb(each.plan, ASLEEP[each.phase]) for each in self._replicas() if each.phase in ASLEEP
-        )
+        others = (each for each in self._replicas() if each is not own and each.rests_at)
+        held = sum(self._held_gb(each.plan, each.rests_at) for each in others)
         if self.memory_gb and held + needs > self.memory_gb:
             raise Conflict(
                 f"{own.plan.replica_id} would hold {needs:.0f} GB of memory at sleep level {level}, and sleeping "

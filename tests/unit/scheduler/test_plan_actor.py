@@ -335,7 +335,8 @@ def test_the_waker_leaves_the_gpus_to_the_model_to_which_the_plan_gives_them() -
     [agent] = {each.agent_id for each in world.state.fleet.replicas.values()}
 
     def act(plan: PlanView) -> None:
-        world.actor.expect(waker, HOSTS, world.state.fleet.replicas.values(), world.clock.monotonic())
+        rows = world.state.fleet.replicas.values()
+        world.actor.expect(waker, HOSTS, rows, lambda model: (), world.clock.monotonic())
         assert waker.reserved == {}
         world.actor.act(plan, HOSTS, world.state, world.clock.monotonic())
 
@@ -358,23 +359,27 @@ def test_the_waker_learns_of_hosts_in_creation_and_of_models_that_may_get_one() 
     world = World()
     arriving = ArrivingHosts(lambda model, rung: 98.0, 300.0, lambda kind: "H100")
     limits = {
-        "m": ScalingLimits(host_kinds=(KIND,)),
+        "m": ScalingLimits(host_kinds=("unpriced", KIND)),
         "off": ScalingLimits(host_kinds=(KIND,), acting=Mode.OFF),
-        "none": ScalingLimits(),
+        "none": ScalingLimits(host_kinds=("unpriced",)),
         "retired": ScalingLimits(max_awake=0, host_kinds=(KIND,)),
     }
     actor = PlanActor(world.store, PLACES, lambda: limits, world.clock, arriving=arriving)
+
+    def kinds(model: str) -> list[str]:
+        return [kind for kind in limits[model].host_kinds if kind != "unpriced"]  # as the plan does
+
     waker = Waker(lambda model, rung: None, lambda model: True, 2.0)
     now = world.clock.monotonic()
     world.store.hosts, world.store.read_at = ProviderHosts(NOW, (written(1),)), now
-    actor.expect(waker, [], [], now)
+    actor.expect(waker, [], [], kinds, now)
     [arrival] = waker.arrivals["m"]
     assert (arrival.at - now, arrival.region, arrival.gpu) == (338.0, "nyc2", "H100")  # it is 60 s old
     assert waker.creatable == {"m": 398.0}
-    actor.expect(waker, [], [], now + 100.0)  # PostgreSQL is away
+    actor.expect(waker, [], [], kinds, now + 100.0)  # PostgreSQL is away
     assert waker.arrivals["m"][0].at == arrival.at
     world.state.heartbeat(
         msgspec.structs.replace(beat(replica("sim-host-1/r0", model="m")), agent_id="agent-1"), now
     )
-    actor.expect(waker, HOSTS, world.state.fleet.replicas.values(), now)
+    actor.expect(waker, HOSTS, world.state.fleet.replicas.values(), kinds, now)
     assert waker.arrivals == {}

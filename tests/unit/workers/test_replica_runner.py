@@ -340,9 +340,11 @@ def test_a_resume_calls_off_a_sleep_that_still_drains_and_it_does_not_count_as_f
         running = asyncio.create_task(host.runner.run())
         await asyncio.sleep(5.0)
         host.ask()
-        sleep = asyncio.create_task(host.runner.command("sleep", 600.0))
+        sleep = asyncio.create_task(host.runner.command("sleep", 600.0, 2))
         await asyncio.sleep(5.0)
+        assert host.runner.rests_at == 2
         await host.runner.command("resume", 5.0)
+        assert host.runner.rests_at == 0
         with pytest.raises(CalledOff, match="its sleep was called off"):
             await sleep
         running.cancel()

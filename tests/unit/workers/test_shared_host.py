@@ -10,7 +10,7 @@ from workers.catalog import load_catalog
 from workers.host_models import PlacedModel, parse_models, plan_models
 from workers.machine import Gpus
 from workers.plan import ReplicaPlan
-from workers.replica_states import STATES, Phase
+from workers.replica_states import ASLEEP, STATES, Phase
 from workers.shared_gpus import SharedGpus, host_memory_gb
 from workers.wire import ReplicaState
 
@@ -23,6 +23,11 @@ KIND = "gpu-b300x8-2304gb-contracted"
 class Replica:
     plan: ReplicaPlan
     phase: Phase = Phase.STOPPED
+    going_to: int = 0
+
+    @property
+    def rests_at(self) -> int:
+        return self.going_to or ASLEEP.get(self.phase, 0)
 
     @property
     def state(self) -> ReplicaState:
@@ -136,6 +141,11 @@ def test_no_more_weights_sleep_at_level_1_than_memory_holds() -> None:
     with pytest.raises(Conflict, match="put it to sleep at level 2, or stop it"):
         tight.check(one, "sleep", 1)
     tight.check(one, "sleep", 2)
+    two.phase, two.going_to = Phase.SETTLING, 1  # it is going to hold as much
+    with pytest.raises(Conflict, match="put it to sleep at level 2, or stop it"):
+        tight.check(one, "sleep", 1)
+    two.going_to = 2
+    tight.check(one, "sleep", 1)
     shared(one, two).check(one, "sleep", 1)  # not known
     one.phase = Phase.ASLEEP_1
     tight.check(one, "sleep", 2)  # it holds less then
