@@ -4,12 +4,23 @@ The GPUs of a host hold one set of awake replicas, so waking one model may put a
 decided by the claims of the models (claims.py); no model loses its first replica for another's second.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from scheduler.core.autoscale.claims import MIN_STAY_S, Claim, Desired, Victim, claim, may_take, precedence
+from scheduler.core.autoscale.claims import (
+    MIN_STAY_S,
+    Claim,
+    Desired,
+    Victim,
+    claim,
+    may_take,
+    precedence,
+    turn_in_s,
+)
+from scheduler.core.autoscale.creation import create_s
 from scheduler.core.autoscale.ladder import host_memory_gb, resting_rung, settled_rung, wake_s
 from scheduler.core.autoscale.plan import ReplicaPlan
 from scheduler.core.autoscale.retire import retire_order
@@ -24,6 +35,8 @@ class Arrangement:
     replicas: list[ReplicaPlan] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
     """By model: replicas that no host has room for, or none within the model's budget."""
+    turns: dict[str, float] = field(default_factory=dict)
+    """By model that waits for its turn: seconds until its first replica serves."""
 
 
 def arrange(
@@ -71,6 +84,7 @@ class _Arranger:
         self._moved: set[str] = set()
         """Replicas that wake on contracted hosts in place of paid ones."""
         self._unsatisfiable: set[str] = set()
+        self._turns: dict[str, float] = {}
         for replica in sorted(self._replicas, key=lambda replica: replica.replica_id):
             if replica.rung is Rung.AWAKE and replica.replica_id not in retiring:
                 self._take(replica)
@@ -179,14 +193,25 @@ class _Arranger:
         self._take(replica)
         return True
 
-    def _victims(self, replica: ReplicaObservation) -> list[Victim]:
+    def _serves_in_s(self, replica: ReplicaObservation) -> float:
+        """Seconds until a replica serves, if it waits until the turns of others end; infinite where they do not."""
+        model, spec = replica.model, self._specs[replica.model]
+        victims = self._victims(replica, settled=False)
+        own, takes_s = self._claim(model, len(self._awake[model]) + 1), wake_s(spec, replica)
+        desired = self._desired[model]
+        # Requests will be held for a model that was awake a moment ago.
+        held = desired.held or int(desired.unserved_s < create_s(spec))
+        left_s = turn_in_s(own, spec, takes_s, held, victims)
+        return max(0.0, left_s) + max((each.spec.drain_s for each in victims), default=0.0) + takes_s
+
+    def _victims(self, replica: ReplicaObservation, *, settled: bool = True) -> list[Victim]:
         """The awake replicas that would have to sleep for a replica, those with the weakest claims; empty = its GPUs
         are its own model's, or not to be had."""
         short = self._gpus(replica) - self._free.get(replica.host_id, 0)
         blocking = self._in_the_way(replica)
         victims: list[Victim] = []
         taken: dict[str, int] = {}
-        for other in sorted(self._losers(replica), key=lambda row: row.replica_id not in blocking):
+        for other in sorted(self._losers(replica, settled), key=lambda row: row.replica_id not in blocking):
             if short <= 0 and not blocking:
                 break
             nth = len(self._awake[other.model]) - taken.get(other.model, 0)
@@ -199,16 +224,17 @@ class _Arranger:
             blocking.discard(other.replica_id)
         return [] if short > 0 or blocking else victims
 
-    def _losers(self, replica: ReplicaObservation) -> list[ReplicaObservation]:
-        """Awake replicas of other models on the same host, the weakest claim first."""
+    def _losers(self, replica: ReplicaObservation, settled: bool) -> list[ReplicaObservation]:
+        """Awake replicas of other models on the same host, the weakest claim first; if `settled`, only those that have
+        been awake long enough."""
         found: list[tuple[int, float, int, ReplicaObservation]] = []
         for model, awake in sorted(self._awake.items()):
             if model == replica.model:
                 continue
             weakest = self._claim(model, len(awake))
             for place, other in enumerate(retire_order(awake, self._specs[model].capacity)):
-                settled = other.rung is Rung.AWAKE and other.since_s >= MIN_STAY_S
-                if settled and other.host_id == replica.host_id:
+                stays = settled and (other.rung is not Rung.AWAKE or other.since_s < MIN_STAY_S)
+                if not stays and other.host_id == replica.host_id:
                     per_gpu = weakest.usd_per_s / max(1, self._gpus(other))
                     found.append((weakest.rank, per_gpu, place, other))
         return [other for *_, other in sorted(found, key=lambda row: (*row[:3], row[3].replica_id))]
@@ -216,12 +242,16 @@ class _Arranger:
     def mark_unsatisfiable(self, model: str) -> None:
         """Note that no host has room for another replica of `model`."""
         self._unsatisfiable.add(model)
+        resting = [replica for replica in self._resting(model) if self._affords(replica)]
+        soonest_s = min((self._serves_in_s(replica) for replica in resting), default=math.inf)
+        if soonest_s < math.inf:
+            self._turns[model] = soonest_s
 
     def result(self, reasons: Mapping[str, str]) -> Arrangement:
         """The rung of every replica, with a reason."""
         awake = {replica.replica_id for rows in self._awake.values() for replica in rows}
         asleep_gb = self._asleep_gb(awake)
-        outcome = Arrangement()
+        outcome = Arrangement(turns=self._turns)
         for replica in sorted(self._replicas, key=lambda replica: replica.replica_id):
             spec = self._specs[replica.model]
             rung, reason = replica.rung, ""

@@ -11,7 +11,7 @@ import msgspec
 
 from scheduler.core.autoscale.arrange import Arrangement, arrange
 from scheduler.core.autoscale.claims import Desired
-from scheduler.core.autoscale.creation import Creations, coming_replicas, in_creation
+from scheduler.core.autoscale.creation import Creations, coming_replicas, create_s, in_creation
 from scheduler.core.autoscale.ladder import host_dwell_s
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
 from scheduler.core.autoscale.plan import Plan
@@ -73,7 +73,10 @@ class Autoscaler:
             mine += coming_replicas(model.spec, creating)
             with _attribute_errors(name):
                 model.observe(observation, demand.get(name, DemandObservation(name)), elapsed, mine)
-            if any(replica.rung is Rung.AWAKE for replica in mine) or name not in self._awake_at:
+            awake = any(
+                replica.rung is Rung.AWAKE for replica in observation.replicas if replica.model == name
+            )
+            if awake or name not in self._awake_at:
                 self._awake_at[name] = observation.now
         busy = {
             replica.host_id
@@ -95,6 +98,8 @@ class Autoscaler:
         reasons: dict[str, str] = {}
         rows: list[ModelPlanView] = []
         retiring: set[str] = set()
+        kept: dict[str, int] = {}
+        """By model: replicas of its target for which a host comes."""
         present = self._spending(observation)
         for replica in observation.replicas:
             if replica.rung is Rung.AWAKE and replica.model in self._models:
@@ -107,10 +112,13 @@ class Autoscaler:
             retiring |= {replica.replica_id for replica in removed}
             reasons[name] = row.reason
             recent = model.max_needed(observation.now - self._settings.swap_stabilization_s)
-            target = max(0, row.target - coming)
+            # Whatever comes, the first replica keeps its claim while requests are held.
+            first = int(model.held > 0 and row.target > 0)
+            target = max(first, row.target - coming)
+            kept[name] = target - max(0, row.target - coming)
             desired[name] = Desired(
                 target,
-                min(max(0, recent - coming), target),
+                min(max(first, recent - coming), target),
                 model.planned_rate,
                 model.held,
                 model.busy,
@@ -121,7 +129,10 @@ class Autoscaler:
         arrangement = arrange(
             specs, desired, reasons, observation.hosts, observation.replicas, spending, frozenset(retiring)
         )
-        creations = self._create(arrangement, reasons, observation, spending)
+        for name, soonest_s in arrangement.turns.items():  # a host would come later than its turn
+            kept[name] = max(kept[name], int(soonest_s <= create_s(specs[name])))
+        lacking = {name: count - kept[name] for name, count in arrangement.missing.items()}
+        creations = self._create(arrangement, lacking, reasons, observation, spending)
         destroy = self._destroy(observation, arrangement, spending)
         return Plan(
             at=observation.now,
@@ -192,14 +203,15 @@ class Autoscaler:
     def _create(
         self,
         arrangement: Arrangement,
+        lacking: Mapping[str, int],
         reasons: Mapping[str, str],
         observation: Observation,
         spending: Spending,
     ) -> Creations:
-        """Hosts to create for replicas without room, within the models' budgets."""
+        """Hosts to create for the `lacking` replicas, by model, within the models' budgets."""
         creations = Creations(observation.creating, observation.failures)
         awake = Counter(row.model for row in arrangement.replicas if row.rung is Rung.AWAKE)
-        for name, count in sorted(arrangement.missing.items()):
+        for name, count in sorted(lacking.items()):
             spec = self._models[name].spec
             coming = len(coming_replicas(spec, observation.creating))
             below = max(0, spec.min_awake - coming - awake[name])

@@ -7,12 +7,13 @@ rests: so every model with held requests is served after a bounded time. A turn 
 switch to it and back takes, and longer where the model that serves earns more.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from scheduler.core.autoscale.ladder import RESTING
-from scheduler.core.autoscale.state import ModelSpec, ReplicaObservation
+from scheduler.core.autoscale.state import ModelSpec, ReplicaObservation, Rung
 
 MIN_STAY_S = 60.0
 """Seconds after a wake in which a replica is not put to sleep for another model."""
@@ -124,13 +125,34 @@ def may_take(own: Claim, spec: ModelSpec, wake_s: float, held: int, victims: Seq
         case Rank.MINIMUM:
             return False
         case Rank.FIRST:
-            return held > 0 and all(
-                each.replica.ready_in_s <= 0.0
-                and each.replica.since_s
-                >= turn_s(each.claim, own, there_and_back_s(spec, wake_s, each.spec), busy=each.busy)
-                for each in equals
-            )
+            return turn_in_s(own, spec, wake_s, held, equals) <= 0.0
         case Rank.OTHER:
             lost_s = wake_s + max(each.spec.drain_s for each in victims)
             gain = own.usd_per_s * max(0.0, 1.0 - lost_s / PAYS_WITHIN_S)
             return gain > SWAP_GAIN * sum(each.claim.usd_per_s for each in victims)
+
+
+def turn_in_s(own: Claim, spec: ModelSpec, wake_s: float, held: int, victims: Sequence[Victim]) -> float:
+    """Seconds until the turns of all `victims` end, so that the first replica of `spec` may have their GPUs.
+
+    `wake_s` and `held` as for `may_take`. Infinite where it is not a matter of turns.
+    """
+    if own.rank is not Rank.FIRST or not held or any(each.claim.rank > own.rank for each in victims):
+        return math.inf
+    return max(
+        (
+            max(
+                (
+                    turn_s(each.claim, own, there_and_back_s(spec, wake_s, each.spec), busy=each.busy)
+                    if each.claim.rank is own.rank
+                    else MIN_STAY_S
+                )
+                - (
+                    each.replica.since_s if each.replica.rung is Rung.AWAKE else 0.0
+                ),  # else it only wakes now
+                each.replica.ready_in_s,
+            )
+            for each in victims
+        ),
+        default=math.inf,
+    )

@@ -37,11 +37,16 @@ def in_creation(
     return [host for host in creating if host.host_id not in joined]
 
 
+def create_s(spec: ModelSpec) -> float:
+    """Seconds until a host that is created for a model serves."""
+    figures = spec.ladder.get(Rung.DESTROYED)
+    return figures.wake_s if figures is not None else UNKNOWN_CREATE_S
+
+
 def coming_replicas(spec: ModelSpec, creating: Sequence[CreatingHost]) -> list[ReplicaObservation]:
     """The replicas that the model's hosts in creation will run, as if they were waking."""
     per_host = {option.kind: option.per_host for option in spec.kinds}
-    figures = spec.ladder.get(Rung.DESTROYED)
-    takes_s = figures.wake_s if figures is not None else UNKNOWN_CREATE_S
+    takes_s = create_s(spec)
     return [
         ReplicaObservation(
             f"{host.host_id}/{spec.model}-{place}",

@@ -25,8 +25,10 @@ from scheduler.core.autoscale.claims import (
 from scheduler.core.autoscale.plan import changes
 from scheduler.core.autoscale.spending import Spending
 from scheduler.core.autoscale.state import (
+    CreatingHost,
     DemandObservation,
     HostObservation,
+    HostOption,
     ModelSpec,
     Observation,
     ReplicaObservation,
@@ -259,3 +261,40 @@ def test_a_sleeper_goes_to_level_2_only_while_its_gpus_are_free(awake: bool, dee
 
     assert rung(100.0) is Rung.SLEEP_1
     assert rung(900.0) is deeper
+
+
+def test_a_model_that_waits_for_its_turn_buys_no_host_and_keeps_its_claim_while_one_comes() -> None:
+    ladder = {**LADDER, Rung.DESTROYED: RungFigures(400.0)}
+    kinds = (HostOption("k", 20.0),)
+    specs = {name: msgspec.structs.replace(spec(name), ladder=ladder, kinds=kinds) for name in "ab"}
+    host = HostObservation("h", 2, 900.0, False, 20.0, "k")
+
+    def play(running: int, creating: list[CreatingHost]) -> tuple[float | None, float | None]:
+        """When a host is created for b, and when b gets the GPUs of a."""
+        scaler, created = Autoscaler(specs), None
+        for now in range(0, 3_000, 10):
+            replicas = [
+                ReplicaObservation("h/a", "a", "h", Rung.AWAKE, now, running=running, gpu_ids=GPUS),
+                ReplicaObservation("h/b", "b", "h", Rung.SLEEP_1, now + 900.0, gpu_ids=GPUS),
+            ]
+            demand = [
+                DemandObservation("a", 2, 800, 600, 5.4e5, 100, 1.5e4),
+                DemandObservation("b", 0, 800, 600, 5.4e5, 100, 1.5e4, 2, 1_600.0),
+            ]
+            scaler.observe(Observation(float(now), [host], replicas, demand, creating))
+            plan = scaler.plan()
+            created = now if plan.create and created is None else created
+            if any(row.rung is Rung.AWAKE for row in plan.replicas if row.model == "b"):
+                return created, now
+        return created, None
+
+    created, turned = play(0, [])
+    assert created is None
+    assert turned is not None
+    coming = CreatingHost("new", "k", "b", 0.0, 20.0)
+    created, with_one_coming = play(0, [coming])
+    assert created is None
+    assert with_one_coming == turned
+    created, turned = play(1, [])  # its turn comes later than a host would
+    assert created == LOOK_S
+    assert play(1, [coming]) == (None, turned)
