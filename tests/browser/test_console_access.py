@@ -125,6 +125,7 @@ async def test_a_tenant_user_sees_own_pages_and_is_refused_the_platforms(person:
         "Usage",
         "Billing",
         "Alerts",
+        "Account",
     ]
     for path in (*PLATFORM_PAGES, f"/tenants/{site.northwind.tenant_id}"):
         response = await person.page.goto(site.url + path)
