@@ -29,8 +29,9 @@ from workers.rollouts import (
 NEW = EngineSpec(engine_version="0.34.0")
 FIGURES = Progress(
     4, 4, 1, 4,
-    VersionFigures("", 5_212, 3, 0.0006, 0.212, 0.0138, 180.0),
-    VersionFigures(NEW.version, 604, 13, 0.0215, 0.187, 0.0121, 184.0),
+    (),
+    VersionFigures("", 5_212, 5_212, 3, 0.0006, 0.212, 0.0138, 180.0),
+    VersionFigures(NEW.version, 604, 604, 13, 0.0215, 0.187, 0.0121, 184.0),
 )  # fmt: skip
 
 
