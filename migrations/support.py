@@ -10,6 +10,7 @@ _TABLE_MODULES = (
     "core.outbox",
     "tenants.tables",
     "workers.tables",
+    "workers.acting.tables",
     "workers.providers.tables",
     "scheduler.tables",
     "gateway.dialects.responses.tables",
