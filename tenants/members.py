@@ -163,8 +163,16 @@ async def set_recovery_hash(connection: AsyncConnection, user_id: UUID, code_has
     await connection.execute(update(users).where(users.c.id == user_id).values(recovery_hash=code_hash))
 
 
+async def end_older_sessions(connection: AsyncConnection, user_id: UUID) -> None:
+    """End the console sessions that processes of the release before keep, during a rolling upgrade."""
+    await connection.execute(
+        update(users).where(users.c.id == user_id).values(sessions_from=func.clock_timestamp())
+    )
+
+
 async def end_access(connection: AsyncConnection, user_id: UUID) -> None:
-    """End all sessions and tokens of a person."""
+    """End all sessions and tokens of a person, also the console sessions of processes of the release before."""
+    await end_older_sessions(connection, user_id)
     await revoke_all(connection, user_id, ("token", *SESSION_KINDS))
 
 

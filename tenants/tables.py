@@ -4,6 +4,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    DateTime,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -118,9 +119,11 @@ users = Table(
     Column("unconfirmed_change", Uuid),
     Column("ever_confirmed", Boolean, nullable=False, server_default="true"),
     Column("recovery_hash", Text),
+    instant("sessions_from", nullable=True),
 )
 """Users of the console. Email addresses are stored in lower case. `unconfirmed_change` is the last change of a platform
-person's credentials while another person has not confirmed it."""
+person's credentials while another person has not confirmed it. Processes of the release before end console sessions
+from before `sessions_from`; the next release drops it."""
 
 memberships = Table(
     "memberships",
@@ -141,10 +144,15 @@ admin_tokens = Table(
     Column("hash", LargeBinary, nullable=False, unique=True),
     string("last4"),
     instant("created_at", now=True),
-    instant("expires_at"),
+    Column(
+        "expires_at",
+        DateTime(timezone=True),
+        nullable=False,
+        server_default=text("now() + interval '365 days'"),
+    ),
     instant("revoked_at", nullable=True),
     instant("last_used_at", nullable=True),
-    Column("kind", Text, nullable=False, server_default="token"),
+    Column("kind", Text, nullable=False),
     Column("scopes", ARRAY(Text), nullable=False, server_default="{read,write,access}"),
     Column("address", Text, nullable=False, server_default=""),
     Column("client", Text, nullable=False, server_default=""),
