@@ -22,7 +22,7 @@ class Actor(msgspec.Struct, frozen=True):
     tenant_id: UUID | None = None
     """The organisation of a tenant role; None on the platform."""
     token: TokenView | None = None
-    """The token or REST session by which it came, whose scopes limit it; None = none."""
+    """The token or session by which it came, whose scopes limit it; None = none."""
 
     @property
     def is_platform(self) -> bool:

@@ -5,6 +5,7 @@ from datetime import timedelta
 from uuid import UUID
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require_scope, visible_user
 from admin.audit import record
@@ -69,8 +70,25 @@ class CreatedToken(msgspec.Struct, frozen=True):
         return f"CreatedToken(view={self.view!r})"
 
 
+class SignIn(msgspec.Struct, frozen=True):
+    """A person who has just given the password, and the hash to which it was compared."""
+
+    actor: Actor
+    password_hash: str
+
+    def __repr__(self) -> str:
+        """Without the hash, so that no log can show it."""
+        return f"SignIn(actor={self.actor!r})"
+
+
 async def verify_login(database: Database, email: str, password: str, *, address: str = "") -> Actor | None:
-    """The actor with this e-mail address and password; None when they do not match.
+    """The actor of `sign_in`; None when address and password do not match."""
+    found = await sign_in(database, email, password, address=address)
+    return None if found is None else found.actor
+
+
+async def sign_in(database: Database, email: str, password: str, *, address: str = "") -> SignIn | None:
+    """The person with this e-mail address and password; None when they do not match.
 
     `address` is the network address of the client. Raises RateLimited after 5 failures of a pair of mail and
     network address (50 of a mail address) within 15 minutes. Takes the same time for unknown addresses.
@@ -88,6 +106,8 @@ async def verify_login(database: Database, email: str, password: str, *, address
     actor = actor_of("user", login.user)
     fresh_hash = await hash_password(password) if needs_rehash(login.password_hash) else None
     async with database.system() as connection:
+        if not await _is_password(connection, login.user.id, login.password_hash):
+            return None  # changed meanwhile
         await logins.clear_failures(connection, email, address)
         if fresh_hash is not None:
             await members.set_password_hash(connection, login.user.id, fresh_hash)
@@ -100,7 +120,37 @@ async def verify_login(database: Database, email: str, password: str, *, address
             object_id=login.user.id,
             after={"address": address},
         )
-    return actor
+    return SignIn(actor, fresh_hash or login.password_hash)
+
+
+async def _is_password(connection: AsyncConnection, user_id: UUID, password_hash: str) -> bool:
+    """Whether the person, whose row it locks, is active and still has this password hash."""
+    user = await members.get_user(connection, user_id, lock=True)
+    if user is None or user.status != "active":
+        return False
+    login = await members.find_login(connection, user.email)
+    return login is not None and login.password_hash == password_hash
+
+
+async def check_still_signed_in(
+    connection: AsyncConnection, actor: Actor, user_id: UUID, password_hash: str | None = None
+) -> None:
+    """Lock the row of a person who is to get a token or session, and check again that the actor may make it.
+
+    What ends a person's access locks the row, too: it either sees the new token or session, or it was first, and then
+    the actor's token or session is revoked, or `password_hash`, to which the password was compared, is no longer the
+    person's. Raises AuthenticationFailed.
+    """
+    user = await members.get_user(connection, user_id, lock=True)
+    live = user is not None and user.status == "active"
+    if live and actor.token is not None:
+        live = await admin_tokens.is_live(connection, actor.token.id)
+    if live and password_hash is not None:
+        live = await _is_password(connection, user_id, password_hash)
+    if not live:
+        raise AuthenticationFailed(
+            "The sign-in, password or token was ended meanwhile. Sign in again.", code="access_ended"
+        )
 
 
 async def count_attempt(database: Database, email: str, address: str) -> None:
@@ -125,18 +175,21 @@ async def create_admin_token(
     scopes: Sequence[str] = DEFAULT_SCOPES,
     days: int | None = None,
     lives: TokenLives = TOKEN_LIVES,
+    password_hash: str | None = None,
 ) -> CreatedToken:
     """Make a token for oneself; the platform itself may make one for others, as the first start does.
 
     It ends after `days` (None = as `lives` says). One that a token makes has no scope that the token lacks, and
-    ends no later. Raises PermissionDenied for a token of another user and for a maker without the scope
-    `access`, Conflict beyond 20 live ones, NotFound, InvalidRequest.
+    ends no later. `password_hash`: of SignIn, for an actor who has just given the password. Raises AuthenticationFailed
+    when the actor's access or the person's was ended meanwhile, PermissionDenied for a token of another user and for a
+    maker without the scope `access`, Conflict beyond 20 live ones, NotFound, InvalidRequest.
     """
     require_scope(actor, "access")
     user = await _token_owner(database, actor, user_id)
     name, granted, days = clean_name(name), clean_scopes(scopes), lives.days(days)
     secret = new_key("admin", pepper)
     async with write_system(database) as connection:
+        await check_still_signed_in(connection, actor, user_id, password_hash)
         if await admin_tokens.count_live_tokens(connection, user_id) >= LIVE_TOKENS_PER_USER:
             raise Conflict(f"{user.email} has {LIVE_TOKENS_PER_USER} live tokens; revoke one first")
         now = await now_of(connection)

@@ -3,9 +3,11 @@
 from datetime import datetime, timedelta
 from uuid import UUID
 
+import msgspec
+
 from admin.actor import Actor, require, user_id_of, visible_user
 from admin.audit import record
-from admin.logins import CreatedToken, actor_of, verify_login
+from admin.logins import CreatedToken, SignIn, actor_of, check_still_signed_in, sign_in
 from admin.transactions import write_system
 from core.clock import Clock, SystemClock
 from core.db import Database
@@ -35,13 +37,13 @@ async def open_session(
     Raises AuthenticationFailed, the same for an unknown address, a wrong password, a disabled person and a person of
     the platform, and RateLimited after too many failures (admin.logins.verify_login).
     """
-    actor = await verify_login(database, email, password, address=opened.address)
-    if actor is None or actor.tenant_id is None:
+    signed_in = await sign_in(database, email, password, address=opened.address)
+    if signed_in is None or signed_in.actor.tenant_id is None:
         raise AuthenticationFailed("The mail address or the password is wrong.", code="wrong_credentials")
     secret = new_key("admin", pepper)
     view = await _open(
         database,
-        actor,
+        signed_in,
         "session",
         hash_key(secret, pepper),
         opened,
@@ -52,22 +54,27 @@ async def open_session(
 
 
 async def open_console_session(
-    database: Database, actor: Actor, *, token_hash: bytes, opened: Opened, now: datetime
+    database: Database, signed_in: SignIn, *, token_hash: bytes, opened: Opened, now: datetime
 ) -> TokenView:
-    """Open a session of the console for a person who has just signed in."""
-    return await _open(database, actor, "console", token_hash, opened, now)
+    """Open a session of the console for a person who has just signed in.
+
+    Raises AuthenticationFailed when the person was disabled or the password changed meanwhile.
+    """
+    return await _open(database, signed_in, "console", token_hash, opened, now)
 
 
 async def _open(
     database: Database,
-    actor: Actor,
+    signed_in: SignIn,
     kind: str,
     token_hash: bytes,
     opened: Opened,
     now: datetime,
     last4: str = "",
 ) -> TokenView:
+    actor = signed_in.actor
     async with write_system(database) as connection:
+        await check_still_signed_in(connection, actor, user_id_of(actor), signed_in.password_hash)
         view = await admin_tokens.insert_token(
             connection,
             user_id_of(actor),
@@ -107,7 +114,7 @@ async def find_console_session(
     if use and (found.last_used_at or found.created_at) <= now - TOUCH_EVERY:
         async with database.system() as connection:
             await admin_tokens.touch(connection, found.id, now)
-    return actor_of("user", user), found
+    return msgspec.structs.replace(actor_of("user", user), token=found), found
 
 
 async def list_sessions(
@@ -158,6 +165,7 @@ async def end_sessions(database: Database, actor: Actor, *, user_id: UUID | None
     async with write_system(database) as connection:
         user = _manageable(actor, whom, await members.get_user(connection, whom))
         ended = await admin_tokens.revoke_all(connection, whom, SESSION_KINDS)
+        await members.end_older_sessions(connection, whom)
         await record(
             connection,
             actor,

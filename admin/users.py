@@ -13,6 +13,7 @@ from admin.audit import record
 from admin.logins import (
     CreatedToken,
     authenticate_token,
+    check_still_signed_in,
     count_attempt,
     create_admin_token,
     list_admin_tokens,
@@ -197,6 +198,9 @@ async def change_password(
         raise AuthenticationFailed("the present password is wrong", code="wrong_password", param="current")
     password_hash = await hash_password(new)
     async with write_system(database) as connection:
+        await check_still_signed_in(
+            connection, actor, user_id, None if login is None else login.password_hash
+        )
         await logins.clear_failures(connection, actor.label, address[:64])
         await members.set_password_hash(connection, user_id, password_hash)
         await members.end_access(connection, user_id)

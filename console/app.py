@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.staticfiles import StaticFiles
 
-from admin.users import verify_login
+from admin.logins import sign_in
 from console.access import AccessMiddleware, AccessRules, cookie_name, is_secure
 from console.deps import Console
 from console.downloads import add_downloads
@@ -41,7 +41,7 @@ from console.pages import request as request_page
 from console.plain import STATIC, asset_version, message_page, sign_in_page
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES, Viewer
 from core.body_deadline import BodyDeadline
-from core.errors import NotFound, PenstockError, PermissionDenied, RateLimited
+from core.errors import AuthenticationFailed, NotFound, PenstockError, PermissionDenied, RateLimited
 from core.supervise import FAILING
 from tenants.admin_tokens import Opened
 
@@ -220,19 +220,21 @@ async def _try_sign_in(
 ) -> Response:
     address = request.client.host if request.client else "unknown"
     try:
-        actor = await verify_login(console.database, email, password, address=address)
-        if actor is None:
+        signed_in = await sign_in(console.database, email, password, address=address)
+        if signed_in is None:
             return sign_in_page(status=401, error="Email or password is wrong.", email=email, target=target)
         name = cookie_name(is_secure(request))
         if old := request.cookies.get(name):
             await console.sessions.end(old)
         opened = Opened(address, request.headers.get("user-agent", ""))
-        token = await console.sessions.open(actor, opened)
+        token = await console.sessions.open(signed_in, opened)
     except (SQLAlchemyError, OSError):
         log.exception("a session could not be opened")
         return message_page(
             503, "Console unavailable", "Sessions cannot be kept right now. Try again shortly."
         )
+    except AuthenticationFailed as error:  # disabled, or another password, since the check
+        return sign_in_page(status=401, error=error.message, email=email, target=target)
     except RateLimited as error:
         return sign_in_page(status=429, error=error.message, email=email, target=target)
     response = RedirectResponse(target, 303)

@@ -15,6 +15,7 @@ import msgspec
 
 from admin import sessions as admin_sessions
 from admin.actor import Actor
+from admin.logins import SignIn
 from core.clock import Clock
 from core.db import Database
 from core.errors import PenstockError
@@ -42,11 +43,14 @@ class SessionStore:
     def _hash(self, token: str) -> bytes:
         return hmac.new(self._secret, token.encode(), hashlib.sha256).digest()
 
-    async def open(self, actor: Actor, opened: Opened = NOT_KNOWN) -> str:
-        """Start a session of a user (an actor with a user id) and return its token, the cookie's value."""
+    async def open(self, signed_in: SignIn, opened: Opened = NOT_KNOWN) -> str:
+        """Start a session of a person who has just signed in and return its token, the cookie's value.
+
+        Raises AuthenticationFailed when the person was disabled or the password changed meanwhile.
+        """
         token = secrets.token_urlsafe(32)
         await admin_sessions.open_console_session(
-            self._database, actor, token_hash=self._hash(token), opened=opened, now=self._clock.now()
+            self._database, signed_in, token_hash=self._hash(token), opened=opened, now=self._clock.now()
         )
         return token
 

@@ -118,6 +118,16 @@ async def count_live_tokens(connection: AsyncConnection, user_id: UUID) -> int:
     return count
 
 
+async def is_live(connection: AsyncConnection, token_id: UUID) -> bool:
+    """Whether a token or session is neither revoked nor expired. The idle time of a console session does not count."""
+    statement = select(admin_tokens.c.id).where(
+        admin_tokens.c.id == token_id,
+        admin_tokens.c.revoked_at.is_(None),
+        admin_tokens.c.expires_at > func.now(),
+    )
+    return await connection.scalar(statement) is not None
+
+
 async def find_live_token(connection: AsyncConnection, token_hash: bytes) -> TokenView | None:
     """The token or REST session with this hash, if it is neither revoked nor expired and its user is active."""
     return await _find(connection, token_hash, ("token", "session"), func.now())

@@ -9,7 +9,7 @@ import typer
 from admin import sessions as admin_sessions
 from admin import users as admin_users
 from admin.actor import Actor, user_id_of
-from admin.logins import TokenLives
+from admin.logins import SignIn, TokenLives, sign_in
 from admin.recovery import make_recovery_code, recover_password
 from cli.context import AsJson, DataDir, emit, pepper, perform, run
 from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of, user_of
@@ -127,12 +127,13 @@ def token(
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = await _signed_in(database, email, secret)
+            signed_in = await _signed_in(database, email, secret)
             created = await admin_users.create_admin_token(
                 database,
-                who,
+                signed_in.actor,
                 pepper=pepper(data_dir),
-                user_id=user_id_of(who),
+                user_id=user_id_of(signed_in.actor),
+                password_hash=signed_in.password_hash,
                 name=name,
                 scopes=[scope],
                 days=days,
@@ -153,7 +154,7 @@ def recovery_code(email: Email, data_dir: DataDir = None, as_json: AsJson = Fals
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = await _signed_in(database, email, secret)
+            who = (await _signed_in(database, email, secret)).actor
             emit({"recovery_code": await make_recovery_code(database, who)}, as_json)
 
     run(act)
@@ -227,9 +228,9 @@ def end_session(
     perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
-async def _signed_in(database: Database, email: str, password: str) -> Actor:
+async def _signed_in(database: Database, email: str, password: str) -> SignIn:
     """The person with this mail address and password. Raises AuthenticationFailed."""
-    who = await admin_users.verify_login(database, email, password, address="shell")
+    who = await sign_in(database, email, password, address="shell")
     if who is None:
         raise AuthenticationFailed("the mail address or the password is wrong", code="wrong_password")
     return who

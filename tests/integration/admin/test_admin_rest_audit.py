@@ -20,6 +20,7 @@ from admin.logins import actor_of
 from core.db import Database
 from tenants.admin_tokens import NOT_KNOWN
 from tenants.changes import CHANNEL
+from tests.integration.admin.people import signed_in
 from tests.integration.admin.rest import NOBODY, PASSWORD, Caller
 from tests.integration.billing.payments.support import buy, gateway_to
 from tests.support.approving import SECOND, set_limit
@@ -407,7 +408,11 @@ async def _session_of_the_caller(database: Database) -> UUID:
         each for each in await admin_users.list_users(database, ADMIN) if each.role == "platform_admin"
     ]
     opened = await admin_sessions.open_console_session(
-        database, actor_of("user", admin), token_hash=b"hash", opened=NOT_KNOWN, now=datetime.now(UTC)
+        database,
+        await signed_in(database, actor_of("user", admin)),
+        token_hash=b"hash",
+        opened=NOT_KNOWN,
+        now=datetime.now(UTC),
     )
     return opened.id
 

@@ -1,5 +1,6 @@
 """Tokens end and have scopes, and what a token may not do holds over REST and in commands."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -8,17 +9,19 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import text
 
-from admin import invitations, keys, users
+from admin import invitations, keys, sessions, users
 from admin.actor import Actor
-from admin.logins import TokenLives, authenticate_token, create_admin_token
+from admin.logins import TokenLives, authenticate_token, check_still_signed_in, create_admin_token, sign_in
 from api import app as api_app
 from api.admin.deps import AdminDeps
 from api.admin.routers import admin_routers
 from api.customer import members
 from core.db import Database
 from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied
+from tenants.admin_tokens import NOT_KNOWN, insert_token, is_live
 from tests.integration.admin.people import PASSWORD, console_session, is_open, person
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation
+from tests.support.waiting import until
 
 
 async def token_of(database: Database, actor: Actor, scope: str, days: int | None = None) -> str:
@@ -178,3 +181,66 @@ async def test_when_a_token_was_used_last_is_shown(database: Database) -> None:
     [after] = await users.list_admin_tokens(database, actor, user_id=UUID(actor.id))
     assert after.last_used_at is not None
     assert abs(after.last_used_at - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+async def test_a_token_made_while_access_ends_does_not_outlive_it(database: Database) -> None:
+    acme = await make_organisation(database)
+    actor = await person(database, "tenant_developer", acme.tenant_id)
+    user_id = UUID(actor.id)
+
+    async def waits() -> bool:
+        async with database.engine.connect() as connection:  # a role sees the waits of its own sessions alone
+            count = await connection.scalar(
+                text(
+                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+                    "AND datname = current_database()"
+                )
+            )
+        return bool(count)
+
+    acts = (
+        lambda: users.set_role(database, ADMIN, user_id=user_id, role="tenant_viewer"),
+        lambda: users.change_password(database, actor, current=PASSWORD, new="another password"),
+        lambda: users.disable_user(database, ADMIN, user_id=user_id),
+    )
+    for act in acts:
+        maker = await authenticate_token(database, await token_of(database, actor, "access"), pepper=PEPPER)
+        async with database.system() as connection:  # POST /tokens, before it commits
+            await check_still_signed_in(connection, maker, user_id)
+            ends = asyncio.create_task(act())  # type: ignore[no-untyped-call]
+            await until(waits)
+            made = await insert_token(
+                connection,
+                user_id,
+                uuid4(),
+                name="late",
+                token_hash=uuid4().bytes,
+                created_at=datetime.now(UTC),
+                expires_at=datetime.now(UTC) + timedelta(days=1),
+            )
+        await ends
+        async with database.read() as connection:
+            assert not await is_live(connection, made.id)
+        with pytest.raises(AuthenticationFailed) as refused:  # POST /tokens, after the token was read
+            await create_admin_token(database, maker, pepper=PEPPER, user_id=user_id, name="later")
+        assert refused.value.code == "access_ended"
+
+
+async def test_a_sign_in_in_flight_opens_nothing_once_the_password_has_changed(database: Database) -> None:
+    actor = await person(database, "finance")
+    before = await sign_in(database, actor.label, PASSWORD)
+    assert before is not None
+    await users.change_password(database, actor, current=PASSWORD, new="another password")
+    with pytest.raises(AuthenticationFailed):
+        await sessions.open_console_session(
+            database, before, token_hash=b"late", opened=NOT_KNOWN, now=datetime.now(UTC)
+        )
+    with pytest.raises(AuthenticationFailed):
+        await create_admin_token(
+            database,
+            actor,
+            pepper=PEPPER,
+            user_id=UUID(actor.id),
+            name="late",
+            password_hash=before.password_hash,
+        )

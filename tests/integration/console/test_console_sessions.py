@@ -19,7 +19,7 @@ from core.db import Database
 from tenants.admin_tokens import CONSOLE_IDLE
 from tenants.principal import NO_LIMITS, Limits, Principal
 from tenants.rates import RateLimiter
-from tests.integration.admin.people import person
+from tests.integration.admin.people import person, signed_in
 from tests.support.clock import ManualClock
 from tests.support.tenancy import ADMIN, make_organisation
 
@@ -35,10 +35,10 @@ async def actor(database: Database) -> Actor:
 async def test_a_session_lives_by_use_and_not_for_ever(database: Database, actor: Actor) -> None:
     clock = ManualClock()
     store = SessionStore(database, SECRET, clock)
-    token = await store.open(actor)
+    token = await store.open(await signed_in(database, actor))
     session = await store.use(token)
     assert session is not None
-    assert session.actor == actor
+    assert (session.actor.id, session.actor.role) == (actor.id, "finance")
     async with database.read() as connection:
         rows = (await connection.execute(text("SELECT t::text FROM admin_tokens t"))).scalars().all()
     assert not any(token in row or token.encode().hex() in row for row in rows)
@@ -53,7 +53,7 @@ async def test_a_session_lives_by_use_and_not_for_ever(database: Database, actor
 async def test_looking_does_not_keep_a_session_alive(database: Database, actor: Actor) -> None:
     clock = ManualClock()
     store = SessionStore(database, SECRET, clock)
-    token = await store.open(actor)
+    token = await store.open(await signed_in(database, actor))
     clock.advance(CONSOLE_IDLE.total_seconds() - 1)
     assert await store.is_alive(token)
     clock.advance(2)
@@ -71,7 +71,7 @@ async def test_a_page_that_is_open_ends_with_the_role_and_the_person(
         partial(admin_users.set_role, database, ADMIN, user_id=UUID(actor.id), role="platform_admin"),
         partial(admin_users.disable_user, database, ADMIN, user_id=UUID(actor.id)),
     ):
-        tokens.append(await store.open(actor))
+        tokens.append(await store.open(await signed_in(database, actor)))
         assert await store.is_alive(tokens[-1])
         await act()
         assert not await store.is_alive(tokens[-1])
@@ -82,7 +82,7 @@ async def test_a_page_that_is_open_ends_with_the_role_and_the_person(
 
 async def test_tokens_of_another_secret_or_shape_open_nothing(database: Database, actor: Actor) -> None:
     store = SessionStore(database, SECRET, ManualClock())
-    token = await store.open(actor)
+    token = await store.open(await signed_in(database, actor))
     assert await SessionStore(database, b"other", ManualClock()).use(token) is None
     assert await store.use("") is None
     assert await store.use("x" * 10_000) is None
