@@ -12,7 +12,7 @@ from core.db import Database
 from core.ids import uuid7
 from tenants import audit as log
 from tenants.names import clean_name
-from tenants.token_scopes import scope_of
+from tenants.token_scopes import Scope, scope_of
 from tenants.views import AuditEntry
 
 _SECRETS = frozenset({"secret", "hash", "password", "password_hash", "token"})
@@ -31,13 +31,15 @@ async def record(
     reason: str | None = None,
     before: Facts = None,
     after: Facts = None,
+    scope: Scope | None = None,
 ) -> None:
     """Add the audit row of an act, in the act's transaction.
 
+    `scope`: that of the act where its name does not say it.
     `before` and `after` are views or dicts of the state. Raises ValueError when they contain a secret field, and
     PermissionDenied, which undoes the act, when the actor's token lacks the act's scope (tenants.token_scopes).
     """
-    require_scope(actor, scope_of(action))
+    require_scope(actor, scope or scope_of(action))
     await log.insert_entry(
         connection,
         entry_id=uuid7(),

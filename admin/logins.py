@@ -246,6 +246,7 @@ async def revoke_admin_token(database: Database, actor: Actor, *, token_id: UUID
             object_id=token_id,
             before=before,
             after=after,
+            scope="write" if actor.token is not None and actor.token.id == token_id else None,
         )
     return after or before
 

@@ -152,6 +152,7 @@ async def revoke_session(database: Database, actor: Actor, *, session_id: UUID) 
             object_id=session_id,
             before=before,
             after=after,
+            scope="write" if _is_self(actor, before.user_id) else None,
         )
     return after or before
 
@@ -174,6 +175,7 @@ async def end_sessions(database: Database, actor: Actor, *, user_id: UUID | None
             object_kind="user",
             object_id=whom,
             after={"sessions": ended},
+            scope="write" if _is_self(actor, whom) else None,
         )
     return ended
 
@@ -181,9 +183,14 @@ async def end_sessions(database: Database, actor: Actor, *, user_id: UUID | None
 def _manageable(actor: Actor, user_id: UUID, user: UserView | None) -> UserView:
     """`user` when it is the actor, or the actor manages it. Raises NotFound, PermissionDenied."""
     user = visible_user(actor, user_id, user)
-    if actor.kind not in ("user", "token") or actor.id != str(user_id):
+    if not _is_self(actor, user_id):
         require(actor, *TENANT_MANAGERS, tenant_id=user.tenant_id)
     return user
+
+
+def _is_self(actor: Actor, user_id: UUID) -> bool:
+    """Whether the actor is this person, who may end the own sessions with the scope `write`."""
+    return actor.kind in ("user", "token") and actor.id == str(user_id)
 
 
 def _no_session(session_id: UUID) -> NotFound:

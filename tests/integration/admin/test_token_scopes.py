@@ -244,3 +244,29 @@ async def test_a_sign_in_in_flight_opens_nothing_once_the_password_has_changed(d
             name="late",
             password_hash=before.password_hash,
         )
+
+
+async def test_a_token_ends_the_access_of_others_with_that_scope_alone(database: Database) -> None:
+    acme = await make_organisation(database)
+    owner = await person(database, "tenant_owner", acme.tenant_id)
+    other = await person(database, "tenant_viewer", acme.tenant_id)
+    writer = await authenticate_token(database, await token_of(database, owner, "write"), pepper=PEPPER)
+    await token_of(database, owner, "read")
+    await console_session(database, owner)
+    await console_session(database, other)
+    [theirs] = await sessions.list_sessions(database, owner, user_id=UUID(other.id))
+    [own] = await sessions.list_sessions(database, owner, user_id=UUID(owner.id))
+    assert writer.token is not None
+    tokens = await users.list_admin_tokens(database, owner, user_id=UUID(owner.id))
+    [second] = [each for each in tokens if each.id != writer.token.id]
+    for act in (
+        lambda: sessions.revoke_session(database, writer, session_id=theirs.id),
+        lambda: sessions.end_sessions(database, writer, user_id=UUID(other.id)),
+        lambda: users.revoke_admin_token(database, writer, token_id=second.id),
+    ):
+        with pytest.raises(PermissionDenied) as refused:
+            await act()  # type: ignore[no-untyped-call]
+        assert refused.value.code == "token_scope"
+    await sessions.revoke_session(database, writer, session_id=own.id)
+    assert await sessions.end_sessions(database, writer) == 0
+    await users.revoke_admin_token(database, writer, token_id=writer.token.id)
