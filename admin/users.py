@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from admin.actor import Actor, readable, require, user_id_of, visible_user
+from admin.actor import Actor, readable, require, require_scope, user_id_of, visible_user
 from admin.approval_limit import Acting, Facts, person_of
 from admin.audit import record
 from admin.logins import (
@@ -186,8 +186,10 @@ async def change_password(
     """Change the actor's own password, and end all sessions, tokens and the recovery code: who knew the old password
     may have made them. Wrong ones count as failed sign-ins from the network address `address`.
 
-    Raises AuthenticationFailed when `current` is wrong, InvalidRequest, RateLimited.
+    Raises PermissionDenied for a token without the scope `access`, before it learns anything about passwords,
+    AuthenticationFailed when `current` is wrong, InvalidRequest, RateLimited.
     """
+    require_scope(actor, "access")
     user_id = user_id_of(actor)
     check_password(new, "new")
     await count_attempt(database, actor.label, address)

@@ -270,3 +270,11 @@ async def test_a_token_ends_the_access_of_others_with_that_scope_alone(database:
     await sessions.revoke_session(database, writer, session_id=own.id)
     assert await sessions.end_sessions(database, writer) == 0
     await users.revoke_admin_token(database, writer, token_id=writer.token.id)
+
+
+async def test_a_token_without_access_learns_nothing_about_passwords(database: Database) -> None:
+    actor = await person(database, "finance")
+    writer = await authenticate_token(database, await token_of(database, actor, "write"), pepper=PEPPER)
+    with pytest.raises(PermissionDenied) as refused:
+        await users.change_password(database, writer, current="a wrong one", new="another password")
+    assert refused.value.code == "token_scope"
