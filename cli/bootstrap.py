@@ -10,7 +10,7 @@ import msgspec
 from admin.actor import Actor, system_actor
 from admin.credits import grant_credit
 from admin.keys import create_key, find_key
-from admin.logins import TOKEN_LIVES, authenticate_token, create_admin_token
+from admin.logins import TOKEN_LIVES, TokenLives, authenticate_token, create_admin_token
 from admin.models import add_model, list_models
 from admin.money_rules import store_first_rules
 from admin.prices import ensure_list_prices
@@ -34,15 +34,21 @@ _RULES = ("approval_limit_usd", "approval_days", "default_credit_limit_usd")
 
 
 async def bootstrap(
-    database: Database, secrets: Secrets, catalog: Catalog, *, demo: bool, limits: Limits
+    database: Database,
+    secrets: Secrets,
+    catalog: Catalog,
+    *,
+    demo: bool,
+    limits: Limits,
+    lives: TokenLives = TOKEN_LIVES,
 ) -> None:
     """Create what is missing. Sets the admin token and, with `demo`, the demo key of `secrets`.
 
-    `limits`: those of the demo organisation.
+    `limits`: those of the demo organisation. The admin token lives as long as `lives` allows.
     """
     actor = system_actor("penstock up")
     await offer_models(database, actor, catalog)
-    await _make_admin(database, actor, secrets)
+    await _make_admin(database, actor, secrets, lives)
     if demo:
         await _make_demo(database, actor, secrets, limits)
 
@@ -82,8 +88,8 @@ async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> No
     await ensure_list_prices(database, actor, rates)
 
 
-async def _make_admin(database: Database, actor: Actor, secrets: Secrets) -> None:
-    """Create the first platform admin with a token for the admin REST API."""
+async def _make_admin(database: Database, actor: Actor, secrets: Secrets, lives: TokenLives) -> None:
+    """Create the first platform admin with a token for the admin REST API; none for one disabled or of another role."""
     pepper = secrets.key_pepper.encode()
     users = {user.email: user for user in await list_users(database, actor)}
     user = users.get(secrets.admin_email)
@@ -91,6 +97,9 @@ async def _make_admin(database: Database, actor: Actor, secrets: Secrets) -> Non
         user = await create_user(
             database, actor, email=secrets.admin_email, password=secrets.admin_password, role=PLATFORM_ADMIN
         )
+    if user.status != "active" or user.role != PLATFORM_ADMIN:
+        secrets.admin_token = ""
+        return
     if secrets.admin_token:
         try:
             await authenticate_token(database, secrets.admin_token, pepper=pepper)
@@ -104,7 +113,8 @@ async def _make_admin(database: Database, actor: Actor, secrets: Secrets) -> Non
         user_id=user.id,
         name="penstock up",
         scopes=ALL_SCOPES,
-        days=TOKEN_LIVES.longest,
+        days=lives.longest,
+        lives=lives,
     )
     secrets.admin_token = made.secret
 

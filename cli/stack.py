@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from admin.actor import system_actor
+from admin.logins import TokenLives
 from cli import stripe_setup
 from cli.bootstrap import bootstrap, store_rules
 from cli.display import Display, Step
@@ -197,7 +198,14 @@ class Platform:
         try:
             settings = Settings()
             limits = default_limits(settings)
-            await bootstrap(database, self._secrets, catalog, demo=self._options.demo, limits=limits)
+            await bootstrap(
+                database,
+                self._secrets,
+                catalog,
+                demo=self._options.demo,
+                limits=limits,
+                lives=TokenLives.of(settings),
+            )
             self._notes += await store_rules(database, system_actor("penstock up"), settings)
             if self._external:
                 self._notes += await offer(

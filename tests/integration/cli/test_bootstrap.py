@@ -1,6 +1,7 @@
 """What the first start makes, and that later starts leave it alone."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import func, select, text
@@ -9,12 +10,12 @@ from admin.accounts import get_account
 from admin.actor import system_actor
 from admin.keys import find_key, revoke_key
 from admin.limits import list_limits
-from admin.logins import authenticate_token, list_admin_tokens, revoke_admin_token, verify_login
+from admin.logins import TokenLives, authenticate_token, list_admin_tokens, revoke_admin_token, verify_login
 from admin.model_life import retire_model
 from admin.models import list_models
 from admin.prices import list_prices, set_price
 from admin.tenants import list_tenants
-from admin.users import list_users
+from admin.users import create_user, disable_user, list_users, set_role
 from cli.bootstrap import bootstrap
 from cli.commands.roles import migrate
 from cli.rundir import Secrets
@@ -110,3 +111,29 @@ async def test_migrate_offers_the_catalog_and_leaves_what_is_set(
     [price] = [price for price in await list_prices(database, ACTOR) if price.model == name]
     assert price.input == "9.00"
     assert await list_users(database, ACTOR) == []
+
+
+async def test_the_token_keeps_to_the_operators_longest_life(database: Database) -> None:
+    await bootstrap(
+        database, Secrets(), CATALOG, demo=False, limits=LIMITS, lives=TokenLives(default=5, longest=7)
+    )
+    [user] = await list_users(database, ACTOR)
+    [token] = await list_admin_tokens(database, ACTOR, user_id=user.id)
+    assert token.expires_at - token.created_at == timedelta(days=7)
+
+
+@pytest.mark.parametrize("act", ["disable", "role"])
+async def test_a_first_admin_who_is_one_no_longer_gets_no_token(database: Database, act: str) -> None:
+    secrets = Secrets()
+    await bootstrap(database, secrets, CATALOG, demo=False, limits=LIMITS)
+    [user] = await list_users(database, ACTOR)
+    await create_user(
+        database, ACTOR, email="second@example.com", password="a long password", role="platform_admin"
+    )
+    if act == "disable":
+        await disable_user(database, ACTOR, user_id=user.id)
+    else:
+        await set_role(database, ACTOR, user_id=user.id, role="finance")
+    await bootstrap(database, secrets, CATALOG, demo=False, limits=LIMITS)
+    assert secrets.admin_token == ""
+    assert len(await list_admin_tokens(database, ACTOR, user_id=user.id)) == 1
