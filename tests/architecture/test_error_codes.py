@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "api.md"
 ELSEWHERE = {
     "conflict", "error", "missing_admin_token", "payment_required", "server_error", "waits_for_approval",
-    "webhook_body",
+    "webhook_body", "called_off",
 }  # fmt: skip
 """Codes of administration, of Stripe's webhooks, of failed responses' objects, and of classes that are not raised."""
 
