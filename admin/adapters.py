@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import io
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -118,8 +119,8 @@ async def create_adapter(
     adapter_id = uuid7()
     try:
         files = (
-            await _store(database, adapter_id, CONFIG, _parts_of(upload.config)),
-            await _store_file(database, adapter_id, upload.weights),
+            await _store(database, adapter_id, CONFIG, io.BytesIO(upload.config)),
+            await _store(database, adapter_id, WEIGHTS, upload.weights),
         )
         word = base64.b32encode(suffix()).decode().lower()
         made = Adapter(
@@ -165,7 +166,8 @@ async def _add(database: Database, actor: Actor, made: Adapter, limits: AdapterL
     async with write_system(database) as connection:
         await lock_adapters(connection, made.tenant_id)
         _check_count(await read_adapters(connection, tenant_id=made.tenant_id), made.model, made.name, limits)
-        await insert_adapter(connection, msgspec.structs.replace(made, created_at=await now_of(connection)))
+        made = msgspec.structs.replace(made, created_at=await now_of(connection))
+        await insert_adapter(connection, made)
         await delete_lost_parts(connection, _before(made.id))
         view = _view(made)
         await record(
@@ -211,7 +213,7 @@ async def remove_adapter(
     return view
 
 
-async def _store_file(database: Database, adapter_id: UUID, file: BinaryIO) -> AdapterFile:
+async def _store(database: Database, adapter_id: UUID, path: str, file: BinaryIO) -> AdapterFile:
     await asyncio.to_thread(file.seek, 0)
     digest, size, part = hashlib.sha256(), 0, 0
     while batch := await asyncio.to_thread(file.read, PARTS_AT_ONCE * PART_BYTES):
@@ -220,17 +222,8 @@ async def _store_file(database: Database, adapter_id: UUID, file: BinaryIO) -> A
         rows = [(part + number, data) for number, data in _parts_of(batch)]
         part += len(rows)
         async with database.system() as connection:
-            await insert_parts(connection, adapter_id, WEIGHTS, rows)
-    return AdapterFile(WEIGHTS, size, digest.hexdigest())
-
-
-async def _store(
-    database: Database, adapter_id: UUID, path: str, parts: list[tuple[int, bytes]]
-) -> AdapterFile:
-    async with database.system() as connection:
-        await insert_parts(connection, adapter_id, path, parts)
-    whole = b"".join(data for _, data in parts)
-    return AdapterFile(path, len(whole), hashlib.sha256(whole).hexdigest())
+            await insert_parts(connection, adapter_id, path, rows)
+    return AdapterFile(path, size, digest.hexdigest())
 
 
 def _parts_of(data: bytes) -> list[tuple[int, bytes]]:

@@ -195,7 +195,7 @@ class Settings(BaseSettings):
     approval_days: int = Field(default=14, ge=1, le=366)
     """Days that an act may wait for another person."""
     token_days: int = Field(default=90, ge=1, le=3650)
-    """Days that a token of the admin REST lives when its maker says nothing."""
+    """Days that a token of the admin REST lives when none are stated."""
     token_longest_days: int = Field(default=365, ge=1, le=3650)
     """Days that one may live at most."""
     hold_ttl_s: float = 60.0

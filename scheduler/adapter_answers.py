@@ -1,7 +1,7 @@
 """Answers agents about LoRA adapters from PostgreSQL, beside the placement of requests."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 import msgspec
@@ -25,6 +25,11 @@ AT_A_TIME = 2
 MAX_KEPT = 10_000
 """Adapters of one host that are looked up at a time."""
 _AWAY = "PostgreSQL does not answer the scheduler"
+_ANSWER_TO: Mapping[type[Question], Callable[..., Answer]] = {
+    AdapterQuestion: AdapterAnswer,
+    AdapterPartQuestion: AdapterPartAnswer,
+    AdaptersKept: AdaptersGone,
+}
 
 
 class AdapterAnswers:
@@ -73,10 +78,4 @@ class AdapterAnswers:
                         )
         except (SQLAlchemyError, OSError, ValueError) as error:
             why = str(error) if isinstance(error, ValueError) else _AWAY
-        match question:
-            case AdapterQuestion():
-                return AdapterAnswer(number, error=why)
-            case AdapterPartQuestion():
-                return AdapterPartAnswer(number, error=why)
-            case AdaptersKept():
-                return AdaptersGone(number, error=why)
+        return _ANSWER_TO[type(question)](number, error=why)

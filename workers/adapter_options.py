@@ -1,4 +1,4 @@
-"""What engines are told about LoRA adapters: the arguments of profiles, by vLLM's names."""
+"""The arguments of profiles that concern LoRA adapters, by vLLM's names."""
 
 from workers.catalog import CatalogModel, EngineProfile
 
