@@ -10,12 +10,7 @@ from pathlib import Path
 from uuid import UUID
 
 from huggingface_hub import HfApi, hf_hub_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from admin.actor import Actor, require
 from admin.adapters import AdapterLimits, AdapterView, Upload, check_place, create_adapter
@@ -23,6 +18,7 @@ from core.db import Database
 from core.errors import InvalidRequest, NotFound, RequestTooLarge, Unavailable
 from tenants.roles import KEY_MANAGERS
 from workers.adapter_files import CONFIG, MAX_CONFIG_BYTES, WEIGHTS
+from workers.hub_errors import HUB_FAILURES
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -96,8 +92,11 @@ def _download(repository: str, revision: str, into: Path, most_bytes: int) -> st
             f"the model hub has no {repository} at {revision[:100]!r}, or not for this platform",
             param="repository",
         ) from None
-    except (HfHubHTTPError, OSError) as error:
-        raise Unavailable(f"the model hub does not give {repository}: {type(error).__name__}") from None
+    except HUB_FAILURES as error:
+        raise Unavailable(
+            f"the model hub does not give {repository} ({type(error).__name__}); try again later, or upload its files",
+            code="hub_unreachable",
+        ) from None
     if sum((into / name).stat().st_size for name in (CONFIG, WEIGHTS)) > most_bytes:
         raise RequestTooLarge("the adapter is larger than the hub says", param="repository")
     return commit

@@ -27,9 +27,7 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -39,6 +37,7 @@ from huggingface_hub.utils._http import default_client_factory
 from core.errors import EngineFailed
 from workers import weights_manifest as manifests
 from workers import weights_room
+from workers.hub_errors import HUB_FAILURES
 from workers.replica_view import EngineRefused
 from workers.weights_manifest import PrefetchLine, WeightsFile
 
@@ -188,7 +187,7 @@ def _listed(repo: str, revision: str, model: Path, load_format: str) -> tuple[st
         )
     except HFValidationError as error:
         raise EngineRefused(f"{repo!r} is no name on the hub, such as ORG/NAME") from error
-    except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
+    except HUB_FAILURES as error:
         if files := manifests.files_on_disk(model, cached):
             return cached, files, True
         raise _not_given(repo, revision, error) from error
@@ -224,8 +223,10 @@ def _download(repo: str, commit: str, cache: Path, files: list[WeightsFile]) -> 
         snapshot_download(
             repo, revision=commit, cache_dir=cache, allow_patterns=[glob.escape(each.path) for each in files]
         )
-    # The client's faster transport (hf_xet) raises RuntimeError for all its failures, ValueError where it is needed.
-    except (HfHubHTTPError, httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
+    except (
+        *HUB_FAILURES,
+        ValueError,
+    ) as error:  # ValueError: the faster transport (hf_xet) is needed and not there
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
 
 from core.errors import Unavailable
 from workers.catalog import Catalog, CatalogModel
 from workers.engine_command import tiny_directory
+from workers.hub_errors import HUB_FAILURES
 
 _FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 _NEEDED = "tokenizer.json"
@@ -41,7 +41,7 @@ def tokenizer_directory(name: str, catalog: Catalog, data_dir: Path, tokenizer_d
         )
     try:
         snapshot_download(model.hub_id, revision=_revision(model), allow_patterns=_FILES, local_dir=place)
-    except (OSError, HfHubHTTPError, ValueError) as error:
+    except (*HUB_FAILURES, ValueError) as error:
         raise Unavailable(
             f"the tokenizer of {model.hub_id} could not be fetched ({type(error).__name__}); put its "
             f"{', '.join(_FILES)} into {place}"

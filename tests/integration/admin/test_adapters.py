@@ -1,6 +1,7 @@
 """LoRA adapters as organisations create, see and delete them, and as agents and API processes read them."""
 
 import io
+import socket
 from uuid import uuid4
 
 import pytest
@@ -26,6 +27,7 @@ from core.errors import (
     NotFound,
     PermissionDenied,
     RequestTooLarge,
+    Unavailable,
 )
 from core.ids import uuid7
 from scheduler.adapter_answers import AdapterAnswers
@@ -238,3 +240,16 @@ async def test_an_adapter_is_imported_from_the_hub(
         with pytest.raises(Conflict, match="there is an adapter 'hub'"):
             await import_()
         assert len(hub.downloads) == asked  # it is known before the hub is asked
+
+
+async def test_a_hub_that_is_not_reached(
+    database: Database, acme: Organisation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+    with pytest.raises(Unavailable, match="upload its files") as refused:
+        await import_adapter(
+            database, member(acme.tenant_id), tenant_id=acme.tenant_id, model=MODEL, name="hub",
+            repository="acme/support-lora", revision="main", limits=LIMITS,
+        )  # fmt: skip
+    assert refused.value.code == "hub_unreachable"

@@ -8,7 +8,7 @@ import asyncio
 import gzip
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,7 +19,9 @@ from admin import keys as admin_keys
 from admin import projects as admin_projects
 from admin import users as admin_users
 from cli.commands.sim.engine import simulated_tokenizer
+from sim.hub import FakeHub
 from tenants.roles import Role
+from tests.support.adapters import adapter_files
 from tests.support.api_process import MODEL, Api, api_process
 from tests.support.fuzzing import ALL, DRAWN, Documented, Fuzzed, Fuzzer, with_values
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation
@@ -40,7 +42,15 @@ pytestmark = [
 
 
 @pytest.fixture
-async def api(pg_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Api]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A model hub on this machine in place of the real one."""
+    with FakeHub("acme/support-lora", adapter_files()).serve() as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield
+
+
+@pytest.fixture
+async def api(pg_url: str, redis_url: str, tmp_path: Path, hub: None) -> AsyncIterator[Api]:
     async with api_process(
         pg_url, redis_url, tmp_path, credit="100000", speedup=5000.0, listings_per_min=0,
         invalid_per_address_per_min=0, tokenizer=simulated_tokenizer(),
@@ -134,7 +144,7 @@ async def test_members(api: Api) -> None:
     found = await fuzzed(api, document, new_token(api, "tenant_owner"), drawn=2, paths="^/v1/organization")
     assert not found.report, found.report
     assert len(found.statuses) >= 37
-    assert len(found.never(OK)) <= 12, found.never(OK)
+    assert len(found.never(OK)) <= 15, sorted(found.never(OK))
 
 
 async def test_administration(api: Api) -> None:
