@@ -131,7 +131,7 @@ def fetch_config(hub_id: str, revision: str | None) -> dict[str, Any]:
         raise InvalidRequest(
             f"the hub has no config.json of {hub_id} ({type(error).__name__})", param="weights"
         ) from None
-    except (*HUB_FAILURES, ValueError) as error:
+    except HUB_FAILURES as error:
         raise Unavailable(
             f"config.json of {hub_id} could not be fetched from the hub ({type(error).__name__}): is the name right, "
             "and does this machine reach the hub? --weights DIR reads a local directory",

@@ -223,10 +223,7 @@ def _download(repo: str, commit: str, cache: Path, files: list[WeightsFile]) -> 
         snapshot_download(
             repo, revision=commit, cache_dir=cache, allow_patterns=[glob.escape(each.path) for each in files]
         )
-    except (
-        *HUB_FAILURES,
-        ValueError,
-    ) as error:  # ValueError: the faster transport (hf_xet) is needed and not there
+    except HUB_FAILURES as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""
 

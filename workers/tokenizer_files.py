@@ -41,7 +41,7 @@ def tokenizer_directory(name: str, catalog: Catalog, data_dir: Path, tokenizer_d
         )
     try:
         snapshot_download(model.hub_id, revision=_revision(model), allow_patterns=_FILES, local_dir=place)
-    except (*HUB_FAILURES, ValueError) as error:
+    except HUB_FAILURES as error:
         raise Unavailable(
             f"the tokenizer of {model.hub_id} could not be fetched ({type(error).__name__}); put its "
             f"{', '.join(_FILES)} into {place}"
