@@ -25,23 +25,36 @@ _NEEDED = ("running_at", "joined_at")
 class ArrivingHosts:
     """What is known of hosts in creation, and of the loads on them."""
 
-    def __init__(self, figures: Figures, create_s: float | None, gpu_of: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        figures: Figures,
+        create_s: float | None,
+        gpu_of: Callable[[str], str],
+        takes_adapters: Callable[[str], bool] = lambda model: False,
+    ) -> None:
         """`figures` give the load of a model that was never measured, and `create_s` the seconds from a request to the
-        start of the engine, until hosts have shown it. `gpu_of` gives the GPU of a kind of hosts.
+        start of the engine, until hosts have shown it. `gpu_of` gives the GPU of a kind of hosts. `takes_adapters`
+        holds for a model until a replica of it is known.
         """
         self._figures, self._create_s, self._gpu_of = figures, create_s, gpu_of
+        self._takes_adapters = takes_adapters
         self._loads: dict[str, float] = {}
         """By model: the measured seconds of a load, the download of the weights included."""
+        self._adapters: dict[str, bool] = {}
+        """By model: whether engines of its latest known replicas take adapters."""
 
     def learn(self, replicas: Iterable[ReplicaStatus]) -> None:
         """Take the measured times of replicas; those of a model that has none any more stay."""
         found: dict[str, list[float]] = {}
+        adapters: dict[str, bool] = {}
         for status in replicas:
+            adapters[status.model] = adapters.get(status.model, False) or status.max_adapters > 0
             if status.times.load.count:
                 found.setdefault(status.model, []).append(
                     status.times.load.mean_s + status.times.prefetch.mean_s
                 )
         self._loads |= {model: fmean(seconds) for model, seconds in found.items()}
+        self._adapters |= adapters
 
     def arrivals(
         self, known: ProviderHosts, elapsed_s: float, reported: Set[str], now: float
@@ -61,9 +74,9 @@ class ArrivingHosts:
                 continue
             left = _left_s(one, known.at, elapsed_s, stages.get(one.kind), load_s, self._create_s)
             if left is not None:
-                found.setdefault(one.model, []).append(
-                    Arrival(now + left, one.region, self._gpu_of(one.kind))
-                )
+                takes = self._adapters.get(one.model, self._takes_adapters(one.model))
+                arrival = Arrival(now + left, one.region, self._gpu_of(one.kind), takes)
+                found.setdefault(one.model, []).append(arrival)
         return found
 
     def created_in_s(self, known: ProviderHosts, model: str, kind: str) -> float | None:

@@ -141,7 +141,10 @@ class PlanActor:
         `kinds`: those that may be created for a model, in the order in which the plan tries them.
         """
         known, arriving = self._store.hosts, self._arriving
-        waker.reserved = {}  # until the plan is acted on
+        waker.reserved, waker.turns = {}, {}  # until the plan is acted on
+        waker.gives_gpus = self._gives_gpus
+        replicas = list(replicas)
+        waker.note_gpus(replicas, now)
         if known is None or arriving is None:
             return
         engines = {row.engine.replica_id: (row.agent_id, row.engine) for row in replicas}
@@ -263,6 +266,13 @@ class PlanActor:
         if known is None or now < self._starts_at:
             return
         ranks, statuses, homes = _engines(hosts, state)
+        state.on_turns(
+            {
+                row.model: now + row.turn_in_s
+                for row in plan.models
+                if row.turn_in_s is not None and self._gives_gpus(row.model)
+            }
+        )
         destroyed = {row.host_id: row.reason for row in plan.destroy if known.may_destroy(row.host_id)}
         busy = self._busy(ranks, homes, hosts, state)
         removals = []
@@ -301,6 +311,11 @@ class PlanActor:
                 for gpu in reported[step.replica_id].gpu_ids
                 if not self._executor.leaves_alone(step.replica_id)  # others may have the GPUs meanwhile
             }
+
+    def _gives_gpus(self, model: str) -> bool:
+        """Whether the plan takes GPUs from other models for one."""
+        limits = self._limits().get(model)
+        return limits is not None and limits.max_awake > 0 and self.mode_of(model) is Mode.ON
 
     def mode_of(self, model: str) -> Mode:
         """Whether the plan is acted on for a model."""

@@ -43,6 +43,7 @@ from scheduler.server_tls import ServerTls
 from scheduler.service import SchedulerService
 from scheduler.wake_on_demand import catalog_figures
 from workers.acting.places import parse_places
+from workers.adapter_options import max_adapters
 from workers.added_models import AddedModelDirectory
 from workers.catalog import Catalog, load_catalog
 from workers.engine_counters import record_counters
@@ -225,7 +226,11 @@ def arriving_hosts(catalog: Catalog) -> ArrivingHosts:
     def gpu_of(kind: str) -> str:
         return catalog.hosts[kind].gpu if kind in catalog.hosts else ""
 
-    return ArrivingHosts(catalog_figures(catalog), create_s, gpu_of)
+    def takes_adapters(name: str) -> bool:
+        model = catalog.models.get(name)
+        return model is not None and max_adapters(model.profile()) > 0
+
+    return ArrivingHosts(catalog_figures(catalog), create_s, gpu_of, takes_adapters)
 
 
 def autoscaler_settings(settings: Settings) -> AutoscalerSettings:

@@ -220,6 +220,8 @@ class ModelPlanView(msgspec.Struct, frozen=True):
     planned_rps: float
     """Arrivals per second that are planned for: the measured rate and a margin for its uncertainty."""
     reason: str
+    turn_in_s: float | None = None
+    """Seconds until its first replica serves, where it waits for GPUs that other models use; null = it does not."""
 
 
 class PlanChangeView(msgspec.Struct):

@@ -71,7 +71,7 @@ class HeldEngine(ReplicaView):
         self._own = EngineCounters()
         """Tokens of the agent's own requests after the warm-up, which heartbeats leave out of the counters."""
         self._rests_at = 0
-        """The level of its last sleep."""
+        """The level of its last sleep, or of the one that it is going to."""
         self._condemned = ""
         """Why the engine has been given up."""
         self._scraped_at = clock.monotonic()
@@ -107,9 +107,9 @@ class HeldEngine(ReplicaView):
 
     @property
     def rests_at(self) -> int:
-        """The level at which it sleeps or is going to; 0 = neither."""
-        going = self._life.phase in (Phase.SETTLING, Phase.FALLING_ASLEEP)
-        return self._rests_at if going else ASLEEP.get(self._life.phase, 0)
+        """The level at which it sleeps, is going to or wakes from, and so holds memory; 0 = none."""
+        moves = self._life.phase in (Phase.SETTLING, Phase.FALLING_ASLEEP, Phase.WAKING)
+        return self._rests_at if moves else ASLEEP.get(self._life.phase, 0)
 
     @property
     def times(self) -> LifeTimes:
@@ -196,12 +196,14 @@ class HeldEngine(ReplicaView):
         asleep_at = self._life.sleep_level
         if asleep_at >= level:
             return
-        self._rests_at = level
         boot = self.boot_id
         if asleep_at:
+            self._rests_at = asleep_at
             self._fire(Event.WAKE, "going from sleep level 1 to 2")
             await self._guarded(boot, Phase.WAKING, engine_sleep.wake_up(self._api, asleep_at))
+            self._rests_at = level
         else:
+            self._rests_at = level
             after_failure = Event.DRAIN if self._life.phase is Phase.DRAINING else Event.RESUME
             try:
                 await self._drain("sleep", deadline_s, event=Event.REST, quiet_s=SLEEP_QUIET_S)
@@ -228,6 +230,7 @@ class HeldEngine(ReplicaView):
         """Wake the engine and have it prove its weights; one that does not is ended and starts again."""
         level, boot = self._life.sleep_level, self.boot_id
         self._require("wake", Event.WAKE)
+        self._rests_at = level
         self._fire(Event.WAKE, f"waking from sleep level {level}")
         self._save()
         await self._guarded(boot, Phase.WAKING, self._wake_and_prove(level))

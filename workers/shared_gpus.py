@@ -32,7 +32,7 @@ class OnGpus(Protocol):
 
     @property
     def rests_at(self) -> int:
-        """The level at which it sleeps or is going to; 0 = neither."""
+        """The level at which it sleeps, is going to or wakes from, and so holds memory; 0 = none."""
 
 
 class SharedGpus:

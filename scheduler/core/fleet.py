@@ -215,7 +215,9 @@ class Fleet:
         """The choice of a replica for `request`. It changes no load; that it was blocked may wake a replica."""
         pool = self._pools.get(request.model)
         found = Blocked(Reason.UNKNOWN_MODEL) if pool is None else self._choose(request, pool, now, rng)
-        return blocked(self.waker, request, found) if isinstance(found, Blocked) else found
+        if not isinstance(found, Blocked):
+            return found
+        return blocked(self.waker, request, found, self.replicas_of(request.model))
 
     def wakes(self, model: str) -> bool:
         """Whether a request for `model` may wake a replica."""

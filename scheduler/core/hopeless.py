@@ -182,7 +182,9 @@ class HopelessReview:
         waker = self._fleet.waker
         created_s = waker.creatable.get(self._model) if waker is not None else None
         standing = Standing(0, pool.ready, created_s)
-        return self._refuse(queued, refusals.hopeless(queued.request, reason, standing))
+        lacks_gpus = waker is not None and waker.lacks_gpus(self._fleet.replicas_of(self._model))
+        refusal = refusals.hopeless(queued.request, reason, standing, lacks_gpus=lacks_gpus)
+        return self._refuse(queued, refusal)
 
     def _too_late(self, queued: QueuedRequest, wait_s: float | None, now: float) -> Rejection:
         standing = self._waits.standing(queued.request, queued, now)

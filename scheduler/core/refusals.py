@@ -90,8 +90,13 @@ def too_large(request: PlaceRequest, standing: Standing, need: int, largest: int
     return _refusal(request, 503, "larger_than_kv_cache", text, standing)
 
 
-def hopeless(request: PlaceRequest, reason: Reason, standing: Standing) -> PlaceRefused:
-    """No replica will take the request, for `reason`. The wait of `standing` is that for a host that may be created."""
+def hopeless(
+    request: PlaceRequest, reason: Reason, standing: Standing, *, lacks_gpus: bool = False
+) -> PlaceRefused:
+    """No replica will take the request, for `reason`. The wait of `standing` is that for a host that may be created.
+
+    `lacks_gpus`: other models use the GPUs of the model's resting replicas.
+    """
     model = request.model
     texts = {
         Reason.NOT_WARM: f"model {model} has no warm replica and none is starting",
@@ -100,6 +105,8 @@ def hopeless(request: PlaceRequest, reason: Reason, standing: Standing) -> Place
         Reason.UNKNOWN_MODEL: f"no host serves model {model} now",
     }
     text = texts.get(reason, f"model {model} has no capacity now")
+    if lacks_gpus and reason is Reason.NOT_WARM:
+        text = f"model {model} has no warm replica, and other models use the GPUs of those that rest"
     if standing.wait_s is None:
         return _refusal(request, 503, reason.value, text, standing)
     text += f"; a host that is created for it serves about {standing.wait_s:.0f} s later"

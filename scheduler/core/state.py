@@ -301,6 +301,12 @@ class SchedulerState:
         if self.fleet.waker is not None:
             self.fleet.waker.on_result(replica_id, ok, why, now)
 
+    def on_turns(self, turns: Mapping[str, float]) -> None:
+        """Take when models that wait for GPUs which others use serve, in monotonic seconds, and review their queues."""
+        if self.fleet.waker is not None:
+            self.fleet.waker.turns = turns
+            self._mark_dirty(set(turns), True)
+
     def tick(self) -> None:
         """Serve every queue in the next dispatch: the passage of time alone may allow placements."""
         self._dirty.update(self.queues)

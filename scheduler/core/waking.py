@@ -43,6 +43,8 @@ class Arrival(NamedTuple):
     """When it serves, as expected."""
     region: str
     gpu: str
+    adapters: bool = False
+    """Whether its engine takes adapters."""
 
 
 class WakeOrder(NamedTuple):
@@ -61,12 +63,21 @@ class _Wanted(NamedTuple):
     regions: tuple[str, ...]
     gpus: tuple[str, ...]
     exclude: tuple[str, ...]
+    adapter: bool
+    """Whether it needs an engine that takes adapters."""
+
+    @classmethod
+    def of(cls, request: PlaceRequest) -> "_Wanted":
+        """What `request` may run on."""
+        exclude = tuple(request.exclude)
+        return cls(request.model, request.regions, request.gpus, exclude, bool(request.adapter))
 
     def allows(self, replica: Replica) -> bool:
         """Whether the request may run there."""
         engine = replica.engine
         allowed = allows_place(self.regions, self.gpus, engine.region, engine.gpu)
-        return allowed and engine.replica_id not in self.exclude
+        takes = not self.adapter or engine.max_adapters > 0
+        return allowed and takes and engine.replica_id not in self.exclude
 
 
 @dataclass(slots=True)
@@ -99,6 +110,10 @@ class Waker:
         """The replicas that use a GPU, by agent and GPU."""
         self.reserved: Mapping[tuple[str, str], str] = {}
         """By agent and GPU: the model that the plan gives it to, until its replica starts."""
+        self.turns: Mapping[str, float] = {}
+        """By model that waits for GPUs which others use: when the plan expects its first replica to serve."""
+        self.gives_gpus: Callable[[str], bool] = lambda model: True
+        """Whether the plan gives a model GPUs which others use."""
         self.arrivals: Mapping[str, Sequence[Arrival]] = {}
         """By model: the hosts in creation on which none of its replicas is known yet."""
         self.creatable: Mapping[str, float | None] = {}
@@ -107,7 +122,11 @@ class Waker:
     def want(self, request: PlaceRequest) -> None:
         """Note that a request found no ready replica."""
         if len(self._wanted) < MAX_WANTED:
-            self._wanted[_Wanted(request.model, request.regions, request.gpus, tuple(request.exclude))] = None
+            self._wanted[_Wanted.of(request)] = None
+
+    def note_gpus(self, fleet: Iterable[Replica], now: float) -> None:
+        """Note which GPUs the replicas use. `fleet`: all of them."""
+        self._gpus = self._gpus_in_use(fleet, now)
 
     def take_orders(
         self, replicas_of: Callable[[str], Iterable[Replica]], fleet: Iterable[Replica], now: float
@@ -121,14 +140,14 @@ class Waker:
         if not wanted:
             return []
         every = list(fleet)
-        self._gpus = self._gpus_in_use(every, now)
+        self.note_gpus(every, now)
         known = {each: list(replicas_of(each.model)) for each in wanted}
         orders = []
         for each, replicas in sorted(known.items(), key=lambda row: self._last_served(row[1])):
             order = self.order(each.model, [one for one in replicas if each.allows(one)], now)
             if order is not None:
                 orders.append(order)
-                self._gpus = self._gpus_in_use(every, now)
+                self.note_gpus(every, now)
         return orders
 
     def _last_served(self, replicas: Iterable[Replica]) -> float:
@@ -156,7 +175,7 @@ class Waker:
         waits = [
             wait
             for replica in self._heard(replicas, now)
-            if (allowed or not rests(replica)) and (wait := self._wait_s(replica, now)) is not None
+            if (allowed or not rests(replica)) and (wait := self._turn_s(replica, now)) is not None
         ]
         waits += [max(MIN_LEFT_S, arrival.at - now) for arrival in self.arrivals.get(model, ())]
         return min(waits, default=None)
@@ -169,14 +188,41 @@ class Waker:
             now < self.begins_at
             or model in self.arrivals
             or any(
-                _on_its_way(replica) or (allowed and rests(replica)) for replica in self._heard(replicas, now)
+                _on_its_way(replica) or (allowed and self._may_wake(replica))
+                for replica in self._heard(replicas, now)
             )
+        )
+
+    def wakes_for(self, request: PlaceRequest, replicas: Iterable[Replica]) -> bool:
+        """Whether a request may wake one of `replicas`, those of its model."""
+        wanted = _Wanted.of(request)
+        return self.allowed(request.model) and any(
+            self._may_wake(each) for each in replicas if wanted.allows(each)
+        )
+
+    def lacks_gpus(self, replicas: Iterable[Replica]) -> bool:
+        """Whether one of these replicas of a model rests, and none of those can get the GPUs that others use."""
+        resting = [each for each in replicas if rests(each)]
+        return bool(resting) and not any(self._may_wake(each) for each in resting)
+
+    def _may_wake(self, replica: Replica) -> bool:
+        """Whether a replica rests, and has its GPUs or is given them by the plan."""
+        return rests(replica) and (not self._used_by_others(replica) or self.gives_gpus(replica.engine.model))
+
+    def _used_by_others(self, replica: Replica) -> bool:
+        """Whether other replicas use GPUs of a replica that the plan does not give to its model."""
+        engine = replica.engine
+        return any(
+            self._gpus.get((replica.agent_id, gpu), set()) - {engine.replica_id}
+            and self.reserved.get((replica.agent_id, gpu)) != engine.model
+            for gpu in engine.gpu_ids
         )
 
     def arrives(self, request: PlaceRequest) -> bool:
         """Whether a host in creation will serve a request."""
         return any(
             allows_place(request.regions, request.gpus, arrival.region, arrival.gpu)
+            and (arrival.adapters or not request.adapter)
             for arrival in self.arrivals.get(request.model, ())
         )
 
@@ -248,6 +294,13 @@ class Waker:
 
     def _heard(self, replicas: Iterable[Replica], now: float) -> Iterable[Replica]:
         return (replica for replica in replicas if now - replica.last_seen_at <= self._stale_s)
+
+    def _turn_s(self, replica: Replica, now: float) -> float | None:
+        """Seconds until a replica serves, the turns of those that use its GPUs included."""
+        if not rests(replica) or not self._used_by_others(replica):
+            return self._wait_s(replica, now)
+        at = self.turns.get(replica.engine.model)
+        return None if at is None else max(MIN_LEFT_S, at - now)
 
     def _wait_s(self, replica: Replica, now: float) -> float | None:
         """Seconds until a replica serves; of a resting one, as if it were woken now."""

@@ -131,6 +131,12 @@ class Autoscaler:
         )
         for name, soonest_s in arrangement.turns.items():  # a host would come later than its turn
             kept[name] = max(kept[name], int(soonest_s <= create_s(specs[name])))
+        rows = [
+            msgspec.structs.replace(row, turn_in_s=round(arrangement.turns[row.model], 3))
+            if row.model in arrangement.turns
+            else row
+            for row in rows
+        ]
         lacking = {name: count - kept[name] for name, count in arrangement.missing.items()}
         creations = self._create(arrangement, lacking, reasons, observation, spending)
         destroy = self._destroy(observation, arrangement, spending)

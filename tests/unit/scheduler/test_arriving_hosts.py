@@ -161,6 +161,19 @@ def test_a_request_bound_to_a_region_waits_for_a_host_there_alone() -> None:
         assert refused.refusal.reason == "no_replica"
 
 
+def test_a_request_for_an_adapter_waits_for_a_host_whose_engine_takes_adapters() -> None:
+    play = Creation()
+    [refused] = play.ask(adapter="a" * 32)
+    assert refused.refusal.reason == "no_replica"
+    play.waker.arrivals = {MODEL: [Arrival(play.now + 60.0, "nyc", "H100", adapters=True)]}
+    assert play.ask("two", adapter="a" * 32) == []
+    known = arriving()
+    [before] = known.arrivals(ProviderHosts(NOW, (coming(10.0),)), 0.0, frozenset(), 0.0)["m"]
+    known.learn([replica("a", model="m", max_adapters=2)])
+    [after] = known.arrivals(ProviderHosts(NOW, (coming(10.0),)), 0.0, frozenset(), 0.0)["m"]
+    assert (before.adapters, after.adapters) == (False, True)
+
+
 def test_a_host_in_creation_counts_where_a_person_drains_the_only_replica() -> None:
     drained = replica(state=ReplicaState.DRAINING, phase="draining")
     assert Creation(drained).ask() == []

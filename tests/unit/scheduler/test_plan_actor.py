@@ -355,6 +355,27 @@ def test_the_waker_leaves_the_gpus_to_the_model_to_which_the_plan_gives_them() -
     assert waker.reserved == {}  # while it cannot start, others may
 
 
+def test_the_waker_learns_when_the_turn_of_a_model_comes_where_the_plan_acts() -> None:
+    world = World()
+    world.state = SchedulerState("epoch", 0.0, waker=Waker(lambda model, rung: 5.0, lambda model: True, 2.0))
+    waker = world.state.fleet.waker
+    assert waker is not None
+    waits = msgspec.structs.replace(
+        IDLE,
+        models=[
+            ModelPlanView("m", 0, 0, 1, 1.0, "why", turn_in_s=40.0),
+            ModelPlanView("n", 1, 0, 1, 1.0, ""),
+        ],
+    )
+    now = world.clock.monotonic()
+    for mode, turns in ((Mode.ON, {"m": now + 40.0}), (Mode.DRY_RUN, {})):
+        world.store.mode = mode
+        world.actor.expect(waker, HOSTS, [], lambda model: (), now)
+        world.actor.act(waits, HOSTS, world.state, now)
+        assert waker.turns == turns
+        assert waker.gives_gpus("m") is (mode is Mode.ON)
+
+
 def test_the_waker_learns_of_hosts_in_creation_and_of_models_that_may_get_one() -> None:
     world = World()
     arriving = ArrivingHosts(lambda model, rung: 98.0, 300.0, lambda kind: "H100")

@@ -399,3 +399,54 @@ def test_no_replica_is_woken_onto_gpus_that_another_one_uses() -> None:
     play = Play(other, asleep(gpu_ids=["1"]), asleep("host/r1", 2, gpu_ids=["2"]))
     assert play.ask() == []
     assert play.orders() == [("host/r1", "wake")]
+
+
+class SharedGpu(Play):
+    """A model that rests while another one serves on the same GPU."""
+
+    def __init__(self) -> None:
+        super().__init__(asleep(gpu_ids=["0"]), replica("host/r1", model="other", gpu_ids=["0"]))
+        waker = self.state.fleet.waker
+        assert waker is not None
+        self.waker = waker
+        waker.note_gpus(self.state.fleet.replicas.values(), self.now)
+
+    def wait_s(self) -> float | None:
+        return self.state.fleet.ready_in_s(MODEL, self.now)
+
+
+def test_the_wait_of_a_model_whose_gpus_another_one_uses_is_that_for_its_turn() -> None:
+    play = SharedGpu()
+    assert play.wait_s() is None  # no plan has seen its demand yet
+    assert play.ask() == []
+    play.state.on_turns({MODEL: play.now + 200.0})
+    assert play.wait_s() == 200.0
+    [refused] = play.dispatch()
+    assert (refused.refusal.reason, refused.refusal.retry_after_s) == ("waking", 200.0)
+    assert play.ask("two", wake_deadline_s=300.0) == []
+    [agent] = {each.agent_id for each in play.state.fleet.replicas.values()}
+    play.waker.turns, play.waker.reserved = {}, {(agent, "0"): MODEL}  # its turn has come
+    assert play.wait_s() == FIGURES[1]
+    assert play.orders() == []  # not before the other one has left
+
+
+def test_a_model_to_which_the_plan_gives_no_gpus_does_not_wait_for_those_that_others_use() -> None:
+    play = SharedGpu()
+    play.waker.gives_gpus = lambda model: False
+    [refused] = play.ask()
+    assert refused.refusal.reason == "no_warm_replica"
+    assert "other models use the GPUs of those that rest" in refused.refusal.message
+    assert not play.state.fleet.awaits(MODEL, play.now)
+    rested = asleep("host/r1", model="other", gpu_ids=["0"])
+    play.beat(asleep(gpu_ids=["0"]), rested, after_s=0.5)
+    play.waker.note_gpus(play.state.fleet.replicas.values(), play.now)
+    assert play.ask("two") == []
+    assert play.orders() == [("host/r0", "wake")]
+
+
+def test_a_request_for_an_adapter_wakes_only_an_engine_that_takes_adapters() -> None:
+    play = Play(asleep(), asleep("host/r1", 2, max_adapters=4))
+    assert play.ask(adapter="a" * 32) == []
+    assert play.orders() == [("host/r1", "wake")]
+    [refused] = Play(asleep()).ask(adapter="a" * 32)
+    assert "that takes adapters" in refused.refusal.message

@@ -334,6 +334,29 @@ def test_a_sleep_that_is_called_off_while_its_proof_is_asked_takes_no_tokens_of_
         run_instantly(run(monkeypatch))
 
 
+def test_a_replica_that_wakes_still_holds_the_memory_of_its_sleep() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        await host.runner.command("sleep", 5.0, 1)
+        held = {("asleep_1", host.runner.rests_at)}
+        for command in (host.runner.command("sleep", 60.0, 2), host.runner.command("wake", 60.0)):
+            task = asyncio.create_task(command)
+            while not task.done():
+                held.add((host.runner.status().phase, host.runner.rests_at))
+                await asyncio.sleep(CALL_S / 4)
+            await task
+        assert held == {
+            ("asleep_1", 1), ("waking", 1), ("falling_asleep", 2), ("asleep_2", 2), ("waking", 2),
+        }  # fmt: skip
+        assert (host.runner.status().phase, host.runner.rests_at) == ("ready", 0)
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
 def test_a_resume_calls_off_a_sleep_that_still_drains_and_it_does_not_count_as_failed() -> None:
     async def run(monkeypatch: pytest.MonkeyPatch) -> None:
         host = Host(monkeypatch)
