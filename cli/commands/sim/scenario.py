@@ -1,8 +1,6 @@
 """`penstock sim scenario`: runs a policy against known failure modes of routers."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from cli.blocking import check_output, run_blocking
+from cli.commands.sim.played import played_line
 from cli.context import AsJson
 from core.errors import InvalidRequest
 from sim.pool.registry import OURS
@@ -68,9 +67,7 @@ def command(
     verdicts = run_blocking(act)
     if page is not None:
         by_name = {each: [row for row in verdicts if row.scenario.name == each] for each in SCENARIOS}
-        page.write_text(
-            markdown(by_name, f"Played {datetime.now(UTC):%Y-%m-%d} with version {version('penstock')}.")
-        )
+        page.write_text(markdown(by_name, played_line()))
         typer.echo(str(page))
         verdicts = [each for each in verdicts if each.policy == OURS]
     elif as_json:

@@ -3,8 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -16,6 +14,7 @@ from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
 from cli.blocking import check_output, run_blocking
+from cli.commands.sim.played import played_line
 from cli.context import AsJson
 from sim.pool.pool import unvalidated, unvalidated_line
 from sim.pool.tuning import chunk_page, ranks, ranks_page, split, split_page, tier_page, tiers
@@ -213,8 +212,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 def played(names: Iterable[str] = ()) -> str:
     """Return when a page was made, with which version, and which of its profiles have unvalidated figures."""
-    when = f"Played {datetime.now(UTC):%Y-%m-%d} with version {version('penstock')}."
-    return "\n".join([when, *unvalidated_line(unvalidated(names, load_catalog()))])
+    return "\n".join([played_line(), *unvalidated_line(unvalidated(names, load_catalog()))])
 
 
 def _as_json(rows: Sequence[SizeFigures]) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """`penstock sim validate`: accuracy of the simulator's step model."""
 
 import os
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,6 +11,7 @@ from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
 from cli.blocking import check_output, run_blocking
+from cli.commands.sim.played import played_line
 from cli.context import AsJson
 from sim.pool.validation.measured import CARRIED, Measurement, read_measurement
 from sim.pool.validation.page import markdown
@@ -76,9 +75,8 @@ def validate(
 
     checked = run_blocking(act)
     if page is not None:
-        played = f"Played {datetime.now(UTC):%Y-%m-%d} with version {version('penstock')}."
         drawn = None if plot is None else os.path.relpath(plot, page.parent)
-        page.write_text(markdown(*checked, played=played, plot=drawn), encoding="utf-8")
+        page.write_text(markdown(*checked, played=played_line(), plot=drawn), encoding="utf-8")
         typer.echo(str(page))
     elif as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(_as_json(checked))).decode())
