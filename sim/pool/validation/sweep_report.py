@@ -142,25 +142,83 @@ def overall(errors: Sequence[SweepError]) -> tuple[float, float]:
 
 
 def cause_of(worst: PointError, points: Sequence[PointError]) -> str:
-    """Why a point is off, by rules over its sweep: each is checked on the figures, and none is a guess."""
+    """Why a point is off, by rules over its sweep: each is checked on the figures, and none is a guess.
+
+    Where no rule holds, the cause says what has been looked at.
+    """
     same = [point for point in points if point.shape == worst.shape]
-    fitted = [point for point in points if point.use == "fitted"]
-    slower = [p for p in same if p.concurrency > worst.concurrency and p.tpot_s < worst.tpot_s]
+    return (
+        _faulty(worst, same)
+        or _extrapolated(worst, points)
+        or _traded(worst, points)
+        or _bent(worst, same)
+        or "not found; excluded: preemptions, times that fall with more users, users or lengths beyond the fit, "
+        "lengths traded for others, a bend between the neighbours"
+    )
+
+
+def _faulty(worst: PointError, same: Sequence[PointError]) -> str:
+    """What is wrong with the replay or the measurement itself; empty where nothing is."""
     if worst.preemptions:
         return f"the replayed cache is full: {worst.preemptions} preemptions"
+    slower = [p for p in same if p.concurrency > worst.concurrency and p.tpot_s < worst.tpot_s]
     if slower:
         return (
             f"the measurement is not monotone: {1e3 * worst.tpot_s:.1f} ms at {worst.concurrency} users, "
             f"{1e3 * slower[0].tpot_s:.1f} ms at {slower[0].concurrency}"
         )
+    return ""
+
+
+def _extrapolated(worst: PointError, points: Sequence[PointError]) -> str:
+    """What of the point lies beyond all that was fitted; empty where nothing does."""
+    fitted = [point for point in points if point.use == "fitted"]
     if worst.concurrency > max((point.concurrency for point in fitted), default=0):
         return "more users than any fitted point has: extrapolated"
-    if not any(point.shape == worst.shape for point in fitted):
+    alike = [point for point in fitted if point.shape == worst.shape]
+    if not alike:
         return "lengths that were not fitted"
+    most = max(point.concurrency for point in alike)
+    if worst.concurrency > most:
+        return f"more users than any fitted point of these lengths has ({most}): extrapolated"
+    return ""
+
+
+def _traded(worst: PointError, points: Sequence[PointError]) -> str:
+    """Which other points the fit has traded this one for; empty where it has not."""
     sign = worst.tpot_error > 0
-    if all((point.tpot_error > 0) == sign for point in same):
+    for other in points:
+        at_once = (other.use, other.concurrency) == ("fitted", worst.concurrency)
+        if at_once and (other.tpot_error > 0) != sign and abs(other.tpot_error) > abs(worst.tpot_error) / 2:
+            return (
+                f"lengths pull the fit apart: {worst.tpot_error:+.0%} here, {other.tpot_error:+.0%} at {other.shape} "
+                "with as many users"
+            )
+    if all((point.tpot_error > 0) == sign for point in points if point.shape == worst.shape):
         return f"all points of {worst.shape} are off in this direction: the fit trades them for other lengths"
-    return "none that the figures show"
+    return ""
+
+
+def _bent(worst: PointError, same: Sequence[PointError]) -> str:
+    """Whether measured and replayed times bend to different sides of the line between the neighbours' times."""
+    below = max((p for p in same if p.concurrency < worst.concurrency), key=_users, default=None)
+    above = min((p for p in same if p.concurrency > worst.concurrency), key=_users, default=None)
+    if below is None or above is None:
+        return ""
+    part = (worst.concurrency - below.concurrency) / (above.concurrency - below.concurrency)
+    line = below.tpot_s + part * (above.tpot_s - below.tpot_s)
+    replayed_line = below.replayed_tpot_s + part * (above.replayed_tpot_s - below.replayed_tpot_s)
+    if (worst.tpot_s - line) * (worst.replayed_tpot_s - replayed_line) >= 0:
+        return ""
+    sides = ("above", "below") if worst.tpot_s > line else ("below", "above")
+    return (
+        f"another bend: between {below.concurrency} and {above.concurrency} users the measured time lies {sides[0]} "
+        f"the line, the replayed one {sides[1]} it"
+    )
+
+
+def _users(point: PointError) -> int:
+    return point.concurrency
 
 
 def _error(point: Point, said: Replayed, parts: Split) -> PointError:

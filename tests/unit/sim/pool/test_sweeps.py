@@ -197,12 +197,25 @@ def test_the_cause_of_a_worst_point_follows_from_the_figures() -> None:
         "20.0 ms at 32 users, 10.0 ms at 64": point(32, tpot_s=0.02),
         "extrapolated": point(128, said_s=0.02, use="held out"),
         "lengths that were not fitted": point(16, said_s=0.02, use="held out", shape="9/9"),
-        "none that the figures show": point(8, said_s=0.02),
+        "of these lengths has (64)": point(96, said_s=0.02, use="held out"),
+        "another bend: between 4 and 64 users the measured time lies below the line, the replayed one above": point(
+            8, tpot_s=0.009, said_s=0.02
+        ),
     }
+    elsewhere = point(100, shape="50/50")
     for words, worst in off.items():
-        assert words in cause_of(worst, [*fine, worst])
+        assert words in cause_of(worst, [*fine, *([elsewhere] if worst.concurrency == 96 else []), worst])
     worst = point(8, said_s=0.02)
     assert "off in this direction" in cause_of(worst, [point(64, said_s=0.011), worst])
+    other = point(8, said_s=0.004, shape="50/50")
+    assert "pull the fit apart: +100% here, -60% at 50/50" in cause_of(worst, [*fine, other, worst])
+
+
+def test_where_no_rule_holds_the_cause_says_what_was_looked_at() -> None:
+    lowest = point(2, said_s=0.02)
+    assert cause_of(lowest, [point(4, said_s=0.009), point(64), lowest]).startswith(
+        "not found; excluded: preemptions"
+    )
 
 
 def test_throughput_counts_only_where_it_was_measured() -> None:
