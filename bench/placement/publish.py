@@ -1,5 +1,5 @@
-"""Publishes studies: docs/data/scheduling-comparison.json, results/placement.md, results/ablation.md, two plots, and
-the summary in scheduling.md."""
+"""Publishes studies: docs/data/scheduling-comparison.json, results/placement.md, results/ablation.md, two plots, the
+summary in scheduling.md, and what other policies win in simulator.md."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.placement.ablation import AblationRow, ablation_rows, ablation_text, percent
 from bench.placement.factorial import factorial_text
+from bench.placement.losses import losses_text
 from bench.placement.plots import draw_ablation, draw_comparison
 from bench.placement.studies import STUDIES, Study
 from sim.pool.compare import RATE_ERROR, STEP_ERROR, Row, Setting
@@ -17,7 +18,7 @@ from sim.pool.registry import OURS, RIVALS, STRONGEST
 from sim.pool.report import Standing, compact, lead_text, markdown, standings, times
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-"""Marks in scheduling.md between which the summary is written."""
+"""Marks between which a part of a page is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,11 @@ def publish(played: Sequence[Played], conditions: Mapping[str, Any], docs: Path)
     page = docs / "scheduling.md"
     if page.exists() and points and rows:
         text = overview_text(present, ranked, rows, conditions)
+        page.write_text(between_marks(page.read_text(), text))
+        paths.append(page)
+    page = docs / "simulator.md"
+    if page.exists() and points:
+        text = losses_text(json.loads(data.read_text()), [each.study for each in present])
         page.write_text(between_marks(page.read_text(), text))
         paths.append(page)
     return paths

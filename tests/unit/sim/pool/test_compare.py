@@ -487,6 +487,32 @@ def test_the_summary_is_renewed_between_its_marks_and_nothing_else_of_the_page(t
         assert "<svg" in (tmp_path / "images" / f"scheduling-{name}.svg").read_text()
 
 
+def test_what_others_win_is_listed_and_nothing_else(tmp_path: Path) -> None:
+    page = tmp_path / "simulator.md"
+    page.write_text("# Title\n\n<!-- measured: begin -->\n<!-- measured: end -->\n")
+    points = (("zero", 1.0),)
+
+    def rows_of(**ttft_s: float) -> list[dict[str, Any]]:
+        goodput = {OURS: 6.0, "dynamo": 8.0, "llmd_sticky": 5.0, "penstock_exact": 9.0}
+        return [
+            row(name, seed, goodput[name], blocks=[{"s": 1.0, "n": 9, "met": goodput[name], "ttft": [ttft]}])
+            for name, ttft in ttft_s.items()
+            for seed in (1, 2)
+        ]
+
+    lost = Study("w", MODEL, 2, 8, "present", points=points)
+    won = Study("v", MODEL, 2, 8, "present", points=points)
+    rows = rows_of(penstock=1.0, dynamo=2.0, llmd_sticky=0.5, penstock_exact=0.1)
+    ahead = rows_of(penstock=1.0, llmd_sticky=1.5)
+    knee = Knee(8.0, 0.91, 5)
+    publish([Played(lost, knee, SETTING, rows), Played(won, knee, SETTING, ahead)], CONDITIONS, tmp_path)
+    text = page.read_text()
+    assert "at 1 of 2 points; at 1 of them in goodput" in text
+    line = f"| w, 8x {MODEL} | 1 | zero | `dynamo` -25.0 % | `llmd_sticky` 2.00x | `llmd_sticky` 2.00x |"
+    assert line in text
+    assert f"| v, 8x {MODEL}" not in text, "a point at which nobody wins"
+
+
 def test_first_tokens_come_earlier_only_where_none_come_later() -> None:
     sooner, later, alike = Bounds(0.8, 0.7, 0.9), Bounds(1.2, 1.1, 1.3), Bounds(1.0, 0.9, 1.1)
     assert earlier([sooner, alike])
