@@ -11,17 +11,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.host_costs import silent_until
+from admin.scaling import scaled_model
 from admin.transactions import now_of, read, write
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.money import pico_to_usd
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
+from workers.catalog import load_catalog
 from workers.host_credentials import HostCredential, credential_of, joining_state, read_credentials
-from workers.providers import static, store
+from workers.host_fit import check_fit
+from workers.providers import local, static, store
 from workers.providers.costs import host_cost_pico
 from workers.providers.intents import Intent, IntentState, Overtaken
 from workers.providers.interface import DesiredHosts, HostGroup
+from workers.scaling import NO_LIMITS, read_limits
 from workers.wire import SIMULATED_HOST
 
 PROVIDERS = ("digitalocean", "local")
@@ -195,7 +199,8 @@ async def set_desired(
     """Set how many hosts of a group there should be. The next pass creates or destroys what differs.
 
     The autoscaler's plan leaves the group alone for `hold_for` of at most MAX_HOLD, or until `release_desired`. Raises
-    InvalidRequest for a provider that creates no hosts, an empty or long text, a count or a time out of range.
+    InvalidRequest for a provider that creates no hosts, an empty or long text, a count or a time out of range, or a
+    kind of the catalog on which the model does not run; NotFound and Conflict for a model that is not served here.
     """
     require(actor, PLATFORM_ADMIN)
     why = clean_reason(reason)
@@ -211,10 +216,20 @@ async def set_desired(
         raise InvalidRequest(f"it is held for more than 0 and at most {MAX_HOLD.days} days", param="for")
     group = HostGroup(provider, region, kind, model)
     async with write(database, actor) as connection:
+        if count and model:
+            await _check_model(connection, group)
         now = await now_of(connection)
         until = None if hold_for is None else now + hold_for
         desired = DesiredHosts(group, count, "person", until)
         return await _change_desired(connection, actor, "hosts.set_desired", desired, why)
+
+
+async def _check_model(connection: AsyncConnection, group: HostGroup) -> None:
+    """Refuse hosts on which their model could never be served. Those of `local` are this machine, whatever the kind."""
+    model = await scaled_model(connection, group.model)
+    if group.provider != local.NAME and group.kind in (catalog := load_catalog()).hosts:
+        limits = (await read_limits(connection)).get(group.model, NO_LIMITS)
+        check_fit(catalog, model, group.kind, limits.profile, "kind")
 
 
 async def release_desired(

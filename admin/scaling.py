@@ -21,6 +21,7 @@ from tenants.roles import PLATFORM_ADMIN, READERS
 from workers.acting.plan import Mode
 from workers.added_models import read_catalog
 from workers.catalog import CatalogModel, load_catalog
+from workers.host_fit import check_fit
 from workers.models import read_models
 from workers.scaling import NO_LIMITS, ScalingLimits, limits_problem, read_host_prices, read_limits
 from workers.tables import model_scaling
@@ -29,6 +30,8 @@ NONE = "none"
 """In place of a budget: no limit."""
 AS_PLATFORM = "platform"
 """In place of a model's own switch: the platform's."""
+FIRST_FIT = "first-fit"
+"""In place of a profile: the first one that fits."""
 
 
 class ScalingView(msgspec.Struct, frozen=True):
@@ -44,6 +47,8 @@ class ScalingView(msgspec.Struct, frozen=True):
     source: Literal["admin", "default"]
     budget_usd_per_month: str | None = None
     """Most dollars in a UTC month for its hosts that are not contracted, an exact decimal; None = no limit."""
+    profile: str = ""
+    """The profile with which those hosts serve it; empty = the first that fits."""
     acting: str = AS_PLATFORM
     """Whether the plan is acted on for it: off, dry-run, on, or as the platform."""
 
@@ -79,19 +84,21 @@ async def set_scaling(
     host_kinds: Sequence[str] | None = None,
     budget_usd_per_month: str | None = None,
     acting: str | None = None,
+    profile: str | None = None,
     reason: str | None = None,
 ) -> ScalingView:
     """Set the limits of a model; what is not given stays as it is. The budget `none` removes that limit.
 
-    `acting` is a Mode, or AS_PLATFORM. Raises NotFound, Conflict for an alias or the model of an external engine,
-    InvalidRequest when a figure is out of range, nothing is given, or a kind of host has no profile of the model or no
-    price.
+    `acting` is a Mode, or AS_PLATFORM; the profile FIRST_FIT removes the choice of one, and another one holds for hosts
+    that are created from then on. Raises NotFound, Conflict for an alias or the model of an external engine,
+    InvalidRequest when a figure is out of range, nothing is given, the profile is not known, or a kind of host has no
+    price or none of the model's profiles runs on it.
     """
     require(actor, PLATFORM_ADMIN)
-    given = (min_awake, max_awake, budget_usd_per_hour, host_kinds, budget_usd_per_month, acting)
+    given = (min_awake, max_awake, budget_usd_per_hour, host_kinds, budget_usd_per_month, acting, profile)
     if all(each is None for each in given):
         raise InvalidRequest(
-            "give min_awake, max_awake, budget_usd_per_hour, budget_usd_per_month, host_kinds or acting: "
+            "give min_awake, max_awake, budget_usd_per_hour, budget_usd_per_month, host_kinds, acting or profile: "
             "there is nothing to change"
         )
     async with write(database, actor) as connection:
@@ -109,11 +116,12 @@ async def set_scaling(
             before.budget_usd_pico_per_month
             if budget_usd_per_month is None
             else parse_budget(budget_usd_per_month, "budget_usd_per_month"),
+            before.profile if profile is None else _profile(known, profile),
         )
         if (problem := limits_problem(limits)) is not None:
             raise InvalidRequest(problem[1], param=problem[0])
-        if host_kinds is not None:
-            _check_kinds(known, limits.host_kinds, await read_host_prices(connection))
+        if host_kinds is not None or profile is not None:
+            _check_kinds(known, limits, await read_host_prices(connection))
         figures = msgspec.structs.asdict(limits) | {"host_kinds": list(limits.host_kinds)}
         await connection.execute(
             insert(model_scaling)
@@ -152,16 +160,15 @@ async def scaled_model(connection: AsyncConnection, name: str) -> CatalogModel:
     return known
 
 
-def _check_kinds(model: CatalogModel, kinds: Sequence[str], prices: dict[str, int]) -> None:
+def _profile(model: CatalogModel, name: str) -> str:
+    return "" if name == FIRST_FIT else model.profile(name).name
+
+
+def _check_kinds(model: CatalogModel, limits: ScalingLimits, prices: dict[str, int]) -> None:
     """Refuse kinds of hosts on which the model cannot run or whose price is not known."""
     catalog = load_catalog()
-    runs_on = sorted({profile.host_kind for profile in model.profiles.values()})
-    for kind in kinds:
-        if kind not in runs_on:
-            raise InvalidRequest(
-                f"{model.name!r} has no profile for hosts of kind {kind!r}; it has for: {', '.join(runs_on)}",
-                param="host_kinds",
-            )
+    for kind in limits.host_kinds:
+        check_fit(catalog, model, kind, limits.profile, "host_kinds")
         if kind not in prices and catalog.hosts[kind].price is None:
             raise InvalidRequest(
                 f"hosts of kind {kind!r} have no price, so none is created; "
@@ -208,5 +215,6 @@ def _view(model: str, stored: dict[str, ScalingLimits]) -> ScalingView:
         list(limits.host_kinds),
         "admin" if model in stored else "default",
         _usd(limits.budget_usd_pico_per_month),
+        limits.profile,
         AS_PLATFORM if limits.acting is None else limits.acting.value,
     )

@@ -139,8 +139,8 @@ class Settings(BaseSettings):
     machine."""
     profile: str = ""
     """Engine profile of that model, by its name in the catalog; empty = one that fits this machine."""
-    replicas: int = 1
-    """Number of replicas on this host."""
+    replicas: int = Field(default=1, ge=0)
+    """Number of replicas on this host; 0 = as many as its GPUs hold."""
     host_kind: str = ""
     """Kind of GPU host that this machine is, by the catalog; empty = found by its GPUs, so that none can be missing."""
     acceptance: str = "auto"

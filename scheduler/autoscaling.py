@@ -31,7 +31,8 @@ from scheduler.held_replicas import HeldReplicas
 from scheduler.listeners import Listener
 from scheduler.wire import HostView, PlaceRequest, PlanView, QueueView, Released
 from workers.added_models import with_added
-from workers.catalog import Catalog, CatalogModel
+from workers.catalog import Catalog, CatalogModel, EngineProfile
+from workers.host_fit import profile_on, replicas_on
 from workers.scaling import NO_LIMITS, AnswerPrice, ScalingDirectory, ScalingLimits
 from workers.wire import Capacity, LifeTimes, ReplicaState, ReplicaStatus, StageTime, Targets
 
@@ -239,7 +240,8 @@ class LivePlanner(Listener):
             by_engine.setdefault(replica.engine.replica_id, []).append(replica)
         for name, model in self._models.items():
             if name in self._limits or name in self._specs:
-                self._plan_for(model, model.profile().capacity, model.service_level, served=False)
+                capacity = self._first_profile(model, self._limits.get(name, NO_LIMITS)).capacity
+                self._plan_for(model, capacity, model.service_level, served=False)
         for replica in _representatives(replicas):
             self._learn(replica)
         host_of = {host.agent_id: host.host_id for host in hosts}
@@ -307,11 +309,16 @@ class LivePlanner(Listener):
         """The kinds of hosts that may be created for a model; those without a known price are left out."""
         options = []
         for kind in limits.host_kinds:
-            profile = next((each for each in model.profiles.values() if each.host_kind == kind), None)
+            profile = profile_on(self._catalog, model, kind, limits.profile)
             usd = self._usd_per_hour(kind)
             if profile is not None and usd is not None:
-                options.append(HostOption(kind, self._cost(kind), profile.instances))
+                options.append(HostOption(kind, self._cost(kind), replicas_on(self._catalog, kind, profile)))
         return tuple(sorted(options, key=lambda option: self._turn(option.kind)))
+
+    def _first_profile(self, model: CatalogModel, limits: ScalingLimits) -> EngineProfile:
+        """The profile that the first host which may be created for a model runs, else the model's first."""
+        found = (profile_on(self._catalog, model, kind, limits.profile) for kind in limits.host_kinds)
+        return next((each for each in found if each is not None), model.profile())
 
     def kinds(self, model: str) -> tuple[str, ...]:
         """The kinds of hosts that may be created for a model, in the order in which the plan tries them."""

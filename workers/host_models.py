@@ -13,7 +13,7 @@ import msgspec
 from core.errors import InvalidRequest
 from workers.catalog import Catalog, CatalogModel, EngineProfile
 from workers.machine import Gpus
-from workers.plan import EngineKind, HostPlan, ReplicaPlan, fitting_profile, host_kind_of
+from workers.plan import EngineKind, HostPlan, ReplicaPlan, fitting_profile, host_kind_of, room
 
 _PLACED = re.compile(r"([^\[\],]+)(?:\[(\d+)(?:-(\d+))?\])?")
 
@@ -51,8 +51,8 @@ def plan_models(
 ) -> HostPlan:
     """`replicas` replicas of each model, on its GPUs from the first on; `gpus` None = simulated engines.
 
-    A simulated host has the GPUs of the kind that its first model's profile is for. Raises InvalidRequest when a model
-    is not known, needs no GPU, or does not fit.
+    `replicas` 0 = as many as its GPUs hold. A simulated host has the GPUs of the kind that its first model's profile is
+    for. Raises InvalidRequest when a model is not known, needs no GPU, or does not fit.
     """
     simulated = gpus is None
     first = catalog.model(models[0].name)
@@ -88,6 +88,7 @@ def _replicas(
 ) -> list[ReplicaPlan]:
     last = len(ids) - 1 if placed.last is None else placed.last
     own = ids[placed.first : last + 1]
+    count = count or room(profile, len(own))
     if not placed.first <= last < len(ids) or len(own) < count * profile.gpus:
         raise InvalidRequest(
             f"{count} replicas of {model.name} need {count * profile.gpus} GPUs; PENSTOCK_MODEL gives it the GPUs "

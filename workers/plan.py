@@ -77,17 +77,20 @@ class HostPlan(msgspec.Struct, frozen=True):
 
 
 def plan_sim(
-    catalog: Catalog, host_id: str, model_name: str, replicas: int, *, profile_name: str = ""
+    catalog: Catalog, host_id: str, model_name: str, replicas: int, *, profile_name: str = "", kind: str = ""
 ) -> HostPlan:
-    """Simulated replicas; the host counts as the kind of machine that the profile needs, with its cost.
+    """Simulated replicas; the host counts as a machine of `kind`, or of the kind that the profile needs, with its cost.
 
-    Without `profile_name` the model's first profile. Raises InvalidRequest when there is no such model or profile.
+    `replicas` 0 = as many as such a machine has GPUs for. Without `profile_name` the first profile for the GPUs of
+    `kind`, else the model's first. Raises InvalidRequest when there is no such model or profile.
     """
     model = catalog.model(model_name or TINY)
     profile = model.profile(profile_name)
-    return _host(
-        host_id, model, profile, "sim", replicas, max(profile.gpus * replicas, 0), profile.host_kind, []
-    )
+    host = catalog.hosts.get(kind)
+    if host is not None and not profile_name:
+        profile = fitting_profile(catalog, model, Gpus(("",) * host.gpus, host.gpu)) or profile
+    count = replicas or room(profile, catalog.hosts[profile.host_kind].gpus if host is None else host.gpus)
+    return _host(host_id, model, profile, "sim", count, profile.gpus * count, profile.host_kind, [])
 
 
 def plan_external(
@@ -127,7 +130,8 @@ def plan_vllm(
 ) -> HostPlan:
     """Replicas on the host's GPUs, or on the CPU when it has none. Raises InvalidRequest when they do not fit.
 
-    `hub_answers` decides the default model of a host without GPUs. Without `profile_name` the profile is one that fits.
+    `replicas` 0 = as many as there are GPUs for, and one without GPUs. `hub_answers` decides the default model of a
+    host without GPUs. Without `profile_name` the profile is one that fits.
     """
     if not gpus.ids:
         name = model_name or (SMALL if hub_answers else TINY)
@@ -147,7 +151,7 @@ def plan_vllm(
                 f"it has: {', '.join(each.name for each in profiles)}",
                 param="profile",
             )
-        return _host(host_id, model, chosen, "vllm", replicas, 0, "local-cpu", [])
+        return _host(host_id, model, chosen, "vllm", max(1, replicas), 0, "local-cpu", [])
     for name in [model_name] if model_name else _GPU_DEFAULTS:
         model = catalog.model(name)
         profile = model.profile(profile_name) if profile_name else fitting_profile(catalog, model, gpus)
@@ -168,6 +172,7 @@ def plan_vllm(
             f"{', '.join(other.name for other in model.profiles.values() if other.dp_ranks <= max(other.gpus, 1))}",
             param="profile",
         )
+    replicas = replicas or room(profile, len(gpus.ids))
     if each * replicas > len(gpus.ids):
         raise InvalidRequest(
             f"{replicas} replicas of {model.name} need {each * replicas} GPUs, this machine has {len(gpus.ids)}",
@@ -191,6 +196,11 @@ def host_kind_of(catalog: Catalog, gpus: Gpus) -> str | None:
         kind for kind, host in catalog.hosts.items() if host.gpu == gpus.kind and host.gpus == len(gpus.ids)
     ]
     return kinds[0] if kinds else None
+
+
+def room(profile: EngineProfile, gpus: int) -> int:
+    """Replicas for which a host has GPUs; at least one."""
+    return max(1, gpus // profile.gpus) if profile.gpus else 1
 
 
 def _host(

@@ -39,6 +39,7 @@ async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPla
                 settings.model,
                 settings.replicas,
                 profile_name=settings.profile,
+                kind=settings.host_kind,
             )
         case "external":
             return HostPlan("external", 0, (), tuple(engine_urls(settings.engine_url)))

@@ -42,6 +42,8 @@ class ScalingLimits(msgspec.Struct, frozen=True):
     """Whether the plan is acted on for it; None = as the platform's switch says."""
     budget_usd_pico_per_month: int | None = None
     """Most picodollars in a UTC month for the model's hosts that are not contracted; None = no limit."""
+    profile: str = ""
+    """The profile with which hosts that are created serve it; empty = the first that fits."""
 
 
 NO_LIMITS = ScalingLimits()
@@ -117,6 +119,7 @@ def _limits(row: Row[Any]) -> ScalingLimits:
         tuple(row.host_kinds),
         None if row.acting is None else Mode(row.acting),
         None if row.budget_usd_pico_per_month is None else int(row.budget_usd_pico_per_month),
+        row.profile,
     )
 
 

@@ -152,6 +152,9 @@ class ScalingOut(ResponseModel):
     budget_usd_per_month: str | None = Field(
         description="Most dollars in a UTC month for those hosts: none is created beyond it; null = no limit."
     )
+    profile: str = Field(
+        description="The engine profile with which those hosts serve it; empty = the first that fits."
+    )
     acting: Acting = Field(
         description="Whether the plan is acted on; platform = as the platform's switch says."
     )
@@ -171,6 +174,12 @@ class ScalingUpdate(RequestBody):
         default=None, description="A decimal, or none for no limit.", examples=["20000.00"]
     )
     acting: Acting | None = None
+    profile: str | None = Field(
+        default=None,
+        max_length=100,
+        description="A profile of the model for hosts that are created from now on, or first-fit.",
+        examples=["dp8"],
+    )
     reason: str | None = None
 
 

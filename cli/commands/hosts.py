@@ -78,13 +78,13 @@ def desired(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command(
     "set-desired",
-    epilog="Example: penstock hosts set-desired digitalocean nyc2 gpu-h100x1-80gb 2 --model llama-3.3-70b "
+    epilog="Example: penstock hosts set-desired digitalocean nyc2 gpu-h100x8-640gb 2 --model llama-3.3-70b "
     '--reason "launch"',
 )
 def set_desired(
     provider: Annotated[str, typer.Argument(help="digitalocean | local")],
     region: Annotated[str, typer.Argument(help="The provider's name of the region.")],
-    kind: Annotated[str, typer.Argument(help="The provider's name of the size, such as gpu-h100x1-80gb.")],
+    kind: Annotated[str, typer.Argument(help="The provider's name of the size, such as gpu-h100x8-640gb.")],
     count: Annotated[int, typer.Argument(help="Hosts that there should be; 0 destroys them.")],
     reason: Reason,
     model: Model = "",
@@ -119,7 +119,7 @@ def set_desired(
 
 
 @app.command(
-    epilog='Example: penstock hosts release digitalocean nyc2 gpu-h100x1-80gb --model llama-3.3-70b --reason "done"'
+    epilog='Example: penstock hosts release digitalocean nyc2 gpu-h100x8-640gb --model llama-3.3-70b --reason "done"'
 )
 def release(
     provider: Annotated[str, typer.Argument(help="digitalocean | local")],

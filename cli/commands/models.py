@@ -132,6 +132,13 @@ def set_scaling(
             "none = no limit.",
         ),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile",
+            help="Engine profile of hosts that are created from now on; first-fit = the first that fits.",
+        ),
+    ] = None,
     acting: Annotated[
         str | None,
         typer.Option("--acting", help="off | dry-run | on | platform: whether the plan is acted on."),
@@ -153,6 +160,7 @@ def set_scaling(
         host_kinds=[] if host_kinds == [scaling.NONE] else host_kinds or None,
         budget_usd_per_month=month_budget,
         acting=acting,
+        profile=profile,
         reason=reason,
     )
     perform(change, data_dir, as_json)

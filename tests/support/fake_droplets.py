@@ -191,6 +191,9 @@ class MemoryStore:
     async def reload(self, intent: Intent) -> Intent:
         return self.intents[intent.intent_id]
 
+    async def profile(self, model: str) -> str:
+        return ""
+
     async def database_id(self) -> str:
         return self.database
 

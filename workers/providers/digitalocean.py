@@ -113,7 +113,7 @@ class DigitalOceanHosts:
     def __init__(self, api: DropletApi, options: DropletOptions, now: Callable[[], datetime]) -> None:
         self._api, self._options, self._now = api, options, now
         # The largest that there can be: a token of full length, and names as long as names may be.
-        longest = HostRequest("n" * 64, "r" * 100, "k" * 100, "m" * 100, "t" * 120)
+        longest = HostRequest("n" * 64, "r" * 100, "k" * 100, "m" * 100, "p" * 100, "t" * 120)
         if (size := len(self._user_data(longest).encode())) > MAX_USER_DATA:
             raise InvalidRequest(
                 f"user data may have {size} bytes with what Penstock adds, DigitalOcean takes {MAX_USER_DATA}"
@@ -198,7 +198,9 @@ class DigitalOceanHosts:
         if not options.schedulers or not request.join_token:
             return own
         kind = request.kind if request.kind in options.kinds else ""
-        boot = FirstBoot(request.join_token, options.schedulers, request.region, kind, request.model)
+        boot = FirstBoot(
+            request.join_token, options.schedulers, request.region, kind, request.model, request.profile
+        )
         return user_data(own, boot)
 
     async def destroy(self, provider_id: str) -> CallResult:

@@ -39,6 +39,8 @@ class FirstBoot(msgspec.Struct, frozen=True):
     """Kind of host, where the catalog has it; empty = found by the GPUs."""
     model: str
     """Model to serve; empty = the default."""
+    profile: str = ""
+    """Profile of the model; empty = one that fits."""
 
 
 def script(boot: FirstBoot) -> str:

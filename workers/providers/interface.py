@@ -63,6 +63,8 @@ class HostRequest(msgspec.Struct, frozen=True):
     kind: str
     model: str = ""
     """The model that it is wanted for; empty = whatever comes."""
+    profile: str = ""
+    """The profile of the model that it runs; empty = the first that fits."""
     join_token: str = ""
     """With which its agent joins; empty = it is given none."""
 

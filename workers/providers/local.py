@@ -125,7 +125,11 @@ class LocalProcesses:
         (place / "host-id").write_text(f"{request.name}\n")
         env = {**self._env, "PENSTOCK_DATA_DIR": str(place), "PENSTOCK_REGION": request.region}
         if request.model:  # a profile that was named is another model's
-            env |= {"PENSTOCK_MODEL": request.model, "PENSTOCK_PROFILE": ""}
+            env |= {
+                "PENSTOCK_MODEL": request.model,
+                "PENSTOCK_PROFILE": request.profile,
+                "PENSTOCK_REPLICAS": "0",
+            }
         output = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         pid = os.posix_spawn(
             self._command[0],

@@ -98,6 +98,9 @@ class IntentStore(Protocol):
     async def reload(self, intent: Intent) -> Intent:
         """The intent as it is now."""
 
+    async def profile(self, model: str) -> str:
+        """The profile with which new hosts serve a model; empty = the first that fits."""
+
     async def database_id(self) -> str:
         """Identity of the database, which a copy of its content in another place does not have."""
 
@@ -335,7 +338,8 @@ class Reconciler:
             called = await self._store.save(intent, before_create(intent, now))
         except Overtaken:
             return None
-        request = HostRequest(intent.name, intent.region, intent.kind, intent.model, token)
+        profile = await self._store.profile(intent.model) if intent.model else ""
+        request = HostRequest(intent.name, intent.region, intent.kind, intent.model, profile, token)
         try:
             result = await self._provider.create(request)
         except InvalidRequest as error:

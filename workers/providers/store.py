@@ -46,6 +46,7 @@ _ALL = text(
     f"{_INTENTS} WHERE (:ended OR i.state <> 'ended') AND (CAST(:name AS text) IS NULL OR i.name = :name) "
     "ORDER BY i.requested_at DESC, i.intent_id DESC LIMIT :limit"
 )
+_PROFILE = text("SELECT profile FROM model_scaling WHERE model = :model")
 _KINDS = text(
     "SELECT kind FROM desired_hosts WHERE provider = :provider AND count > 0 "
     "UNION SELECT kind FROM host_intents WHERE provider = :provider AND state <> 'ended'"
@@ -162,6 +163,12 @@ class DatabaseIntents:
         """Identity of the database, which a copy of its content in another place does not have."""
         async with self._database.read() as connection:
             return await database_id(connection)
+
+    async def profile(self, model: str) -> str:
+        """The profile with which new hosts serve a model; empty = the first that fits."""
+        async with self._database.read() as connection:
+            found: str | None = await connection.scalar(_PROFILE, {"model": model})
+            return found or ""
 
     async def claim(self, provider: str) -> Claim:
         """Whose the provider's hosts were."""

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 from typer.testing import CliRunner
 
-from admin import hosts
+from admin import hosts, models, scaling
 from admin.actor import Actor
 from admin.host_costs import host_costs
 from cli.main import app
@@ -48,7 +48,13 @@ from workers.wire import AcceptanceReport
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
 FINANCE = Actor(kind="cli", id="f", label="f", role="finance")
-GROUP = {"provider": "digitalocean", "region": "nyc2", "kind": "gpu-h100x1-80gb", "model": "m"}
+MODEL = "penstock/tiny"
+GROUP = {"provider": "digitalocean", "region": "nyc2", "kind": "gpu-h100x1-80gb", "model": MODEL}
+
+
+@pytest.fixture(autouse=True)
+async def offered(database: Database) -> None:
+    await models.add_model(database, ADMIN, name=MODEL)
 
 
 async def want(database: Database, count: int) -> hosts.DesiredView:
@@ -63,12 +69,15 @@ async def test_a_droplet_is_told_how_to_join_with_a_token_that_works_once(
     database: Database, cloud: tuple[FakeCloud, str]
 ) -> None:
     fake, url = cloud
+    await scaling.set_scaling(database, ADMIN, model=MODEL, profile="lora")
     await want(database, 1)
     await reconcile_hosts(database, settings(url))
     await reconcile_hosts(database, settings(url, host_schedulers="10.0.0.2:8010"))
     [droplet] = fake.alive()
     assert 'PENSTOCK_SCHEDULERS="10.0.0.2:8010"' in droplet.user_data
-    assert 'PENSTOCK_MODEL="m"' in droplet.user_data
+    assert f'PENSTOCK_MODEL="{MODEL}"' in droplet.user_data
+    assert 'PENSTOCK_PROFILE="lora"' in droplet.user_data
+    assert "PENSTOCK_REPLICAS=0" in droplet.user_data
     assert 'PENSTOCK_HOST_KIND="gpu-h100x1-80gb"' in droplet.user_data
     found = re.search(r"pj_[A-Za-z0-9_-]{43}", droplet.user_data)
     assert found is not None
@@ -174,7 +183,7 @@ async def test_a_dry_run_writes_down_and_calls_nothing_once_an_hour(
     assert {call.operation for call in fake.calls} == {"account", "list"}
     events = await hosts.list_events(database, ADMIN)
     assert sorted((one.call, one.outcome, one.detail) for one in events) == [
-        ("create", "dry_run", "gpu-h100x1-80gb in nyc2 m"),
+        ("create", "dry_run", f"gpu-h100x1-80gb in nyc2 {MODEL}"),
         ("destroy", "dry_run", "test-stray: no intent: it is destroyed"),
     ]
 
@@ -269,20 +278,24 @@ async def test_notices_of_reclaims(database: Database, cloud: tuple[FakeCloud, s
         await hosts.note_reclaim(database, ADMIN, name=host.name, at=at, reason="x")
     async with database.read() as connection:
         audit = list(await connection.scalars(text("SELECT action FROM audit_log ORDER BY at, id")))
-    assert audit == ["hosts.set_desired", "hosts.note_reclaim"]
+    assert audit == ["model.add", "hosts.set_desired", "hosts.note_reclaim"]
 
 
 async def test_wrong_wishes_are_refused(database: Database) -> None:
+    await models.add_model(database, ADMIN, name="llama-3.3-70b")
     for wrong, param in (
         ({"provider": "aws"}, "provider"),
         ({"count": -1}, "count"),
         ({"count": 1_025}, "count"),
         ({"region": ""}, "region"),
         ({"kind": "x" * 101}, "kind"),
+        ({"model": "llama-3.3-70b"}, "kind"),  # it needs two GPUs
     ):
         with pytest.raises(InvalidRequest) as caught:
             await hosts.set_desired(database, ADMIN, **{**GROUP, "count": 1, "reason": "x", **wrong})  # type: ignore[arg-type]
         assert caught.value.param == param
+    with pytest.raises(NotFound, match="no model 'nope'"):
+        await hosts.set_desired(database, ADMIN, **GROUP | {"model": "nope"}, count=1, reason="x")
     with pytest.raises(PermissionDenied):
         await hosts.set_desired(database, FINANCE, **GROUP, count=1, reason="x")
     with pytest.raises(InvalidRequest, match="limit"):
@@ -501,7 +514,7 @@ async def test_the_command_line(
         return json.loads(result.output)
 
     place = ("digitalocean", "nyc2", "gpu-h100x1-80gb")
-    wanted = await ask("set-desired", *place, "1", "--model", "m", "--reason", "launch")
+    wanted = await ask("set-desired", *place, "1", "--model", MODEL, "--reason", "launch")
     assert isinstance(wanted, dict)
     assert (wanted["desired"], wanted["running"]) == (1, 0)
     for _ in range(3):

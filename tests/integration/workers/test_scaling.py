@@ -70,12 +70,18 @@ async def test_wrong_limits_are_refused(database: Database) -> None:
     )
     await refused(InvalidRequest, "must not be negative", budget_usd_per_hour="-1")
     await refused(
-        InvalidRequest, "no profile for hosts of kind 'gpu-x'; it has for: gpu-h100", host_kinds=["gpu-x"]
+        InvalidRequest, "does not run on hosts of kind 'gpu-x'; it runs on: gpu-h100x8", host_kinds=["gpu-x"]
     )
     await refused(InvalidRequest, "names a kind twice", host_kinds=[KIND, KIND])
     await refused(
         InvalidRequest, "'gb200-nvl4' have no price", model="deepseek-v3.2", host_kinds=["gb200-nvl4"]
     )
+    await refused(InvalidRequest, "has no profile 'dp9'", profile="dp9")
+    await scaling.set_scaling(database, ADMIN, model="deepseek-v3.2", host_kinds=["gpu-h200x8-1128gb"])
+    await refused(
+        InvalidRequest, "'dp8' of 'deepseek-v3.2' does not run on hosts", model="deepseek-v3.2", profile="dp8"
+    )
+    await scaling.reset_scaling(database, ADMIN, model="deepseek-v3.2")
     await refused(NotFound, "no model 'nope' is offered", model="nope", min_awake=1)
     await refused(Conflict, "is an alias of", model="llama", min_awake=1)
     await refused(Conflict, "served by external engines", model="org/mine", min_awake=1)
@@ -168,9 +174,12 @@ def test_the_commands_print_what_holds(pg_url: str, redis_url: str, monkeypatch:
     found = penstock("set-scaling", MODEL, "--min", "1", "--max", "8", "--budget", "128", "--host-kind", KIND)
     assert found == {
         "model": MODEL, "min_awake": 1, "max_awake": 8, "budget_usd_per_hour": "128.00", "host_kinds": [KIND],
-        "source": "admin", "budget_usd_per_month": None, "acting": "platform",
+        "source": "admin", "budget_usd_per_month": None, "profile": "", "acting": "platform",
     }  # fmt: skip
     assert penstock("scaling", MODEL) == [found]
     found = penstock("set-scaling", MODEL, "--budget", "none", "--host-kind", "none")
     assert (found["budget_usd_per_hour"], found["host_kinds"], found["max_awake"]) == (None, [], 8)
+    tp2 = penstock("set-scaling", MODEL, "--profile", next(iter(load_catalog().model(MODEL).profiles)))
+    assert tp2["profile"] == next(iter(load_catalog().model(MODEL).profiles))
+    assert penstock("set-scaling", MODEL, "--profile", "first-fit")["profile"] == ""
     assert penstock("reset-scaling", MODEL)["source"] == "default"

@@ -248,21 +248,29 @@ def test_contracted_kinds_are_tried_first_then_spot_then_the_others() -> None:
     """Whatever the order of the list, which decides among kinds of one sort."""
     dear, contracted, spot = "gpu-h200x8-1128gb", "gpu-b300x8-2304gb-contracted", "gpu-b300x8-2304gb-spot"
     model = CATALOG.models["deepseek-v3.2"]
-    profiles = {
-        kind: msgspec.structs.replace(model.profile(), host_kind=kind) for kind in (dear, contracted, spot)
-    }
-    catalog = msgspec.structs.replace(
-        CATALOG, models={model.name: msgspec.structs.replace(model, profiles=profiles)}
-    )
     scaling = ScalingDirectory(Database("postgresql://penstock@127.0.0.1:1/none"))
     scaling.limits = {model.name: ScalingLimits(1, 4, None, (dear, spot, contracted))}
 
     def kind_after(*failed: str) -> str:
         failures = [CreationFailures(kind, 1, 0.0) for kind in failed]
-        plan = LivePlanner(catalog, scaling).plan({}, [], [], 2.0, failures=failures)
+        plan = LivePlanner(CATALOG, scaling).plan({}, [], [], 2.0, failures=failures)
         assert plan is not None
         return plan.create[0].kind
 
     assert kind_after() == contracted
     assert kind_after(contracted) == spot
     assert kind_after(contracted, spot) == dear
+
+
+def test_hosts_are_counted_with_the_replicas_of_the_profile_that_they_will_run() -> None:
+    spot, one = "gpu-b300x8-2304gb-spot", "gpu-h100x8-640gb"
+
+    def specs(model: str, limits: ScalingLimits) -> tuple[int, int, int]:
+        planner = LivePlanner(CATALOG, Allowed({model: limits}))
+        planner.plan({}, [], [], 2.0)
+        spec = planner._specs[model]
+        return spec.kinds[0].per_host, spec.capacity.gpus, spec.capacity.dp_ranks
+
+    assert specs("deepseek-v3.2", ScalingLimits(host_kinds=(spot,))) == (1, 8, 1)
+    assert specs("deepseek-v3.2", ScalingLimits(host_kinds=(spot,), profile="dp8")) == (1, 8, 8)
+    assert specs("llama-3.3-70b", ScalingLimits(host_kinds=(one,))) == (4, 2, 1)
