@@ -150,7 +150,8 @@ class ScalingOut(ResponseModel):
     )
     source: Literal["admin", "default"]
     budget_usd_per_month: str | None = Field(
-        description="Most dollars in a UTC month for those hosts: none is created beyond it; null = no limit."
+        description="Most dollars in a UTC month for those hosts: none is created beyond it, and the newest are "
+        "destroyed; null = no limit."
     )
     profile: str = Field(
         description="The engine profile with which those hosts serve it; empty = the first that fits."

@@ -128,8 +128,8 @@ def set_scaling(
         str | None,
         typer.Option(
             "--month-budget",
-            help="Most dollars in a UTC month for those hosts: none is created beyond it, and those that run go on; "
-            "none = no limit.",
+            help="Most dollars in a UTC month for those hosts: none is created beyond it, and the newest are "
+            "destroyed, down to --min; none = no limit.",
         ),
     ] = None,
     profile: Annotated[

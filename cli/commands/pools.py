@@ -139,7 +139,7 @@ def set_acting(
         typer.Option(
             "--month-budget",
             help="Most dollars in a UTC month for all hosts that are not contracted: none is created beyond it, and "
-            "those that run go on; none = no limit.",
+            "the newest are destroyed, down to the models' minima; none = no limit.",
         ),
     ] = None,
     data_dir: DataDir = None,

@@ -8,7 +8,8 @@ Its rules:
   minimum. Hosts of contracted kinds are never destroyed.
 * Groups of hosts that a person decides on are left alone until their decision expires.
 * A host whose creation was refused is given up, so that the plan chooses again: the next region, or the next kind.
-* Nothing is created beyond a provider's ceilings or a budget of the month.
+* Nothing is created beyond a provider's ceilings or a budget of the month, and hosts for whose next hour the budget of
+  the month has no room are retired, the newest first, down to the minimum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,7 @@ def decide_hosts(situation: Situation) -> Decision:
     decider.give_up()
     for removal in situation.plan.destroy:
         decider.destroy(removal)
+    decider.keep_budgets()
     for creation in situation.plan.create:
         decider.create(creation)
     return decider.decision
@@ -129,6 +131,42 @@ class _Decider:
         if result == "done":
             self._retire(intent, f"the autoscaler's plan: {removal.reason}")
 
+    def keep_budgets(self) -> None:
+        """Retire hosts for whose next hour a budget of the month has no room."""
+        for model in sorted({one.model for one in self._open.values()}):
+            self._keep_budget(model)
+        self._keep_budget(None)
+
+    def _keep_budget(self, model: str | None) -> None:
+        """The same for the budget of one model, or of the platform."""
+        newest = sorted(self._open.values(), key=lambda one: (one.requested_at, one.name), reverse=True)
+        for intent in newest:
+            if model not in (None, intent.model) or not intent.wanted or intent.kind in self._at.contracted:
+                continue
+            mode, budget = self._mode(intent.model), self._budget(model)
+            _, rate = self._expected(self._at.providers, model, contracted=False, leaving=False)
+            if mode is Mode.OFF or budget is None or self._spent(model) + rate <= budget:
+                continue
+            why = self._over_budget(model, budget, rate)
+            if refusal := self._kept(intent) or self._minimum(intent.model):
+                self.decision.acts.append(
+                    PoolAct(intent.model, intent.name, "destroy", why, mode, "refused", refusal)
+                )
+                continue
+            result: ActResult = "dry-run" if mode is Mode.DRY_RUN else "done"
+            self.decision.acts.append(PoolAct(intent.model, intent.name, "destroy", why, mode, result, ""))
+            if result == "done":
+                self._retire(intent, why)
+
+    def _minimum(self, model: str) -> str:
+        """Why no host of a model may go; empty = enough are left for its minimum."""
+        hosts = [one for one in self._open.values() if one.model == model]
+        least = self._at.limits[model].min_awake
+        each = max(1, self._awake(model) // max(1, sum(one.joined_at is not None for one in hosts)))
+        if (sum(one.wanted for one in hosts) - 1) * each >= least:
+            return ""
+        return f"at least {least} replicas have to be awake, and a host has {each}"
+
     def create(self, creation: PlannedCreation) -> None:
         """Desire as many more hosts as the plan asks for beside those that it knew of."""
         mode = self._mode(creation.model)
@@ -166,10 +204,13 @@ class _Decider:
         if not self._is_plans(intent.group):
             return "a person decides on its group; `penstock hosts desired` shows it"
         limits = self._at.limits[intent.model]
-        awake = next((row.awake for row in self._at.plan.models if row.model == intent.model), 0)
+        awake = self._awake(intent.model)
         if awake < limits.min_awake:
             return f"{awake} replicas are awake, and at least {limits.min_awake} have to be"
         return ""
+
+    def _awake(self, model: str) -> int:
+        return next((row.awake for row in self._at.plan.models if row.model == model), 0)
 
     def _place(self, creation: PlannedCreation) -> tuple[Place, str]:
         """Where the next host is created, and why it may not be; empty = it may."""
@@ -183,7 +224,7 @@ class _Decider:
         notes = []
         for place in places:
             group = HostGroup(place.provider, place.region, creation.kind, creation.model)
-            note = self._unusable(group) or self._unaffordable(group, limits)
+            note = self._unusable(group) or self._unaffordable(group)
             if not note:
                 return place, ""
             notes.append(f"{place.provider}/{place.region}: {note}")
@@ -210,7 +251,7 @@ class _Decider:
             f", next attempt in {wait.total_seconds():.0f} s" if wait else ", one host at a time"
         )
 
-    def _unaffordable(self, group: HostGroup, limits: ScalingLimits) -> str:
+    def _unaffordable(self, group: HostGroup) -> str:
         """Which ceiling or budget one more host would exceed; empty = none."""
         money, provider = self._at.money, group.provider
         price = money.prices.get((provider, group.kind))
@@ -226,41 +267,60 @@ class _Decider:
             )
         if group.kind in self._at.contracted:
             return ""
-        for who, model, budget in (
-            (group.model, group.model, limits.budget_usd_pico_per_month),
-            ("the platform", None, money.month_budget),
-        ):
-            spent = sum(money.spent.values()) if model is None else money.spent.get(model, 0)
+        for model in (group.model, None):
+            budget = self._budget(model)
             _, rate = self._expected(self._at.providers, model, contracted=False)
-            if budget is not None and spent + rate + price > budget:
-                return (
-                    f"the month's budget of {who} is {pico_to_usd(budget)} USD: {pico_to_usd(spent)} are spent, "
-                    f"and the next hour with this host costs {pico_to_usd(rate + price)}"
-                )
+            if budget is not None and self._spent(model) + rate + price > budget:
+                return self._over_budget(model, budget, rate + price)
         return ""
 
+    def _budget(self, model: str | None) -> int | None:
+        """The month's budget of a model, or of the platform; None = it has none."""
+        if model is None:
+            return self._at.money.month_budget
+        limits = self._at.limits.get(model)
+        return None if limits is None else limits.budget_usd_pico_per_month
+
+    def _spent(self, model: str | None) -> int:
+        spent = self._at.money.spent
+        return sum(spent.values()) if model is None else spent.get(model, 0)
+
+    def _over_budget(self, model: str | None, budget: int, rate: int) -> str:
+        return (
+            f"the month's budget of {'the platform' if model is None else model} is {pico_to_usd(budget)} USD: "
+            f"{pico_to_usd(self._spent(model))} are spent, and the next hour would cost {pico_to_usd(rate)}"
+        )
+
     def _expected(
-        self, providers: frozenset[str] | set[str], model: str | None, *, contracted: bool = True
+        self,
+        providers: frozenset[str] | set[str],
+        model: str | None,
+        *,
+        contracted: bool = True,
+        leaving: bool = True,
     ) -> tuple[int, int]:
-        """Hosts of these providers that exist or will, of a model or of all, and the picodollars per hour they cost."""
+        """Hosts of these providers that exist or will, of a model or of all, and the picodollars per hour they cost.
+
+        Without `leaving` only those that stay.
+        """
         prices = self._at.money.prices
 
         def counts(group: HostGroup) -> bool:
             free = group.kind in self._at.contracted
             return group.provider in providers and model in (None, group.model) and (contracted or not free)
 
-        leaving = [
+        going = [
             one.usd_pico_per_hour or 0
             for one in self._open.values()
-            if not one.wanted and one.state is not IntentState.WRITTEN and counts(one.group)
+            if leaving and not one.wanted and one.state is not IntentState.WRITTEN and counts(one.group)
         ]
         staying = [
             (self._held(group), prices.get((group.provider, group.kind), 0))
             for group in {*self._counts, *(one.group for one in self._open.values())}
             if counts(group)
         ]
-        hosts = len(leaving) + sum(held for held, _ in staying)
-        return hosts, sum(leaving) + sum(held * price for held, price in staying)
+        hosts = len(going) + sum(held for held, _ in staying)
+        return hosts, sum(going) + sum(held * price for held, price in staying)
 
     def _counts_for(self, intent: Intent, creation: PlannedCreation) -> bool:
         return intent.wanted and (intent.kind, intent.model) == (creation.kind, creation.model)

@@ -264,6 +264,54 @@ def test_a_creation_is_refused_with_the_reason(
     assert words in details(decision)
 
 
+def over(
+    spent_usd: int, *, budget: int | None = None, platform: int | None = None, least: int = 0
+) -> dict[str, object]:
+    limits = msgspec.structs.replace(
+        LIMITS, min_awake=least, budget_usd_pico_per_month=budget and budget * PICO_PER_USD
+    )
+    money = msgspec.structs.replace(
+        RICH, spent={"m": spent_usd * PICO_PER_USD}, month_budget=platform and platform * PICO_PER_USD
+    )
+    return {"limits": limits, "money": money}
+
+
+def test_hosts_for_whose_next_hour_the_budget_of_the_month_has_no_room_are_retired_the_newest_first() -> None:
+    hosts = [host(number, requested_at=NOW - timedelta(hours=5 - number)) for number in (1, 2, 3)]
+    rows, plan = [DesiredHosts(NYC, 3, "plan")], StoredPlan((PlannedModel("m", 3),))
+    assert decided(plan, hosts, rows, **over(88, budget=100)).retired == []
+    for given_ in (over(92, budget=100), over(92, platform=100)):
+        decision = decided(plan, hosts, rows, **given_)
+        assert [intent.name for intent, _ in decision.retired] == ["host-3"]
+        assert decision.desired == {NYC: 2}
+        assert "are spent, and the next hour would cost 12.00" in decision.acts[0].reason
+    spent = decided(plan, hosts, rows, **over(101, budget=100))
+    assert [intent.name for intent, _ in spent.retired] == ["host-3", "host-2", "host-1"]
+    dry = decided(plan, hosts, rows, mode=Mode.DRY_RUN, **over(99, budget=100))
+    assert (dry.retired, set(results(dry))) == ([], {("destroy", "dry-run")})
+    assert decided(plan, hosts, rows, mode=Mode.OFF, **over(99, budget=100)) == Decision({}, [], [])
+    # A host that leaves already is not made up for by another one.
+    leaving = [*hosts[:2], msgspec.structs.replace(hosts[2], wanted=False)]
+    left = decided(plan, leaving, [DesiredHosts(NYC, 2, "plan")], **over(92, budget=100))
+    assert left.retired == []
+
+
+def test_the_minimum_persons_and_contracted_hosts_stay_beyond_the_budget() -> None:
+    rows, plan = [DesiredHosts(NYC, 3, "plan")], StoredPlan((PlannedModel("m", 6),))
+    hosts = [host(number) for number in (1, 2, 3)]  # two replicas each
+    decision = decided(plan, hosts, rows, **over(101, budget=100, least=3))
+    assert [intent.name for intent, _ in decision.retired] == ["host-3"]
+    assert ("destroy", "refused") in results(decision)
+    assert "at least 3 replicas have to be awake, and a host has 2" in details(decision)
+    persons = decided(plan, hosts, [DesiredHosts(NYC, 3)], **over(101, budget=100))
+    assert (persons.retired, set(results(persons))) == ([], {("destroy", "refused")})
+    contracted = HostGroup("digitalocean", "nyc2", CONTRACTED, "m")
+    paid = decided(
+        plan, [host(1, contracted)], [DesiredHosts(contracted, 1, "plan")], **over(101, budget=100)
+    )
+    assert paid == Decision({}, [], [])
+
+
 def test_the_next_provider_is_tried_where_one_is_at_its_ceiling() -> None:
     prices = {(provider, KIND): PRICE for provider in ("digitalocean", "local")}
     full = Money(Ceilings(1, 10**18), prices, {})
@@ -389,6 +437,8 @@ def test_random_plans_and_providers(
             decision = decide_hosts(pool.situation(plan, budget))
             if awake < 1:
                 assert all(why == GIVEN_UP for _, why in decision.retired)
+            for intent, why in decision.retired:
+                assert why == GIVEN_UP or intent.name in removed or "budget" in why
             created = sum(act.act == "create" and act.result == "done" for act in decision.acts)
             pool.apply(decision)
             rows = sum(row.count for row in pool.rows.values())
