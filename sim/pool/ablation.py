@@ -22,11 +22,16 @@ class Mechanism:
     """Fields of PolicyConfig without it."""
     queue: Mapping[str, Any] = field(default_factory=dict)
     """Fields of QueueRules without it."""
+    admission: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of AdmissionRules without it."""
 
     def without(self, config: SchedulerConfig) -> SchedulerConfig:
         """Return the configuration without the mechanism."""
         return replace(
-            config, policy=replace(config.policy, **self.policy), queue=replace(config.queue, **self.queue)
+            config,
+            policy=replace(config.policy, **self.policy),
+            queue=replace(config.queue, **self.queue),
+            admission=replace(config.admission, **self.admission),
         )
 
 
@@ -37,6 +42,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "hold": Mechanism("an end to the passing of a request that fits nowhere", queue={"max_passed": _NEVER}),
     "learnt_slack": Mechanism("learnt share of the target per token", policy={"slack_step": 0.0}),
     "warm_slack": Mechanism("larger batches for prompts that are held", policy={"warm_slack": 1.0}),
+    "residual": Mechanism("predicted waits corrected by past ones", admission={"residual_step": 0.0}),
     "near_tie": Mechanism("random choice among costs within 3 %", policy={"near_tie": 0.0}),
     "delay": Mechanism("delay of the running requests in the cost", policy={"eta": 0.0}),
     "sticky": Mechanism(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from core.errors import InvalidRequest
-from scheduler.core.rules import AdmissionRules, SchedulerConfig, fifo, plain_vtc
+from scheduler.core.rules import SchedulerConfig, fifo, plain_vtc
 from sim.pool.ablation import MECHANISMS
 from sim.pool.baselines.base import Baseline
 from sim.pool.baselines.cache_aware import CacheAware, SmallestTree, VllmRouter
@@ -135,18 +135,23 @@ def _baseline(kind: type[Baseline], shed_rate: float) -> RoutingFactory:
     return make
 
 
-def _ours(name: str, variant: Variant) -> RoutingFactory:
+def options_of(name: str, variant: Variant) -> PenstockOptions:
+    """Return the options of Penstock's policy of that name."""
     state = _QUEUES[name]() if name in _QUEUES else SchedulerConfig()
     if name in ABLATED:
         state = MECHANISMS[name.removeprefix(f"{OURS}-")].without(state)
     admission = variant.admission and name not in _QUEUES
-    options = PenstockOptions(
+    return PenstockOptions(
         exact=_prefix_of(name, variant) == "exact",
         deadline_s=variant.deadline_s,
-        state=replace(state, admission=replace(AdmissionRules(), enabled=admission)),
+        state=replace(state, admission=replace(state.admission, enabled=admission)),
         name=name,
         by_rank=name != WHOLE,
     )
+
+
+def _ours(name: str, variant: Variant) -> RoutingFactory:
+    options = options_of(name, variant)
     return lambda setup: PenstockRouting(setup, options)
 
 

@@ -40,7 +40,7 @@ from sim.pool.factorial import CROSSES
 from sim.pool.journal import Journal
 from sim.pool.knee import SERVED, Knee, find
 from sim.pool.plots import plot
-from sim.pool.registry import BASELINES, GROUPS, NAMES, OURS, names_of, policy
+from sim.pool.registry import BASELINES, GROUPS, NAMES, OURS, Variant, names_of, options_of, policy
 from sim.pool.report import COLUMNS, compact, markdown, standings
 from sim.pool.report import cells as shown
 from sim.pool.shed import QuantileShedder
@@ -526,12 +526,20 @@ def test_every_mechanism_is_switched_off_alone(name: str) -> None:
     without = MECHANISMS[name].without(config)
     changed = {
         field.name
-        for part in ("policy", "queue")
+        for part in ("policy", "queue", "admission")
         for field in fields(getattr(config, part))
         if getattr(getattr(config, part), field.name) != getattr(getattr(without, part), field.name)
     }
-    assert changed == {*MECHANISMS[name].policy, *MECHANISMS[name].queue} != set()
-    assert without.admission == config.admission
+    mechanism = MECHANISMS[name]
+    assert changed == {*mechanism.policy, *mechanism.queue, *mechanism.admission} != set()
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+@pytest.mark.parametrize("refuses", [True, False])
+def test_the_switch_reaches_the_policy_whether_it_refuses_or_not(name: str, refuses: bool) -> None:
+    made = options_of(f"{OURS}-{name}", Variant(admission=refuses)).state
+    without = MECHANISMS[name].without(SchedulerConfig())
+    assert made == replace(without, admission=replace(without.admission, enabled=refuses))
 
 
 @pytest.mark.parametrize("name", [cross.policy for cross in CROSSES])
