@@ -82,10 +82,14 @@ def model_views(
 
 def _status(replica: Replica, now: float) -> ReplicaStatus:
     """The status of a replica with all its ranks. A silent one is shown as failed, a commanded one as expected."""
+    learnt = replica.meter.estimate.is_learnt
+    status = msgspec.structs.replace(
+        replica.engine, capacity=msgspec.structs.replace(replica.engine.capacity, learnt=learnt)
+    )
     silent_s = now - replica.last_seen_at
     if silent_s > HEARTBEAT_STALE_S:
         detail = f"no heartbeat for {silent_s:.0f} s"
-        return msgspec.structs.replace(replica.engine, state=ReplicaState.FAILED, detail=detail)
+        return msgspec.structs.replace(status, state=ReplicaState.FAILED, detail=detail)
     if replica.expected_state is not None:
-        return msgspec.structs.replace(replica.engine, state=replica.expected_state)
-    return replica.engine
+        return msgspec.structs.replace(status, state=replica.expected_state)
+    return status

@@ -83,14 +83,16 @@ class Capacity(msgspec.Struct, frozen=True):
     """Name of the sweep that validates the figures; empty = they are not validated."""
     assumed: bool = False
     """Whether nothing is known of the speeds but their order (external engines that were not measured)."""
+    learnt: bool = False
+    """Whether the scheduler has seen enough of the engine's answers to know its speeds. It says so in snapshots."""
 
 
 def basis_of(capacity: Capacity) -> str:
-    """What the figures of a capacity are, in a word: `validated` by a sweep, `learnt` by the scheduler (of an engine of
-    which nothing was stated), or `unvalidated`."""
-    if capacity.assumed:
-        return "learnt"
-    return "validated" if capacity.sweep else "unvalidated"
+    """What the figures of a capacity are, in a word: `validated` by a sweep, `learnt` by the scheduler from answers, or
+    `unvalidated`."""
+    if capacity.sweep and not capacity.assumed:
+        return "validated"
+    return "learnt" if capacity.learnt or capacity.assumed else "unvalidated"
 
 
 class TierTargets(msgspec.Struct, frozen=True):

@@ -49,6 +49,8 @@ SD_OF_MEDIAN = 1.4826
 """Standard deviation of normal errors over the median of their absolute values."""
 JITTER_S = 0.005
 """Standard deviation of an observed time beside the engine: network, and frames that wait for others."""
+LEARNT_SD = math.log(1.25)
+"""Standard deviation of the factors of prefill and of a step's base at which the speed counts as learnt."""
 MIN_TIME_S = 1e-4
 """Shortest time that is an observation."""
 OVERHEAD_S = 0.02
@@ -140,6 +142,11 @@ class CapacityEstimate:
     def spreads(self) -> Factors:
         """Standard deviation of each factor's logarithm."""
         return Factors(*(math.sqrt(max(0.0, self._variance[row][row])) for row in range(COUNT)))
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether the speed of prompts and of steps is known within LEARNT_SD, whatever was stated."""
+        return max(self._variance[0][0], self._variance[1][1]) <= LEARNT_SD**2
 
     def apply(self, stated: Capacity) -> Capacity:
         """`stated` with the learnt figures; itself before anything is learnt."""

@@ -82,10 +82,16 @@ def compare(times: Timings, stated: Capacity, accept: float) -> tuple[float, flo
 
 
 def measured_capacity(stated: Capacity, speed: SpeedReading) -> Capacity:
-    """`stated`, slowed to what was measured where that is below SPEED_DEGRADED of a validated profile."""
-    if not speed.validated or speed.slowest >= SPEED_DEGRADED:
-        return stated
-    prefill, decode = min(1.0, speed.prefill_share), min(1.0, speed.decode_share)
+    """`stated`, at the speed that was measured where it says more than the profile.
+
+    A validated profile is slowed below SPEED_DEGRADED of its speed; one that is not validated is corrected both ways,
+    and the scheduler learns on from there.
+    """
+    prefill, decode = speed.prefill_share, speed.decode_share
+    if speed.validated:
+        if speed.slowest >= SPEED_DEGRADED:
+            return stated
+        prefill, decode = min(1.0, prefill), min(1.0, decode)
     return msgspec.structs.replace(
         stated,
         prefill_tokens_per_s=stated.prefill_tokens_per_s * prefill,

@@ -51,6 +51,18 @@ PROMPT = Parts(1.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("true", WRONG)
+def test_a_speed_counts_as_learnt_once_answers_have_shown_it(true: Factors) -> None:
+    for seed in range(5):
+        estimate, answers = CapacityEstimate(), 0
+        while not estimate.is_learnt:
+            play(estimate, true, 1, random.Random(seed * 1_000 + answers))
+            answers += 1
+        assert 5 <= answers <= 100
+        for parts in (STEP, PROMPT):
+            assert believed_s(estimate, parts) == pytest.approx(true_s(parts, true), rel=0.4)
+
+
+@pytest.mark.parametrize("true", WRONG)
 @pytest.mark.parametrize("outliers", [0.0, 0.1])
 def test_figures_wrong_by_three_are_right_after_sixty_answers(true: Factors, outliers: float) -> None:
     for seed in range(5):

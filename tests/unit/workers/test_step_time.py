@@ -90,5 +90,6 @@ def test_a_prompt_alone_on_one_of_many_ranks_takes_as_many_times_as_long() -> No
 
 def test_what_figures_rest_on() -> None:
     assert basis_of(DENSE) == "unvalidated"
-    assert basis_of(msgspec.structs.replace(DENSE, sweep="mine")) == "validated"
+    assert basis_of(msgspec.structs.replace(DENSE, learnt=True)) == "learnt"
+    assert basis_of(msgspec.structs.replace(DENSE, sweep="mine", learnt=True)) == "validated"
     assert basis_of(msgspec.structs.replace(DENSE, sweep="mine", assumed=True)) == "learnt"

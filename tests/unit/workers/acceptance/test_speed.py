@@ -6,7 +6,7 @@ import pytest
 from workers.acceptance.readings import SpeedReading
 from workers.acceptance.speed import SHARE_MAX, accepted, compare, measured_capacity, shortest
 from workers.engine_speed import Timings
-from workers.step_time import decode_step_s, own_prefill_s
+from workers.step_time import decode_step_s, own_prefill_s, prefill_s
 from workers.wire import Capacity, EngineCounters
 
 STATED = Capacity(
@@ -57,14 +57,15 @@ def test_a_slow_host_has_the_capacity_that_was_measured(prefill: float, decode: 
     assert step == pytest.approx(stated / min(1.0, decode))
 
 
-@pytest.mark.parametrize(
-    "speed",
-    [SpeedReading("h/m-0", 0.9, 1.3, validated=True), SpeedReading("h/m-0", 0.3, 0.3, validated=False)],
-)
-def test_a_host_that_is_fast_enough_or_whose_figures_are_not_validated_keeps_them(
-    speed: SpeedReading,
-) -> None:
-    assert measured_capacity(STATED, speed) is STATED
+def test_a_host_that_is_fast_enough_keeps_validated_figures() -> None:
+    assert measured_capacity(STATED, SpeedReading("h/m-0", 0.9, 1.3, validated=True)) is STATED
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0.3, 0.3), (1.8, 0.7), (1.2, SHARE_MAX)])
+def test_figures_that_are_not_validated_start_from_what_was_measured(prefill: float, decode: float) -> None:
+    found = measured_capacity(STATED, SpeedReading("h/m-0", prefill, decode, validated=False))
+    assert prefill_s(found, 4_000, 4_000) == pytest.approx(prefill_s(STATED, 4_000, 4_000) / prefill)
+    assert decode_step_s(found, 4, 1_000) == pytest.approx(decode_step_s(STATED, 4, 1_000) / decode)
 
 
 def test_one_slow_request_hides_no_slow_engine_and_makes_no_fast_one_slow() -> None:
