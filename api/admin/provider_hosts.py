@@ -1,12 +1,12 @@
-"""Admin API: hosts from providers, what they cost, and notices that a provider takes one back."""
+"""Admin API: hosts from providers: desired, existing, their calls and costs, reclaims, and whose they are."""
 
-from datetime import datetime
-from typing import Annotated
+from datetime import datetime, timedelta
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
-from admin import host_costs, hosts
+from admin import host_costs, host_owners, hosts
 from admin.actor import Actor
 from api.admin.deps import AdminDeps, Reason, ReasonBody, RequestBody, ResponseModel
 from billing.ledger.months import bounds, parse_month
@@ -49,6 +49,111 @@ class HostCostOut(ResponseModel):
     no_agent_usd: str
 
 
+class DesiredHostsOut(ResponseModel):
+    """How many hosts of a group there should be, and are."""
+
+    provider: str
+    region: str
+    kind: str
+    model: str = Field(description="The model that they are for; empty = none.")
+    desired: int
+    running: int
+    coming: int = Field(description="Wanted and not running yet.")
+    owner: Literal["person", "plan"] = Field(description="Who decides: a person or the autoscaler's plan.")
+    expires_at: datetime | None = Field(description="Until when the person decides; null = until released.")
+
+
+class HostIntentOut(ResponseModel):
+    """What was written down before the first call for a host, and how far it is."""
+
+    name: str
+    provider: str
+    kind: str
+    region: str
+    model: str
+    state: str
+    wanted: bool
+    why: str
+    requested_at: datetime
+    called_at: datetime | None
+    calls: int
+    failures: int
+    next_at: datetime | None
+    provider_id: str | None
+    missing_since: datetime | None
+    end_recorded: bool
+
+
+class HostEventOut(ResponseModel):
+    """A call of a provider with its result."""
+
+    at: datetime
+    provider: str
+    host: str | None
+    call: str
+    outcome: str
+    status: int
+    detail: str
+    provider_id: str | None
+    usd_per_hour: str | None
+
+
+class HostOwnerOut(ResponseModel):
+    """Whose the hosts of a provider are."""
+
+    provider: str
+    fleet: str
+    account: str
+    database: str
+    confirmed_at: datetime | None
+    hosts_left: list[str] = Field(
+        description="Hosts that this confirmation may have left behind: they run on and cost money."
+    )
+
+
+_Text = Annotated[str, Field(min_length=1, max_length=hosts.MAX_TEXT)]
+
+
+class HostGroupRelease(RequestBody):
+    """A group of hosts to leave to the autoscaler's plan."""
+
+    provider: _Text = Field(examples=["digitalocean"])
+    region: _Text = Field(examples=["nyc2"])
+    kind: _Text = Field(description="The provider's name of the size.", examples=["gpu-h100x8-640gb"])
+    model: str = Field(
+        default="",
+        max_length=hosts.MAX_TEXT,
+        description="The model that they are for.",
+        examples=["llama-3.3-70b"],
+    )
+    reason: Reason
+
+
+class DesiredHostsUpdate(HostGroupRelease):
+    """How many hosts of a group there should be."""
+
+    count: int = Field(ge=0, le=hosts.MAX_HOSTS, description="0 destroys them.", examples=[2])
+    hold_s: int | None = Field(
+        default=None,
+        ge=1,
+        le=hosts.MAX_HOLD // timedelta(seconds=1),
+        description="Seconds after which the autoscaler's plan decides; null = when it is released.",
+    )
+
+
+class HostsAdopt(RequestBody):
+    """A change of fleet, account or database to confirm, as `/hosts/notices` names it."""
+
+    provider: _Text = Field(examples=["digitalocean"])
+    fleet: _Text = Field(examples=["production"])
+    account: _Text = Field(examples=["5df3e3004a17e242b7c20ca6c9fc25b701a47ece"])
+    leave_hosts: bool = Field(
+        default=False,
+        description="Leave hosts of another fleet or account behind, which run on and cost money.",
+    )
+    reason: Reason
+
+
 class ReclaimNotice(RequestBody):
     """A provider's notice that it takes a host back."""
 
@@ -89,4 +194,75 @@ def router(deps: AdminDeps) -> APIRouter:
         told = await hosts.note_reclaim(deps.database, actor, name=host, at=None, reason=body.reason)
         return ProviderHostOut.model_validate(told)
 
+    _add_desired_routes(routes, deps)
+    _add_record_routes(routes, deps)
+    _add_owner_routes(routes, deps)
     return routes
+
+
+def _add_desired_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    """The routes of how many hosts there should be."""
+    auth = Depends(deps.actor)
+
+    @routes.get("/hosts/desired", summary="List how many hosts of each group there should be, and are")
+    async def list_desired(actor: Annotated[Actor, auth]) -> list[DesiredHostsOut]:
+        found = await hosts.list_desired(deps.database, actor)
+        return [DesiredHostsOut.model_validate(each) for each in found]
+
+    @routes.put("/hosts/desired", summary="Set how many hosts of a group there should be")
+    async def set_desired(actor: Annotated[Actor, auth], body: DesiredHostsUpdate) -> DesiredHostsOut:
+        """The next pass creates or destroys what differs. The autoscaler's plan leaves the group alone."""
+        changed = await hosts.set_desired(
+            deps.database,
+            actor,
+            **body.model_dump(exclude={"hold_s"}),
+            hold_for=None if body.hold_s is None else timedelta(seconds=body.hold_s),
+        )
+        return DesiredHostsOut.model_validate(changed)
+
+    @routes.post(
+        "/hosts/desired/release", summary="Leave a group of hosts to the autoscaler's plan, as it is"
+    )
+    async def release_desired(actor: Annotated[Actor, auth], body: HostGroupRelease) -> DesiredHostsOut:
+        released = await hosts.release_desired(deps.database, actor, **body.model_dump())
+        return DesiredHostsOut.model_validate(released)
+
+
+def _add_record_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    """The routes of what was written down of providers and their answers."""
+    auth = Depends(deps.actor)
+
+    @routes.get("/hosts/intents", summary="List what was written down for each host, the newest first")
+    async def list_intents(
+        actor: Annotated[Actor, auth],
+        ended: Annotated[bool, Query(description="Those of the past, too.")] = False,
+    ) -> list[HostIntentOut]:
+        found = await hosts.list_intents(deps.database, actor, ended=ended)
+        return [HostIntentOut.model_validate(each) for each in found]
+
+    @routes.get("/hosts/events", summary="List calls of providers with their results, the newest first")
+    async def list_events(
+        actor: Annotated[Actor, auth],
+        host: Annotated[str | None, Query(max_length=200, description="Of one host only.")] = None,
+        reads: Annotated[bool, Query(description="Calls that only look, too.")] = False,
+        limit: Annotated[int, Query(ge=1, le=hosts.MAX_ROWS)] = 100,
+    ) -> list[HostEventOut]:
+        found = await hosts.list_events(deps.database, actor, name=host, reads=reads, limit=limit)
+        return [HostEventOut.model_validate(each) for each in found]
+
+
+def _add_owner_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    """The routes of whose the hosts are."""
+    auth = Depends(deps.actor)
+
+    @routes.get(
+        "/hosts/notices", summary="List what passes have to say to a person, a line for each provider"
+    )
+    async def list_notices(actor: Annotated[Actor, auth]) -> list[str]:
+        return await host_owners.list_notices(deps.database, actor)
+
+    @routes.post("/hosts/adopt", summary="Confirm that a provider's hosts are this installation's alone")
+    async def adopt(actor: Annotated[Actor, auth], body: HostsAdopt) -> HostOwnerOut:
+        """Confirms a change of fleet, account or database. Stop the other installation first."""
+        confirmed = await host_owners.adopt(deps.database, actor, **body.model_dump())
+        return HostOwnerOut.model_validate(confirmed)

@@ -28,6 +28,7 @@ from tests.support.provider_hosts import add_host
 from tests.support.stripe_sim import FakeStripe
 from tests.support.tenancy import ADMIN, audit_actions, make_organisation
 from workers import host_credentials
+from workers.providers.store import DatabaseIntents
 
 CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/tenants", {"name": "Beta"}, 201, "tenant.create"),
@@ -139,6 +140,27 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
         "hosts.note_reclaim",
     ),
     ("POST", "/hosts/{billed_host}/reclaim/cancel", {"reason": "x"}, 200, "hosts.note_reclaim"),
+    (
+        "PUT",
+        "/hosts/desired",
+        {"provider": "digitalocean", "region": "nyc2", "kind": "gpu-h100x8-640gb", "count": 1, "reason": "x"},
+        200,
+        "hosts.set_desired",
+    ),
+    (
+        "POST",
+        "/hosts/desired/release",
+        {"provider": "digitalocean", "region": "nyc2", "kind": "gpu-h100x8-640gb", "reason": "x"},
+        200,
+        "hosts.release_desired",
+    ),
+    (
+        "POST",
+        "/hosts/adopt",
+        {"provider": "digitalocean", "fleet": "production", "account": "a1", "reason": "x"},
+        200,
+        "hosts.adopt",
+    ),
     ("POST", "/models/scaling/reset", {"model": "deepseek-v3.2"}, 200, "model.reset_scaling"),
     (
         "POST",
@@ -388,6 +410,7 @@ async def test_every_change_leaves_exactly_one_row(
         **await _bought(database, request.getfixturevalue("fake_stripe"), acme.tenant_id),
         **await _to_decide(admin, database),
     }
+    await DatabaseIntents(database).notice("digitalocean", "another account")
     hints = redis_client.pubsub()
     await hints.subscribe(CHANNEL)
     assert await hints.get_message(timeout=60)

@@ -1,4 +1,4 @@
-"""Hosts from providers over REST: list, costs, and notices of reclaims."""
+"""Hosts from providers over REST: desired, list, calls, costs, reclaims, and whose they are."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -8,6 +8,7 @@ from core.db import Database
 from core.money import usd_to_pico
 from tests.integration.admin.rest import Caller, token_of
 from tests.support.provider_hosts import add_host
+from workers.providers.interface import CallResult, Outcome
 from workers.providers.store import DatabaseIntents
 
 
@@ -72,3 +73,95 @@ async def test_finance_sees_costs_and_enters_no_notice(admin: Caller, database: 
     for path in ("reclaim", "reclaim/cancel"):
         body = {"reason": "x", **({"at": soon(hours=1)} if path == "reclaim" else {})}
         assert (await finance("POST", f"/hosts/fleet-1/{path}", body)).status_code == 403
+
+
+GROUP = {"provider": "digitalocean", "region": "nyc2", "kind": "gpu-h100x8-640gb"}
+
+
+async def test_a_group_of_hosts_is_asked_for_and_released(admin: Caller) -> None:
+    asked = await admin("PUT", "/hosts/desired", {**GROUP, "count": 2, "hold_s": 3600, "reason": "launch"})
+    assert asked.status_code == 200
+    told = asked.json()
+    assert told | GROUP == told
+    assert (told["desired"], told["running"], told["coming"]) == (2, 0, 0)
+    left = datetime.fromisoformat(told["expires_at"]) - datetime.now(UTC)
+    assert (told["owner"], timedelta(minutes=55) < left <= timedelta(hours=1)) == ("person", True)
+    assert (await admin("GET", "/hosts/desired")).json() == [told]
+    released = (await admin("POST", "/hosts/desired/release", {**GROUP, "reason": "over"})).json()
+    assert released == told | {"owner": "plan", "expires_at": None}
+    again = await admin("POST", "/hosts/desired/release", {**GROUP, "reason": "over"})
+    assert (again.status_code, "no person decides" in again.json()["error"]["message"]) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"provider": "static"}, "provider"),
+        ({"region": ""}, "region"),
+        ({"count": -1}, "count"),
+        ({"count": 1025}, "count"),
+        ({"hold_s": 0}, "hold_s"),
+        ({"hold_s": 32 * 86_400}, "hold_s"),
+    ],
+    ids=["provider", "region", "negative", "many", "no-time", "long"],
+)
+async def test_wrong_groups_are_refused(admin: Caller, change: dict[str, object], param: str) -> None:
+    answer = await admin("PUT", "/hosts/desired", {**GROUP, "count": 1, "reason": "x"} | change)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert (await admin("GET", "/hosts/desired")).json() == []
+
+
+async def test_a_model_that_is_not_served_gets_no_hosts(admin: Caller) -> None:
+    answer = await admin("PUT", "/hosts/desired", {**GROUP, "model": "nothing", "count": 1, "reason": "x"})
+    assert (answer.status_code, "'nothing'" in answer.json()["error"]["message"]) == (404, True)
+
+
+async def test_intents_and_calls_are_listed(admin: Caller, database: Database) -> None:
+    now = datetime.now(UTC)
+    intent = await add_host(database, "fleet-1", now, price=usd_to_pico("3.60"))
+    await add_host(database, "fleet-0", now - timedelta(hours=1), ended_at=now)
+    [shown] = (await admin("GET", "/hosts/intents")).json()
+    assert (shown["name"], shown["state"], shown["wanted"]) == ("fleet-1", "exists", True)
+    assert len((await admin("GET", "/hosts/intents?ended=true")).json()) == 2
+    records = DatabaseIntents(database)
+    await records.record("digitalocean", [CallResult("list", Outcome.OK, 200)])
+    await records.save(intent, intent, CallResult("create", Outcome.REFUSED, 422, "no such size"))
+    [event] = (await admin("GET", "/hosts/events")).json()
+    assert (event["host"], event["call"], event["outcome"]) == ("fleet-1", "create", "refused")
+    assert (event["status"], event["detail"], event["usd_per_hour"]) == (422, "no such size", "3.60")
+    assert len((await admin("GET", "/hosts/events?reads=true")).json()) == 2
+    assert len((await admin("GET", "/hosts/events?host=fleet-1&limit=1")).json()) == 1
+    assert (await admin("GET", "/hosts/events?host=other")).json() == []
+    assert (await admin("GET", "/hosts/events?limit=0")).status_code == 400
+
+
+async def test_a_change_of_account_is_confirmed(admin: Caller, database: Database) -> None:
+    body = {"provider": "digitalocean", "fleet": "production", "account": "a1", "reason": "moved"}
+    unasked = await admin("POST", "/hosts/adopt", body)
+    assert (unasked.status_code, unasked.json()["error"]["param"]) == (409, "provider")
+    await DatabaseIntents(database).notice("digitalocean", "the account is another one")
+    assert (await admin("GET", "/hosts/notices")).json() == ["the account is another one"]
+    told = (await admin("POST", "/hosts/adopt", body)).json()
+    assert (told["fleet"], told["account"], told["hosts_left"]) == ("production", "a1", [])
+    assert (await admin("GET", "/hosts/notices")).json() == []
+
+    await add_host(database, "production-1", datetime.now(UTC))
+    await DatabaseIntents(database).notice("digitalocean", "the account is another one")
+    left = await admin("POST", "/hosts/adopt", {**body, "account": "a2"})
+    assert (left.status_code, left.json()["error"]["param"]) == (409, "leave_hosts")
+    told = (await admin("POST", "/hosts/adopt", {**body, "account": "a2", "leave_hosts": True})).json()
+    assert (told["account"], told["hosts_left"]) == ("a2", ["production-1"])
+
+
+async def test_finance_reads_and_changes_nothing(admin: Caller, database: Database) -> None:
+    finance = Caller(admin.client, await token_of(database, "finance"))
+    for path in ("desired", "intents", "events", "notices"):
+        assert (await finance("GET", f"/hosts/{path}")).json() == []
+    changes = (
+        ("PUT", "desired", {**GROUP, "count": 1}),
+        ("POST", "desired/release", GROUP),
+        ("POST", "adopt", {"provider": "digitalocean", "fleet": "production", "account": "a1"}),
+    )
+    for method, path, body in changes:
+        assert (await finance(method, f"/hosts/{path}", {**body, "reason": "x"})).status_code == 403
+    assert (await finance("GET", "/hosts/desired")).json() == []
