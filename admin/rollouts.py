@@ -36,6 +36,7 @@ from workers.rollouts import (
     read_rollouts,
 )
 from workers.tables import rollouts
+from workers.wire import ANY_DISTANCE
 
 BASE_NAME = "base"
 """Name of the version that hosts and catalog say."""
@@ -103,8 +104,9 @@ async def start_rollout(
 
     With `from_base` it stays as hosts and catalog say. In `args` None takes an argument away. `strategy` has fields of
     Strategy. `same_answer`: whether new engines must give the stored greedy answer; by default they must, unless
-    profile or revision change. Raises NotFound; Conflict for an alias, the model of an external engine, a model that is
-    being rolled out, and a version that it has; InvalidRequest for what no replica can run or is out of range.
+    profile or revision change. False means that any answer will do, where the strategy says nothing else. Raises
+    NotFound; Conflict for an alias, the model of an external engine, a model that is being rolled out, and a version
+    that it has; InvalidRequest for what no replica can run or is out of range.
     """
     require(actor, PLATFORM_ADMIN)
     why = clean_reason(reason)
@@ -131,7 +133,8 @@ async def start_rollout(
                 param="model",
             )
         agrees = after.keeps_weights(before) if same_answer is None else same_answer
-        chosen = _strategy({**(strategy or {}), "same_answer": agrees})
+        meant = {"min_agreement": 0.0, "max_logprob_distance": ANY_DISTANCE} if same_answer is False else {}
+        chosen = _strategy({**meant, **(strategy or {}), "same_answer": agrees})
         await _check_tenants(connection, chosen.canary_tenants)
         view = _view(await add_rollout(connection, model, before, after, chosen, why))
         await record_change(connection, actor, model, "model.rollout_start", None, view, why)

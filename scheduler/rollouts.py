@@ -161,7 +161,7 @@ class RolloutRunner:
             ):
                 continue
             members = self._members(model, state, now)
-            self._move(model, spec, steady_moves(members, spec.version), Strategy(same_answer=False), now)
+            self._move(model, spec, steady_moves(members, spec.version), Strategy().with_any_answer(), now)
 
     def _step_alone(self, rollout: Rollout, state: SchedulerState, now: float) -> None:
         """Decide on one rollout. A mistake in that stops neither other rollouts nor the scheduler, which would fail on
@@ -214,8 +214,8 @@ class RolloutRunner:
             self._store.put(rollout, update)
         if found.state is not rollout.state:
             self._say(rollout, found)
-        same_answer = rollout.strategy.same_answer and rollout.state is not RolloutState.ROLLING_BACK
-        strategy = msgspec.structs.replace(rollout.strategy, same_answer=same_answer)
+        back = rollout.state is RolloutState.ROLLING_BACK
+        strategy = rollout.strategy.with_any_answer() if back else rollout.strategy
         self._move(rollout.model, rollout.target, found.moves, strategy, now)
 
     def _wanted_of(self, rollout: Rollout, members: Sequence[Member]) -> int:
@@ -322,6 +322,8 @@ class RolloutRunner:
             )
             if move.action == "deploy":
                 command.spec, command.same_answer = msgspec.json.encode(spec), strategy.same_answer
+                command.min_agreement = strategy.min_agreement
+                command.max_logprob_distance = strategy.max_logprob_distance
             if move.action == "start":
                 self._surged.add(move.name)
             self._open[command.command_id] = _Open(model, move, spec.version)

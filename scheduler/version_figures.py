@@ -10,7 +10,7 @@ from scheduler.core.rollout import Verdict
 from scheduler.listeners import Listener
 from scheduler.wire import Placement, Released
 from workers.rollouts import Strategy, VersionFigures
-from workers.wire import EngineCounters, Heartbeat
+from workers.wire import AnswerQuality, EngineCounters, Heartbeat
 
 WINDOW_S = 1_800.0
 """Seconds of requests that are compared."""
@@ -40,6 +40,8 @@ class _Version:
     lengths: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     counters: dict[str, EngineCounters] = field(default_factory=dict)
     """Of each engine incarnation."""
+    quality: dict[str, AnswerQuality] = field(default_factory=dict)
+    """Of each incarnation whose answers were compared."""
 
     def figures(self, version: str, since: float, until: float, *, errors_since: float) -> VersionFigures:
         """The times and lengths of the requests between two instants, and how all ended since `errors_since`."""
@@ -47,6 +49,7 @@ class _Version:
         lengths = _between(self.lengths, since, until)
         drafts = sum(each.drafts for each in self.counters.values())
         accepted = sum(each.accepted_tokens for each in self.counters.values())
+        moved = [each.logprob_distance for each in self.quality.values() if each.logprob_distance is not None]
         return VersionFigures(
             version,
             requests=len(ended),
@@ -57,6 +60,8 @@ class _Version:
             tpot_p50_s=_median(self.tpot, since, until),
             output_tokens=statistics.fmean(lengths) if lengths else None,
             acceptance=accepted / drafts if drafts >= MIN_DRAFTS else None,
+            agreement=min((each.agreement for each in self.quality.values()), default=None),
+            logprob_distance=max(moved, default=None),
         )
 
 
@@ -75,6 +80,8 @@ class VersionComparison(Listener):
         self._models: dict[str, dict[str, _Version]] = {}
         self._version_of: dict[str, str] = {}
         """By incarnation of an engine."""
+        self._new: dict[str, str] = {}
+        """By model: its new version."""
 
     def watch(self, models: Mapping[str, tuple[str, str]]) -> None:
         """Keep the requests of these models alone, for the versions before and after."""
@@ -82,6 +89,7 @@ class VersionComparison(Listener):
             model: {version: self._models.get(model, {}).get(version) or _Version() for version in versions}
             for model, versions in models.items()
         }
+        self._new = {model: after for model, (_, after) in models.items()}
         if not models:
             self._version_of = {}
 
@@ -93,6 +101,8 @@ class VersionComparison(Listener):
                 known = self._version_of.setdefault(status.boot_id, status.version)
                 if (version := versions.get(known)) is not None:
                     version.counters[status.boot_id] = status.counters
+                    if status.quality is not None and known == self._new[status.model]:
+                        version.quality[status.boot_id] = status.quality
 
     def on_place(self, client: str, placement: Placement, tier: str, at: float) -> None:
         """Note since when, and until when, a version serves."""

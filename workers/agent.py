@@ -27,6 +27,7 @@ from workers.acceptance.gate import HostGate
 from workers.adapter_host import AdapterHost
 from workers.adapter_options import max_adapters
 from workers.added_models import with_added
+from workers.answer_quality import AnswerRule
 from workers.catalog import Catalog, load_catalog
 from workers.economics import HostAccount, ReplicaShare
 from workers.engine_api import EngineApi
@@ -53,7 +54,15 @@ from workers.shared_gpus import SharedGpus, host_memory_gb
 from workers.state_file import AgentState, load_state, save_state
 from workers.stray_engines import end_strays
 from workers.weights_fetch import fetch_of
-from workers.wire import SIMULATED_HOST, CommandResult, Heartbeat, ReplicaCommand, ReplicaState, ReplicaStatus
+from workers.wire import (
+    ANY_DISTANCE,
+    SIMULATED_HOST,
+    CommandResult,
+    Heartbeat,
+    ReplicaCommand,
+    ReplicaState,
+    ReplicaStatus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -508,7 +517,9 @@ class Agent:
         except msgspec.MsgspecError as error:
             raise InvalidRequest(f"the version cannot be read by this agent: {error}") from None
         self._check_environment(spec)
-        await replica.deploy(spec, same_answer=command.same_answer, deadline_s=command.deadline_s)
+        most = command.max_logprob_distance
+        rule = AnswerRule(command.same_answer, command.min_agreement, ANY_DISTANCE if most is None else most)
+        await replica.deploy(spec, rule=rule, deadline_s=command.deadline_s)
 
 
 def host_id(data_dir: Path) -> str:

@@ -14,10 +14,11 @@ from core.clock import Clock
 from core.errors import CalledOff, Conflict, EngineFailed, InvalidRequest, PenstockError
 from core.ids import incarnation
 from workers import engine_sleep
+from workers.answer_quality import AnswerRule, compare, problem
 from workers.backoff import Backoff
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_process import EngineProcess
-from workers.engine_sleep import PROOF_PROMPTS, Proof, difference
+from workers.engine_sleep import PROOF_PROMPTS, Proof
 from workers.engine_spec import EngineSpec
 from workers.held_engine import POLL_S, SLEEP_QUIET_S, EngineAccess, HeldEngine
 from workers.plan import ReplicaPlan
@@ -26,7 +27,7 @@ from workers.replica_view import EngineRefused
 from workers.saved_engine import BASE_VERSION, Deployed, SavedEngine
 from workers.weights_fetch import Fetch
 from workers.weights_manifest import PrefetchLine, progress_text
-from workers.wire import Capacity, EngineCounters, LifeTimes, ReplicaState, ReplicaStatus
+from workers.wire import AnswerQuality, Capacity, EngineCounters, LifeTimes, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,9 @@ class ReplicaRunner(HeldEngine):
         not serve, which then starts again by a command alone. `fetch` has the weights on this host before the engine
         starts. `gpus_taken` says why its GPUs are not free; its engine then stays stopped.
         """
-        self._base, self._reference = plan, deployed.reference
+        self._base, self._reference, self._rule = plan, deployed.reference, deployed.rule
+        self._quality: AnswerQuality | None = None
+        """Its answers beside those of the version before."""
         self._proved: tuple[Proof, ...] = ()
         """What the last engine of this version that served has answered."""
         current = plan.of_version(deployed.spec)
@@ -104,17 +107,20 @@ class ReplicaRunner(HeldEngine):
             changing=self._life.phase in CHANGING,
             proofs=tuple(self._proofs),
             own=self._own,
+            quality=self._quality,
         )
 
     @property
     def deployed(self) -> Deployed:
         """The version that it runs, for the state file."""
-        return Deployed(self.plan.spec, self._reference)
+        return Deployed(self.plan.spec, self._reference, self._rule)
 
     def status(self) -> ReplicaStatus:
         """The status for the heartbeat."""
         held = self.held and self._life.phase is Phase.STOPPED
-        return msgspec.structs.replace(super().status(), failures=self._backoff.failures, held=held)
+        return msgspec.structs.replace(
+            super().status(), failures=self._backoff.failures, held=held, quality=self._quality
+        )
 
     async def run(self) -> None:
         """Start, warm up, monitor and restart the engine until cancelled."""
@@ -228,7 +234,7 @@ class ReplicaRunner(HeldEngine):
         log.info("replica %s: adopted the engine with pid %d", self.plan.replica_id, process.pid)
         self._process, self.pid, self.boot_id = process, process.pid, saved.boot_id
         self.warmup, self._ready_once, self.restarts = saved.warmup, saved.ready, saved.restarts
-        self._proofs, self._own = list(saved.proofs), saved.own
+        self._proofs, self._own, self._quality = list(saved.proofs), saved.own, saved.quality
         self._life.untimed()
 
     async def _probe_adopted(self) -> None:
@@ -271,10 +277,10 @@ class ReplicaRunner(HeldEngine):
         proofs = await self._ask_for_proofs(PROOF_PROMPTS)
         # The answer of another number of ranks says nothing of this engine.
         same_ranks = len(self._reference) == len(proofs)
-        if same_ranks and (why := difference(self._reference, proofs)):
-            raise EngineRefused(
-                f"version {self.plan.spec.version or 'base'} has not the stored greedy answer: {why}"
-            )
+        if same_ranks:
+            if why := problem(self._rule, self._reference, proofs):
+                raise EngineRefused(f"version {self.plan.spec.version or 'base'} must not serve: {why}")
+            self._quality = compare(self._reference, proofs)
         # The baseline and the counters of its scrape change together, so that no heartbeat has tokens of the warm-up
         # without the baseline.
         metrics, scraped_at = await engine_sleep.quiet(self._api, self._clock)
@@ -369,13 +375,14 @@ class ReplicaRunner(HeldEngine):
             case _:
                 raise InvalidRequest(f"unknown action {action!r}", param="action")
 
-    async def deploy(self, spec: EngineSpec, *, same_answer: bool, deadline_s: float) -> None:
+    async def deploy(self, spec: EngineSpec, *, rule: AnswerRule, deadline_s: float) -> None:
         """Run the version `spec` from now on.
 
         A running engine gets `deadline_s` seconds to end its requests, ends, and starts anew; a sleeping one ends, and
-        a stopped one stays so. With `same_answer` the new engine serves only if it gives the greedy answer of the one
-        before it. Raises InvalidRequest for a version that this replica cannot run, with nothing changed, and Conflict
-        when its stop is called off, or when requests are left at the deadline: it is as before then.
+        a stopped one stays so. The new engine serves only if its greedy answers are as close to those of the one
+        before it as `rule` says. Raises InvalidRequest for a version that this replica cannot run, with nothing
+        changed, and Conflict when its stop is called off, or when requests are left at the deadline: it is as before
+        then.
         """
         plan = self._base.of_version(spec)
         if plan == self.plan:
@@ -386,7 +393,8 @@ class ReplicaRunner(HeldEngine):
             await self._stop(deadline_s, quiet_s=SLEEP_QUIET_S, whole=True)
         # Nothing is awaited from the end of the old engine on, so that no other command starts it again.
         self.plan, self.capacity = plan, plan.capacity
-        self._proofs, self._proved, self._reference = [], (), reference if same_answer else ()
+        self._proofs, self._proved, self._reference, self._rule = [], (), reference, rule
+        self._quality = None
         self._save()
         if again:
             self._start_again()

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from core.errors import InvalidRequest
 from workers.engine_spec import EngineSpec
 from workers.tables import model_deployments, rollouts
+from workers.wire import ANY_DISTANCE
 
 MAX_CANARY_TENANTS = 1_000
 
@@ -77,6 +78,16 @@ class Strategy(msgspec.Struct, frozen=True):
     """By which the share of accepted draft tokens may be below that of the old version."""
     same_answer: bool = True
     """Whether a new engine must give the stored greedy answer before it serves."""
+    min_agreement: float = 0.25
+    """Least share of the tokens of the stored greedy answers that a new engine must give before it serves."""
+    max_logprob_distance: float = 1.0
+    """Largest mean difference of their log-probabilities, in nats."""
+
+    def with_any_answer(self) -> "Strategy":
+        """The same for engines whose answers are not compared, as of a version that has served before."""
+        return msgspec.structs.replace(
+            self, same_answer=False, min_agreement=0.0, max_logprob_distance=ANY_DISTANCE
+        )
 
     @property
     def has_canary(self) -> bool:
@@ -100,6 +111,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_tpot_ratio": (1, 100),
     "max_length_ratio": (1, 100),
     "max_acceptance_drop": (0, 1),
+    "min_agreement": (0, 1),
+    "max_logprob_distance": (0, ANY_DISTANCE),
 }
 
 
@@ -142,6 +155,11 @@ class VersionFigures(msgspec.Struct, frozen=True):
     """Mean of an answer."""
     acceptance: float | None = None
     """Share of the drafted tokens that was accepted, of an engine with speculative decoding."""
+    agreement: float | None = None
+    """Of the new version: share of the tokens of fixed greedy answers that are those of the old one, at the worst
+    replica."""
+    logprob_distance: float | None = None
+    """Of the new version: mean difference of their log-probabilities, in nats, at the worst replica."""
 
 
 class Progress(msgspec.Struct, frozen=True):

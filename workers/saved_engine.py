@@ -3,9 +3,10 @@
 import msgspec
 
 from core.process_identity import ProcessIdentity
+from workers.answer_quality import AnswerRule
 from workers.engine_sleep import Proof
 from workers.engine_spec import EngineSpec
-from workers.wire import EngineCounters
+from workers.wire import AnswerQuality, EngineCounters
 
 
 class SavedEngine(msgspec.Struct):
@@ -26,6 +27,8 @@ class SavedEngine(msgspec.Struct):
     """The answers that prove a wake; empty = not asked for."""
     own: EngineCounters = EngineCounters()
     """Tokens of the agent's own requests after the warm-up."""
+    quality: AnswerQuality | None = None
+    """Its answers beside those of the version before."""
 
 
 class Deployed(msgspec.Struct, frozen=True):
@@ -33,7 +36,9 @@ class Deployed(msgspec.Struct, frozen=True):
 
     spec: EngineSpec = EngineSpec()
     reference: tuple[Proof, ...] = ()
-    """The greedy answers, by rank, that its engine must give before it serves; empty = any."""
+    """The greedy answers, by rank, of the engine before, to which those of its own are compared; empty = none."""
+    rule: AnswerRule = AnswerRule()
+    """How close they must be, so that it serves."""
 
 
 BASE_VERSION = Deployed()

@@ -174,6 +174,19 @@ class LifeTimes(msgspec.Struct, frozen=True):
     """Until the weights were on the host and checked."""
 
 
+ANY_DISTANCE = 100.0
+"""A distance of log-probabilities that no two answers have, in nats."""
+
+
+class AnswerQuality(msgspec.Struct, frozen=True):
+    """The greedy answers of a version's engine beside those of the engine before it, to the same fixed prompts."""
+
+    agreement: float
+    """Share of the tokens that are the same, 0 to 1."""
+    logprob_distance: float | None = None
+    """Mean difference of the log-probabilities of those, in nats; None = the engine gives none."""
+
+
 class ReplicaStatus(msgspec.Struct):
     """One replica in a heartbeat."""
 
@@ -245,6 +258,8 @@ class ReplicaStatus(msgspec.Struct):
     """LoRA adapters that one batch may use; 0 = its engine takes none."""
     adapters: list[str] = []
     """Those that its engine has asked for since it started."""
+    quality: AnswerQuality | None = None
+    """Answers of this version beside those of the one that it replaced; None = they were not compared."""
 
 
 class EndedEngine(msgspec.Struct):
@@ -443,6 +458,10 @@ class ReplicaCommand(msgspec.Struct, tag="replica_command"):
     """Of deploy: the version to run from now on, as JSON (workers.engine_spec.EngineSpec)."""
     same_answer: bool = False
     """Of deploy: whether the new engine must give the stored greedy answer of the one before it."""
+    min_agreement: float = 0.0
+    """Of deploy: least share of the tokens of that answer which the new engine must give."""
+    max_logprob_distance: float | None = None
+    """Of deploy: largest mean difference of their log-probabilities, in nats; None = any."""
 
 
 class CommandResult(msgspec.Struct, tag="command_result"):

@@ -31,6 +31,13 @@ class FiguresOut(ResponseModel):
     tpot_p50_s: float | None = Field(description="Median seconds per further token.")
     output_tokens: float | None = Field(description="Mean of an answer.")
     acceptance: float | None = Field(description="Share of the drafted tokens that was accepted.")
+    agreement: float | None = Field(
+        description="Of the new version: share of the tokens of fixed greedy answers that are those of the old one, at "
+        "the worst replica; null = not compared."
+    )
+    logprob_distance: float | None = Field(
+        description="Of the new version: mean difference of their log-probabilities, in nats, at the worst replica."
+    )
 
 
 class StrategyOut(ResponseModel):
@@ -54,6 +61,8 @@ class StrategyOut(ResponseModel):
     max_length_ratio: float
     max_acceptance_drop: float
     same_answer: bool
+    min_agreement: float
+    max_logprob_distance: float
 
 
 class RolloutOut(ResponseModel):

@@ -44,6 +44,12 @@ def start(
             help="Whether engines must give the stored greedy answer; default: unless profile or revision change.",
         ),
     ] = None,
+    min_agreement: Annotated[
+        float | None, typer.Option(help="Least share of its tokens that they must give (0.25).")
+    ] = None,
+    max_logprob_distance: Annotated[
+        float | None, typer.Option(help="Of the log-probabilities of those, in nats (1.0).")
+    ] = None,
     max_surge: Annotated[int | None, typer.Option(help="Replicas beyond the usual number.")] = None,
     max_unavailable: Annotated[int | None, typer.Option(help="Replicas that may be missing.")] = None,
     canary_percent: Annotated[
@@ -104,6 +110,8 @@ def start(
         "max_tpot_ratio": max_tpot_ratio,
         "max_length_ratio": max_length_ratio,
         "max_acceptance_drop": max_acceptance_drop,
+        "min_agreement": min_agreement,
+        "max_logprob_distance": max_logprob_distance,
     }
     times = dict(
         zip(

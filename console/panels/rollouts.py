@@ -34,6 +34,7 @@ _COLUMNS = (
     Column("errors", "Errors", numeric=True, sortable=False),
     Column("ttft", "First token", numeric=True, sortable=False),
     Column("tpot", "Per token", numeric=True, sortable=False),
+    Column("agreement", "Same answer", numeric=True, sortable=False),
     Column("started", "Began", numeric=True),
 )
 
@@ -167,9 +168,19 @@ def _row(rollout: RolloutView, now: datetime) -> Row:
         "errors": _both(rollout, lambda each: percent(each.error_rate, 1).text),
         "ttft": _both(rollout, lambda each: _time(each.ttft_p50_s)),
         "tpot": _both(rollout, lambda each: _time(each.tpot_p50_s)),
+        "agreement": cell(_agreement(rollout.new), sub=_distance(rollout.new)),
         "started": cell(moment(rollout.started_at, now)),
         "acts": actions_cell(acts, rollout.model),
     }
+
+
+def _agreement(figures: VersionFigures | None) -> str:
+    return "–" if figures is None else percent(figures.agreement, 0).text
+
+
+def _distance(figures: VersionFigures | None) -> str:
+    distance = None if figures is None else figures.logprob_distance
+    return "" if distance is None else f"log-prob. ±{distance:.2f}"
 
 
 def _time(seconds: float | None) -> str:

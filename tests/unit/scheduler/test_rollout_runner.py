@@ -19,7 +19,7 @@ from tests.support.scheduling import MODEL, beat, replica
 from workers.acting.plan import PoolAct
 from workers.engine_spec import EngineSpec
 from workers.rollouts import Progress, Rollout, RolloutState, RolloutUpdate, Strategy
-from workers.wire import CommandResult, ReplicaCommand, ReplicaState, ReplicaStatus
+from workers.wire import ANY_DISTANCE, CommandResult, ReplicaCommand, ReplicaState, ReplicaStatus
 
 NEW = EngineSpec(engine_version="0.33.0")
 NOW = datetime(2026, 11, 28, tzinfo=UTC)
@@ -93,6 +93,7 @@ def test_replicas_are_replaced_one_after_the_other() -> None:
         600.0,
     )
     assert msgspec.json.decode(first.spec, type=EngineSpec) == NEW
+    assert (first.min_agreement, first.max_logprob_distance) == (0.25, 1.0)
     assert world.look(row("a"), row("b")) == []
     world.answer(first)
     assert world.look(row("a", NEW.version, ReplicaState.LOADING), row("b")) == []
@@ -127,6 +128,7 @@ def test_a_roll_back_asks_for_no_stored_answer() -> None:
     world.store.active = {MODEL: world.rollout}
     [back] = world.look(row("a", NEW.version, ReplicaState.FAILED, phase="unfit"), row("b"))
     assert (back.replica_id, back.same_answer, back.spec) == ("a", False, b"{}")
+    assert (back.min_agreement, back.max_logprob_distance) == (0.0, ANY_DISTANCE)
     world.answer(back)
     world.look(row("a"), row("b"))
     assert (world.update.state, world.update.reason) == (RolloutState.ROLLED_BACK, "faster")

@@ -9,7 +9,7 @@ from scheduler.version_figures import VersionComparison, verdict
 from scheduler.wire import Placement, Released
 from tests.support.scheduling import MODEL, beat, replica
 from workers.rollouts import Strategy, VersionFigures
-from workers.wire import EngineCounters
+from workers.wire import AnswerQuality, EngineCounters
 
 OLD, NEW = "", "0a1b2c3d"
 BOOTS = {OLD: "boot-old", NEW: "boot-new"}
@@ -139,3 +139,17 @@ def test_the_counters_of_an_engine_stay_with_its_version_when_its_replica_has_th
     world.comparison.on_heartbeat(beat(ended), lambda name: 0, 1.0)
     old, new = world.figures(2.0)
     assert (old.acceptance, new.acceptance) == (0.1, 0.6)
+
+
+def test_the_answers_of_the_worst_new_replica_are_shown() -> None:
+    world = World()
+    worse = AnswerQuality(0.5, 0.2)
+    beats = beat(
+        replica("a", boot_id=BOOTS[OLD], quality=AnswerQuality(0.1, 9.0)),  # beside a version before it
+        replica("b", boot_id=BOOTS[NEW], version=NEW, quality=AnswerQuality(0.9, 0.4)),
+        replica("c", boot_id="boot-c", version=NEW, quality=worse),
+    )
+    world.comparison.on_heartbeat(beats, lambda name: 0, 1.0)
+    old, new = world.figures(2.0)
+    assert (new.agreement, new.logprob_distance) == (0.5, 0.4)
+    assert (old.agreement, old.logprob_distance) == (None, None)

@@ -14,6 +14,7 @@ import workers.replica
 from core.errors import CalledOff, Conflict, EngineFailed, InvalidRequest, PenstockError
 from core.process_identity import ProcessIdentity
 from tests.support.instant_loop import LoopClock, run_instantly
+from workers.answer_quality import ANY_ANSWER, AnswerRule
 from workers.catalog import load_catalog
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
@@ -171,7 +172,7 @@ class Host:
     def deploy(self, spec: EngineSpec) -> None:
         async def run() -> None:
             try:
-                await self.runner.deploy(spec, same_answer=True, deadline_s=5.0)
+                await self.runner.deploy(spec, rule=AnswerRule(), deadline_s=5.0)
             except PenstockError:
                 return
 
@@ -382,31 +383,63 @@ def test_another_version_serves_once_it_gives_the_stored_answer() -> None:
         running = asyncio.create_task(host.runner.run())
         await asyncio.sleep(5.0)
         new = EngineSpec(engine_version="0.33.0", args={"max-num-seqs": 8})
-        await host.runner.deploy(new, same_answer=True, deadline_s=60.0)
+        await host.runner.deploy(new, rule=AnswerRule(), deadline_s=60.0)
         assert (host.runner.status().version, host.runner.state) == (new.version, ReplicaState.LOADING)
         assert host.runner.plan.profile.args["max-num-seqs"] == 8
         await asyncio.sleep(5.0)
         assert (host.runner.state, len(host.engines)) == (ReplicaState.READY, 3)
-        await host.runner.deploy(new, same_answer=True, deadline_s=60.0)
+        await host.runner.deploy(new, rule=AnswerRule(), deadline_s=60.0)
         assert len(host.engines) == 3  # it runs that version already
         host.garbles = True
-        await host.runner.deploy(EngineSpec(engine_version="bad"), same_answer=True, deadline_s=60.0)
+        await host.runner.deploy(EngineSpec(engine_version="bad"), rule=AnswerRule(), deadline_s=60.0)
         await asyncio.sleep(5.0)
         status = host.runner.status()
         assert (status.state, status.phase) == (ReplicaState.FAILED, "unfit")
         assert "has not the stored greedy answer: token 1" in status.detail
         host.garbles = False
-        await host.runner.deploy(EngineSpec(), same_answer=False, deadline_s=60.0)
+        await host.runner.deploy(EngineSpec(), rule=ANY_ANSWER, deadline_s=60.0)
         await asyncio.sleep(5.0)
         assert (host.runner.state, host.runner.status().version) == (ReplicaState.READY, "")
         await host.runner.command("stop", 5.0)
-        await host.runner.deploy(new, same_answer=True, deadline_s=60.0)
+        await host.runner.deploy(new, rule=AnswerRule(), deadline_s=60.0)
         await asyncio.sleep(5.0)
         assert (host.runner.state, host.runner.status().version) == (ReplicaState.STOPPED, new.version)
         assert host.runner.deployed.spec == new
         with pytest.raises(InvalidRequest, match="has no profile 'nope'"):
-            await host.runner.deploy(EngineSpec(profile="nope"), same_answer=True, deadline_s=60.0)
+            await host.runner.deploy(EngineSpec(profile="nope"), rule=AnswerRule(), deadline_s=60.0)
         assert host.wrong == []
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+def test_a_version_with_other_weights_serves_where_its_answers_are_close_enough() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        assert host.runner.status().quality is None
+        close = AnswerRule(same=False, min_agreement=0.9)
+        await host.runner.deploy(EngineSpec(revision="b"), rule=close, deadline_s=60.0)
+        await asyncio.sleep(5.0)
+        quality = host.runner.status().quality
+        assert quality is not None
+        assert (host.runner.state, quality.agreement) == (ReplicaState.READY, 1.0)
+        saved = host.runner.saved()
+        assert saved is not None
+        assert saved.quality == quality
+        host.garbles = True
+        await host.runner.deploy(EngineSpec(revision="c"), rule=close, deadline_s=60.0)
+        await asyncio.sleep(5.0)
+        status = host.runner.status()
+        assert (status.phase, status.quality) == ("unfit", None)
+        assert "agree with those of before in 0% of the tokens, and 90% are required" in status.detail
+        await host.runner.deploy(EngineSpec(revision="d"), rule=ANY_ANSWER, deadline_s=60.0)
+        await asyncio.sleep(5.0)
+        quality = host.runner.status().quality
+        assert quality is not None
+        assert (host.runner.state, quality.agreement) == (ReplicaState.READY, 0.0)
         running.cancel()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -418,7 +451,7 @@ def test_the_stored_answer_is_asked_once() -> None:
         host = Host(monkeypatch)
         running = asyncio.create_task(host.runner.run())
         await asyncio.sleep(5.0)
-        await host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=60.0)
+        await host.runner.deploy(EngineSpec(engine_version="b"), rule=AnswerRule(), deadline_s=60.0)
         assert host.runner.deployed.reference
         await asyncio.sleep(5.0)
         assert (host.runner.state, host.runner.deployed.reference) == (ReplicaState.READY, ())
@@ -440,11 +473,11 @@ def test_a_version_that_comes_while_the_engine_loads_is_held_to_the_answer_of_th
         await host.runner.command("restart", 5.0)
         host.garbles = True
         assert host.runner.state is ReplicaState.LOADING
-        await host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=60.0)
+        await host.runner.deploy(EngineSpec(engine_version="b"), rule=AnswerRule(), deadline_s=60.0)
         await asyncio.sleep(5.0)
         assert host.runner.status().phase == "unfit"
         host.garbles = False  # and its wrong answer is not what the next version is held to
-        await host.runner.deploy(EngineSpec(engine_version="c"), same_answer=True, deadline_s=60.0)
+        await host.runner.deploy(EngineSpec(engine_version="c"), rule=AnswerRule(), deadline_s=60.0)
         await asyncio.sleep(5.0)
         assert host.runner.state is ReplicaState.READY
         running.cancel()
@@ -464,11 +497,11 @@ def test_a_deployment_cuts_no_request(before: str) -> None:
             host.command("drain")
             await asyncio.sleep(10.0)
         with pytest.raises(Conflict, match=f"is {before}: 1 requests were still running after 20 s"):
-            await host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=20.0)
+            await host.runner.deploy(EngineSpec(engine_version="b"), rule=AnswerRule(), deadline_s=20.0)
         status = host.runner.status()
         assert (status.phase, status.version, host.engines[-1].alive) == (before, "", True)
         host.answer()
-        await host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=20.0)
+        await host.runner.deploy(EngineSpec(engine_version="b"), rule=AnswerRule(), deadline_s=20.0)
         assert host.runner.status().version != ""
         running.cancel()
 
@@ -482,7 +515,7 @@ def test_the_stored_answer_of_another_number_of_ranks_is_left_out() -> None:
         running = asyncio.create_task(host.runner.run())
         await asyncio.sleep(5.0)
         host.runner._proofs = 2 * host.runner._proofs
-        await host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=60.0)
+        await host.runner.deploy(EngineSpec(engine_version="b"), rule=AnswerRule(), deadline_s=60.0)
         await asyncio.sleep(5.0)
         assert host.runner.state is ReplicaState.READY
         running.cancel()
@@ -498,7 +531,7 @@ def test_a_deployment_that_is_called_off_leaves_the_version() -> None:
         await asyncio.sleep(5.0)
         host.ask()
         deploy = asyncio.create_task(
-            host.runner.deploy(EngineSpec(engine_version="b"), same_answer=True, deadline_s=600.0)
+            host.runner.deploy(EngineSpec(engine_version="b"), rule=AnswerRule(), deadline_s=600.0)
         )
         await asyncio.sleep(5.0)
         await host.runner.command("resume", 5.0)

@@ -1,0 +1,54 @@
+"""Greedy answers of two versions side by side."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.answer_quality import ANY_ANSWER, AnswerRule, compare, problem
+from workers.engine_sleep import Proof
+
+
+def answer(text: str, *logprobs: float) -> Proof:
+    return Proof(tuple(text), logprobs)
+
+
+def test_agreement_ends_with_the_first_different_token_of_each_answer() -> None:
+    before = [answer("abcd", -1.0, -2.0, -3.0, -4.0), answer("efgh", -1.0, -1.0, -1.0, -1.0)]
+    now = [answer("abXd", -1.1, -2.3, -9.0, -9.0), answer("efgh", -1.0, -1.0, -1.0, -1.0)]
+    found = compare(before, now)
+    assert found is not None
+    assert found.agreement == 6 / 8
+    assert found.logprob_distance == pytest.approx((0.1 + 0.3) / 6)
+    shorter = compare([answer("abcd")], [answer("ab")])
+    assert shorter is not None
+    assert (shorter.agreement, shorter.logprob_distance) == (0.5, None)
+    assert compare([], now) is None
+    assert compare([Proof(vector=(1.0,))], [Proof(vector=(1.0,))]) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (AnswerRule(), "it has not the stored greedy answer: the log-probability"),
+        (AnswerRule(same=False, min_agreement=0.5), "in 25% of the tokens, and 50% are required"),
+        (
+            AnswerRule(same=False, max_logprob_distance=0.5),
+            "differ by 0.60 from those of before, and at most 0.50",
+        ),
+        (AnswerRule(same=False, min_agreement=0.25, max_logprob_distance=0.7), ""),
+        (ANY_ANSWER, ""),
+    ],
+)
+def test_what_a_rule_refuses(rule: AnswerRule, words: str) -> None:
+    before, now = [answer("abcd", -1.0, -1.0, -1.0, -1.0)], [answer("aXYZ", -1.6, -1.0, -1.0, -1.0)]
+    assert words in problem(rule, before, now)
+    assert bool(words) == bool(problem(rule, before, now))
+
+
+@given(st.lists(st.text("ab", max_size=6), max_size=4), st.lists(st.text("ab", max_size=6), max_size=4))
+def test_agreement_is_a_share_and_whole_for_the_same_answers(one: list[str], other: list[str]) -> None:
+    before, now = [answer(text) for text in one], [answer(text) for text in other]
+    found = compare(before, now)
+    assert found is None or 0.0 <= found.agreement <= 1.0
+    same = compare(before, before)
+    assert same is None or same.agreement == 1.0

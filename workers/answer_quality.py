@@ -1,0 +1,64 @@
+"""How the greedy answers of a new version's engine compare with those of the engine before it. Pure."""
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from workers.engine_sleep import Proof, difference
+from workers.wire import ANY_DISTANCE, AnswerQuality
+
+
+class AnswerRule(msgspec.Struct, frozen=True):
+    """What the answers of a new engine must be like, so that it may serve."""
+
+    same: bool = True
+    """The same tokens, up to ties, with the same log-probabilities, up to rounding."""
+    min_agreement: float = 0.0
+    """Least share of tokens that are the same."""
+    max_logprob_distance: float = ANY_DISTANCE
+    """Largest mean difference of their log-probabilities, in nats."""
+
+
+ANY_ANSWER = AnswerRule(same=False)
+
+
+def compare(before: Sequence[Proof], now: Sequence[Proof]) -> AnswerQuality | None:
+    """The answers to the same prompts side by side; None for embeddings, and where one is missing.
+
+    Greedy answers that have parted say nothing of each other any more, so what comes after the first different token
+    counts as different.
+    """
+    tokens = agreed = 0
+    moved: list[float] = []
+    for old, new in zip(before, now, strict=False):
+        pairs = list(zip(old.tokens, new.tokens, strict=False))
+        same = next((place for place, (mine, theirs) in enumerate(pairs) if mine != theirs), len(pairs))
+        tokens, agreed = tokens + len(old.tokens), agreed + same
+        moved += [
+            abs(mine - theirs) for mine, theirs in list(zip(old.logprobs, new.logprobs, strict=False))[:same]
+        ]
+    if not tokens:
+        return None
+    return AnswerQuality(agreed / tokens, statistics.fmean(moved) if moved else None)
+
+
+def problem(rule: AnswerRule, before: Sequence[Proof], now: Sequence[Proof]) -> str:
+    """Why an engine with the answers `now` must not serve, as a clause; empty = it may."""
+    if rule.same and (why := difference(before, now)):
+        return f"it has not the stored greedy answer: {why}"
+    found = compare(before, now)
+    if found is None:
+        return ""
+    if found.agreement < rule.min_agreement:
+        return (
+            f"its greedy answers agree with those of before in {found.agreement:.0%} of the tokens, and "
+            f"{rule.min_agreement:.0%} are required"
+        )
+    distance = found.logprob_distance
+    if distance is not None and distance > rule.max_logprob_distance:
+        return (
+            f"the log-probabilities of its answers differ by {distance:.2f} from those of before, and at most "
+            f"{rule.max_logprob_distance:.2f} are allowed"
+        )
+    return ""
