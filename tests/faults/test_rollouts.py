@@ -103,8 +103,9 @@ async def served_by(stack: Stack, tenant: Tenant) -> set[str]:
     return {row["version"] for row in rows}
 
 
-def versions(pool: PoolView) -> set[str]:
-    assert len(pool.in_state(ReplicaState.READY)) == 2
+async def versions(pool: PoolView) -> set[str]:
+    """The versions of both replicas, once both are shown to serve: the view is a moment older than the rollout."""
+    await until(lambda: len(pool.in_state(ReplicaState.READY)) == 2)
     return {replica.version for replica in pool.now.replicas}
 
 
@@ -127,7 +128,7 @@ async def test_versions_are_rolled_out_and_bad_ones_rolled_back_under_load(stack
             first = await ended(stack)
             assert (first["state"], first["updated"], first["new_version"]) == ("promoted", 2, good)
             assert fewest >= 1
-            assert versions(pool) == {good}
+            assert await versions(pool) == {good}
 
             await start(stack, "wrong")
             second = await ended(stack)
@@ -141,7 +142,7 @@ async def test_versions_are_rolled_out_and_bad_ones_rolled_back_under_load(stack
             assert third["state"] == "rolled_back"
             assert "the new version is worse: its median time to" in third["reason"]
             assert third["new"]["requests"] >= 5
-            assert versions(pool) == {good}
+            assert await versions(pool) == {good}
         for who, whole in ((tenant, seen), (early, theirs)):
             assert outcomes(whole) == {"answered": len(whole)}
             await rows_match(stack, who.id, whole)
