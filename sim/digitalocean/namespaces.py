@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from ipaddress import IPv4Network
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 
 from sim.digitalocean.metadata import ADDRESS
@@ -23,6 +23,10 @@ class NoNamespaces(Exception):
     """This machine or kernel does not allow them; the text says what was refused."""
 
 
+class TakenAddresses(Exception):
+    """Another device of this machine has the addresses; the text says which, and how to remove it."""
+
+
 class NamespaceNetwork:
     """A private network of namespaces. This machine has its first address."""
 
@@ -30,14 +34,21 @@ class NamespaceNetwork:
         """`name` begins those of the bridge and the namespaces, at most eight characters."""
         self.bridge = name
         """The device over which all that passes between the namespaces and this machine goes."""
-        self._name, self._hosts, self._prefix = name, network.hosts(), network.prefixlen
+        self._name, self._addresses, self._hosts = name, network, network.hosts()
+        self._prefix = network.prefixlen
         self.gateway = str(next(self._hosts))
         self.namespaces: list[str] = []
         """In the order in which they were added."""
         self._services: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Make the bridge. Raises NoNamespaces."""
+        """Make the bridge. Raises NoNamespaces, and TakenAddresses where packets would go to another device."""
+        device = _device_of(self._addresses)
+        if device:
+            raise TakenAddresses(
+                f"the device {device} has addresses of {self._addresses}, perhaps since a run that was killed; remove it: "
+                f"ip link del {device}"
+            )
         _ip("link", "add", self._name, "type", "bridge")
         _ip("addr", "add", f"{self.gateway}/{self._prefix}", "dev", self._name)
         _ip("link", "set", self._name, "up")
@@ -123,10 +134,20 @@ def _inside(namespace: str) -> list[str]:
     return ["ip", "netns", "exec", namespace]
 
 
-def _ip(*words: str) -> None:
+def _device_of(addresses: IPv4Network) -> str:
+    """The device to which packets for `addresses` go; empty = none but the default route."""
+    for line in _ip("-4", "-o", "addr", "show").splitlines():
+        fields = line.split()
+        if len(fields) > 3 and fields[2] == "inet" and IPv4Interface(fields[3]).network.overlaps(addresses):
+            return fields[1]
+    return ""
+
+
+def _ip(*words: str) -> str:
     try:
         done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     except OSError as error:
         raise NoNamespaces(f"ip {' '.join(words)}: {error.strerror}") from None
     if done.returncode:
         raise NoNamespaces(f"ip {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
