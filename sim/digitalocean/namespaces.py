@@ -46,8 +46,8 @@ class NamespaceNetwork:
         device = _device_of(self._addresses)
         if device:
             raise TakenAddresses(
-                f"the device {device} has addresses of {self._addresses}, perhaps since a run that was killed; remove it: "
-                f"ip link del {device}"
+                f"the device {device} has addresses of {self._addresses}, perhaps since a run that was killed; "
+                f"remove it: ip link del {device}"
             )
         _ip("link", "add", self._name, "type", "bridge")
         _ip("addr", "add", f"{self.gateway}/{self._prefix}", "dev", self._name)
