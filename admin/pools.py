@@ -11,7 +11,7 @@ from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from scheduler.client import SchedulerClient
-from scheduler.wire import HostView, QueueView
+from scheduler.wire import HostView, PlanView, QueueView
 from tenants.names import clean_reason
 from tenants.roles import FINANCE, PLATFORM_ADMIN, PLATFORM_ROLES
 from workers import host_acceptances
@@ -77,6 +77,21 @@ async def get_pools(actor: Actor, *, client: SchedulerClient) -> PoolsView:
     snapshot = await client.fresh_snapshot()
     replicas = [_view(status) for status in snapshot.replicas]
     return PoolsView(snapshot.at_unix_ms, replicas, snapshot.hosts, snapshot.queues)
+
+
+async def get_plan(actor: Actor, *, client: SchedulerClient) -> PlanView:
+    """What the autoscaler plans now, with the first of its moves.
+
+    Raises NotFound until it has a plan, Unavailable when the scheduler is not connected.
+    """
+    require(actor, PLATFORM_ADMIN, FINANCE)
+    plan = (await client.fresh_snapshot()).plan
+    if plan is None:
+        raise NotFound(
+            "The autoscaler has no plan: no model has a replica or limits of its own; `penstock models set-scaling` "
+            "sets limits."
+        )
+    return plan
 
 
 async def list_acceptances(

@@ -54,6 +54,7 @@ class AutoscalerRunner:
                 creating=actor.creating(hosts) if actor is not None else (),
                 failures=actor.failures() if actor is not None else (),
                 drained_by_person=actor.drained_by_person if actor is not None else lambda name: True,
+                waiting_at=self._state.waiting_at(),
             )
         except (ArithmeticError, ValueError) as error:
             self._record_failure(error)

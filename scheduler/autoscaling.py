@@ -27,9 +27,11 @@ from scheduler.core.autoscale.state import (
 )
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.replica import Replica
+from scheduler.demand_counts import DemandCounts, KnownPlaces
 from scheduler.held_replicas import HeldReplicas
 from scheduler.listeners import Listener
-from scheduler.wire import HostView, PlaceRequest, PlanView, QueueView, Released
+from scheduler.wire import BoundTo, HostView, PlaceRequest, PlanView, QueueView, Released
+from workers.acting.places import Places
 from workers.added_models import with_added
 from workers.catalog import Catalog, CatalogModel, EngineProfile
 from workers.host_fit import profile_on, replicas_on
@@ -49,6 +51,8 @@ MOVED = 0.15
 """Relative change of a learnt figure from which the plan takes it."""
 NO_TIMES = LifeTimes()
 """Nothing was measured yet."""
+NOWHERE = Places()
+NONE_BOUND: Mapping[str, Mapping[BoundTo, int]] = {}
 SPOT = "-spot"
 """Ends the kinds of hosts that their provider may take back."""
 _UP = frozenset({ReplicaState.READY, ReplicaState.LOADING})
@@ -116,48 +120,6 @@ def _known(measured: StageTime, figure: float) -> float:
     return measured.mean_s if measured.count else figure
 
 
-class _Counts(msgspec.Struct):
-    """One model's requests since the last observation."""
-
-    arrivals: int = 0
-    prompt: int = 0
-    output: int = 0
-    output_sq: int = 0
-    served: int = 0
-    uncached: int = 0
-    uncached_sq: int = 0
-    last_means: tuple[float, float] | None = None
-    """Mean uncached tokens, and mean of their squares, of the last requests that ended before; None = none has."""
-
-    @property
-    def means(self) -> tuple[float, float] | None:
-        """Those of the last requests that ended."""
-        if not self.served:
-            return self.last_means
-        return self.uncached / self.served, self.uncached_sq / self.served
-
-    def observed(self, model: str, queue: QueueView | None) -> DemandObservation:
-        """The demand as the autoscaler takes it.
-
-        The uncached tokens are those of the requests that ended last; until one has, prompts count whole.
-        """
-        came = max(1, self.arrivals)
-        prompt = self.prompt / came
-        waiting = queue.waiting if queue is not None else 0
-        uncached, uncached_sq = self.means or (prompt, prompt * prompt)
-        return DemandObservation(
-            model,
-            self.arrivals,
-            prompt,
-            uncached,
-            uncached_sq,
-            self.output / came,
-            self.output_sq / came,
-            waiting,
-            waiting * prompt,
-        )
-
-
 class LivePlanner(Listener):
     """Plans for every model of the catalog that some replica serves, or for which an admin has set limits."""
 
@@ -168,17 +130,19 @@ class LivePlanner(Listener):
         settings: AutoscalerSettings | None = None,
         *,
         added: Callable[[], Mapping[str, CatalogModel]] = dict,
+        places: Places = NOWHERE,
     ) -> None:
         """Without `scaling` every model has the default limits, and hosts cost what the catalog says.
 
-        `added` returns the models that are known beside the catalog's.
+        `added` returns the models that are known beside the catalog's. `places` says where hosts may be created.
         """
-        self._catalog, self._scaling, self._added = catalog, scaling, added
+        self._catalog, self._scaling, self._added, self._places = catalog, scaling, added, places
+        self._known = KnownPlaces()
         self._autoscaler = Autoscaler(settings=settings)
         self._specs: dict[str, ModelSpec] = {}
         self._times: dict[str, LifeTimes] = {}
         """By model: the measured times that its plan rests on."""
-        self._counts: dict[str, _Counts] = {}
+        self._counts: dict[str, DemandCounts] = {}
         self._hits: dict[str, float] = {}
         self._hit_tokens: dict[str, int] = {}
         self._states: dict[str, tuple[Rung, float]] = {}
@@ -188,7 +152,7 @@ class LivePlanner(Listener):
     def on_submit(self, client: str, request: PlaceRequest, at: float, *, announced: bool) -> None:
         """Count an arrival, unless the request is announced again."""
         if not announced:
-            self.count_arrival(request.model, request.prompt_tokens, request.output_tokens)
+            self.count_arrival(request.model, request.prompt_tokens, request.output_tokens, request.bound_to)
 
     def on_release(
         self, client: str, released: Released, placement: ActivePlacement | None, at: float
@@ -199,21 +163,18 @@ class LivePlanner(Listener):
                 placement.model, placement.replica_id, released.input_tokens, released.cached_input_tokens
             )
 
-    def count_arrival(self, model: str, prompt_tokens: int, output_tokens: int) -> None:
-        """Count a request with its estimated output tokens."""
-        if counts := self._counts.get(model):
-            counts.arrivals += 1
-            counts.prompt += prompt_tokens
-            counts.output += output_tokens
-            counts.output_sq += output_tokens * output_tokens
+    def count_arrival(
+        self, model: str, prompt_tokens: int, output_tokens: int, bound_to: BoundTo = ((), ())
+    ) -> None:
+        """Count a request with its estimated output tokens, unless it may run nowhere."""
+        where = self._known.binding(bound_to)
+        if where is not None and (counts := self._counts.get(model)):
+            counts.arrive(prompt_tokens, output_tokens, where)
 
     def count_release(self, model: str, replica_id: str, prompt_tokens: int, cached_tokens: int) -> None:
         """Count a served request, `cached_tokens` of whose prompt were cached on the replica."""
         if (counts := self._counts.get(model)) and replica_id in self._states:
-            uncached = max(0, prompt_tokens - cached_tokens)
-            counts.served += 1
-            counts.uncached += uncached
-            counts.uncached_sq += uncached * uncached
+            counts.serve(max(0, prompt_tokens - cached_tokens))
             self._hit_tokens[replica_id] = self._hit_tokens.get(replica_id, 0) + cached_tokens
 
     def plan(
@@ -226,8 +187,11 @@ class LivePlanner(Listener):
         creating: Sequence[CreatingHost] = (),
         failures: Sequence[CreationFailures] = (),
         drained_by_person: Callable[[str], bool] = lambda name: True,
+        waiting_at: Mapping[str, Mapping[BoundTo, int]] = NONE_BOUND,
     ) -> PlanView | None:
         """Observe and plan. None when there is no model to plan for.
+
+        `waiting_at`: of the requests in `queues`, by model, those that are bound to places.
 
         `drained_by_person` tells whether a replica that drains does so because of a person.
 
@@ -251,8 +215,12 @@ class LivePlanner(Listener):
             if ranks[0].engine.model in self._specs
         ]
         by_model = {queue.model: queue for queue in queues}
-        demand = [counts.observed(model, by_model.get(model)) for model, counts in self._counts.items()]
-        self._counts = {model: _Counts(last_means=counts.means) for model, counts in self._counts.items()}
+        self._known = self._known_places(replicas)
+        demand: list[DemandObservation] = []
+        for model_name, counts in self._counts.items():
+            queue = by_model.get(model_name)
+            bound = waiting_at.get(model_name, {})
+            demand += counts.take(model_name, 0 if queue is None else queue.waiting, bound, self._known)
         self._forget(by_engine)
         if not self._specs:
             return None
@@ -262,11 +230,26 @@ class LivePlanner(Listener):
                 [self._host(host) for host in hosts],
                 observed,
                 demand,
-                [msgspec.structs.replace(host, usd_per_hour=self._cost(host.kind)) for host in creating],
+                [
+                    msgspec.structs.replace(
+                        host, usd_per_hour=self._cost(host.kind), gpu=self._catalog.gpu_of(host.kind)
+                    )
+                    for host in creating
+                ],
                 list(failures),
             )
         )
         return view(self._autoscaler.plan(), observed)
+
+    def _known_places(self, replicas: Mapping[str, Replica]) -> KnownPlaces:
+        """Where replicas are, and where hosts may be created for some model."""
+        kinds = [option for spec in self._specs.values() for option in spec.kinds]
+        regions = {replica.engine.region.lower() for replica in replicas.values()}
+        gpus = {replica.engine.gpu.lower() for replica in replicas.values()}
+        return KnownPlaces(
+            frozenset(regions.union(*(option.regions for option in kinds))) - {""},
+            frozenset(gpus | {option.gpu.lower() for option in kinds}) - {""},
+        )
 
     def _learn(self, replica: Replica) -> None:
         """Take a model's capacity and targets from its replica: an engine may return with another profile."""
@@ -294,7 +277,7 @@ class LivePlanner(Listener):
         if spec == known:
             return
         self._specs[model.name] = spec
-        self._counts.setdefault(model.name, _Counts())
+        self._counts.setdefault(model.name, DemandCounts())
         self._autoscaler.add(spec)
 
     @property
@@ -312,7 +295,16 @@ class LivePlanner(Listener):
             profile = profile_on(self._catalog, model, kind, limits.profile)
             usd = self._usd_per_hour(kind)
             if profile is not None and usd is not None:
-                options.append(HostOption(kind, self._cost(kind), replicas_on(self._catalog, kind, profile)))
+                regions = dict.fromkeys(place.region.lower() for place in self._places.of(kind))
+                options.append(
+                    HostOption(
+                        kind,
+                        self._cost(kind),
+                        replicas_on(self._catalog, kind, profile),
+                        tuple(regions),
+                        self._catalog.gpu_of(kind),
+                    )
+                )
         return tuple(sorted(options, key=lambda option: self._turn(option.kind)))
 
     def _first_profile(self, model: CatalogModel, limits: ScalingLimits) -> EngineProfile:
@@ -320,10 +312,10 @@ class LivePlanner(Listener):
         found = (profile_on(self._catalog, model, kind, limits.profile) for kind in limits.host_kinds)
         return next((each for each in found if each is not None), model.profile())
 
-    def kinds(self, model: str) -> tuple[str, ...]:
+    def kinds(self, model: str) -> tuple[HostOption, ...]:
         """The kinds of hosts that may be created for a model, in the order in which the plan tries them."""
         spec = self._specs.get(model)
-        return () if spec is None else tuple(option.kind for option in spec.kinds)
+        return () if spec is None else spec.kinds
 
     def _turn(self, kind: str) -> int:
         """Contracted hours first, spot second, on-demand last; kinds of the same sort in the admin's order."""
@@ -380,6 +372,8 @@ class LivePlanner(Listener):
             CacheValue(self._hits[name]),
             self._held.is_held(status, now, drained_by_person),
             tuple(status.gpu_ids),
+            status.region,
+            status.gpu,
         )
 
     def _host(self, host: HostView) -> HostObservation:
@@ -388,7 +382,7 @@ class LivePlanner(Listener):
         ram = host.memory_gb or stated
         price = self._usd_per_hour(host.host_kind) or 0.0
         contracted = self._contracted(host.host_kind)
-        return HostObservation(host.host_id, host.gpus, ram, contracted, price, host.host_kind)
+        return HostObservation(host.host_id, host.gpus, ram, contracted, price, host.host_kind, host.region)
 
     def _forget(self, known: Iterable[str]) -> None:
         keep = set(known)

@@ -8,11 +8,11 @@ import msgspec
 from core.clock import Clock
 from scheduler.arriving_hosts import ArrivingHosts
 from scheduler.core.autoscale.plan import Plan
-from scheduler.core.autoscale.state import CreatingHost, CreationFailures, Rung
+from scheduler.core.autoscale.state import CreatingHost, CreationFailures, HostOption, Rung
 from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
 from scheduler.core.state import SchedulerState
-from scheduler.core.waking import Waker
+from scheduler.core.waking import Creatable, Waker
 from scheduler.plan_executor import STARTS, PlanExecutor, Step, gpus_taken, next_action, steps
 from scheduler.plan_store import PlanStore
 from scheduler.provider_hosts import Departure
@@ -133,7 +133,7 @@ class PlanActor:
         waker: Waker,
         hosts: Sequence[HostView],
         replicas: Iterable[Replica],
-        kinds: Callable[[str], Sequence[str]],
+        kinds: Callable[[str], Sequence[HostOption]],
         now: float,
     ) -> None:
         """Tell the waker which hosts are being created for which models, and for which models one may be.
@@ -154,7 +154,10 @@ class PlanActor:
         reported = {host.host_id for host in hosts if host.agent_id in agents}
         waker.arrivals = arriving.arrivals(known, elapsed_s, reported, now)
         waker.creatable = {
-            model: arriving.created_in_s(known, model, kinds(model)[0])
+            model: tuple(
+                Creatable(option.regions, option.gpu, arriving.created_in_s(known, model, option.kind))
+                for option in kinds(model)
+            )
             for model, limits in self._limits().items()
             if limits.max_awake
             and kinds(model)
@@ -342,7 +345,9 @@ def stored_plan(
     for the next scheduler the replicas that have `left` for a notice."""
     return StoredPlan(
         tuple(PlannedModel(row.model, row.awake) for row in plan.models),
-        tuple(PlannedCreation(row.kind, row.model, row.count, row.reason) for row in plan.create),
+        tuple(
+            PlannedCreation(row.kind, row.model, row.count, row.reason, row.regions) for row in plan.create
+        ),
         tuple(removals),
         tuple(counted),
         tuple(emptied),

@@ -85,7 +85,10 @@ def steps(
     `condemned` tells of a replica whether its host may be destroyed at any moment: it is not started again.
     """
     wanted = {
-        change.replica_id: (Rung(change.after), change.reason)
+        change.replica_id: (
+            Rung(change.after),
+            f"in {change.region}: {change.reason}" if change.region else change.reason,
+        )
         for change in plan.changes
         if not (Rung(change.after) is Rung.AWAKE and condemned(change.replica_id))
     }

@@ -1,7 +1,7 @@
 """Hosts of providers as the autoscaler takes them: in creation, failing by kind, and leaving. Pure."""
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
@@ -97,27 +97,37 @@ class ProviderHosts(msgspec.Struct, frozen=True):
                     one.kind,
                     one.model,
                     max(0.0, (self.at - one.requested_at).total_seconds()),
+                    region=one.region,
                 )
             )
         return found
 
     def failures(self, places: Places) -> list[CreationFailures]:
-        """The kinds that fail wherever they may be created, by the place that may be tried first."""
+        """The kinds that fail in a region, and those that fail wherever they may be created, by the place that may be
+        tried first."""
         regions: dict[str, dict[tuple[str, str], list[Intent]]] = defaultdict(lambda: defaultdict(list))
         for one in self.intents:
             regions[one.kind][one.provider, one.region].append(one)
         found = []
         for kind, groups in sorted(regions.items()):
             keys = [(place.provider, place.region) for place in places.of(kind)] or sorted(groups)
-            failing = [failures_of(groups.get(key, []), self.at) for key in keys]
-            known = [each for each in failing if each is not None]
-            if len(known) < len(keys):
-                continue  # a region is left to try
-            first: Failures = min(known, key=lambda each: each.wait(self.at))
-            since_s = max(0.0, (self.at - first.last).total_seconds())
-            where = ", ".join("/".join(key) for key in keys)
-            found.append(CreationFailures(kind, first.count, since_s, where))
+            failing = {key: failures_of(groups.get(key, []), self.at) for key in keys}
+            for region in dict.fromkeys(region for _, region in keys):
+                there = {key: failed for key, failed in failing.items() if key[1] == region}
+                found += self._failing(kind, there, region.lower())
+            found += self._failing(kind, failing, "")
         return found
+
+    def _failing(
+        self, kind: str, places: Mapping[tuple[str, str], Failures | None], region: str
+    ) -> list[CreationFailures]:
+        known = [each for each in places.values() if each is not None]
+        if len(known) < len(places):
+            return []  # a place is left to try
+        first = min(known, key=lambda each: each.wait(self.at))
+        since_s = max(0.0, (self.at - first.last).total_seconds())
+        where = ", ".join("/".join(key) for key in places)
+        return [CreationFailures(kind, first.count, since_s, where, region)]
 
     def _is_stuck(self, intent: Intent) -> bool:
         """Whether an intent was not called and its kind is left alone in its region."""

@@ -157,16 +157,22 @@ async def _service(settings: Settings, door: Door, tenure: Tenure) -> AsyncItera
     rollouts = RolloutStore(database, tenure.term)
     runner = RolloutRunner(rollouts, plans.record, clock.monotonic)
     door.entry_of = added.entry_of
-    catalog = load_catalog()
+    catalog, places = load_catalog(), parse_places(settings.host_places)
     service = SchedulerService(
         door,
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         listeners=[host_hours, acceptances, counters, trace.trace],
-        planner=LivePlanner(catalog, scaling, autoscaler_settings(settings), added=lambda: added.models),
+        planner=LivePlanner(
+            catalog,
+            scaling,
+            autoscaler_settings(settings),
+            added=lambda: added.models,
+            places=places,
+        ),
         actor=PlanActor(
             plans,
-            parse_places(settings.host_places),
+            places,
             lambda: scaling.limits,
             clock,
             hosts_dry_run=settings.hosts_dry_run,
@@ -223,14 +229,11 @@ def arriving_hosts(catalog: Catalog) -> ArrivingHosts:
     """When hosts in creation serve, by the catalog's figures until they are learnt."""
     create_s = None if catalog.ladder is None else catalog.ladder.create_s.value
 
-    def gpu_of(kind: str) -> str:
-        return catalog.hosts[kind].gpu if kind in catalog.hosts else ""
-
     def takes_adapters(name: str) -> bool:
         model = catalog.models.get(name)
         return model is not None and max_adapters(model.profile()) > 0
 
-    return ArrivingHosts(catalog_figures(catalog), create_s, gpu_of, takes_adapters)
+    return ArrivingHosts(catalog_figures(catalog), create_s, catalog.gpu_of, takes_adapters)
 
 
 def autoscaler_settings(settings: Settings) -> AutoscalerSettings:

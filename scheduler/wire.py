@@ -15,6 +15,16 @@ def allows_place(regions: Collection[str], gpus: Collection[str], region: str, g
     return (not regions or region.lower() in regions) and (not gpus or gpu.lower() in gpus)
 
 
+BoundTo = tuple[tuple[str, ...], tuple[str, ...]]
+"""Regions and classes of GPU, in lower case, one of each of which it has to be; empty = any."""
+
+
+def place_words(regions: Sequence[str], gpus: Sequence[str]) -> str:
+    """Regions and classes of GPU, any of which will do, in words; empty for none."""
+    parts = [f"in {' or '.join(regions)}"] if regions else []
+    return " ".join(parts + ([f"on {' or '.join(gpus)}"] if gpus else []))
+
+
 class PlaceRequest(msgspec.Struct, array_like=True):
     """Asks for a replica. Never carries text. Encoded by position: new fields are appended, with a default."""
 
@@ -56,6 +66,11 @@ class PlaceRequest(msgspec.Struct, array_like=True):
     def bound(self) -> bool:
         """Whether it has to run in a region, on GPUs, on one version, or on an engine that takes adapters."""
         return bool(self.regions or self.gpus or self.track or self.adapter)
+
+    @property
+    def bound_to(self) -> BoundTo:
+        """The regions and the classes of GPU that it has to run on."""
+        return tuple(self.regions), tuple(self.gpus)
 
     def allows(self, region: str, gpu: str) -> bool:
         """Whether it may run in `region` on GPUs of the class `gpu`."""
@@ -222,6 +237,27 @@ class ModelPlanView(msgspec.Struct, frozen=True):
     reason: str
     turn_in_s: float | None = None
     """Seconds until its first replica serves, where it waits for GPUs that other models use; null = it does not."""
+    places: tuple["PlacePlanView", ...] = ()
+    """Where requests are bound to regions or classes of GPU: how many of `target` have to be there."""
+
+
+class PlacePlanView(msgspec.Struct, frozen=True):
+    """Replicas of a model that requests need in some places."""
+
+    regions: tuple[str, ...]
+    """Any of these; empty = any."""
+    gpus: tuple[str, ...]
+    awake: int
+    """Serving replicas there."""
+    pending: int
+    """Replicas there that are waking, or will be on hosts in creation."""
+    target: int
+    """At least so many have to be there."""
+
+    @property
+    def words(self) -> str:
+        """Where it is, such as `in tor1 or nyc2 on b300`."""
+        return place_words(self.regions, self.gpus)
 
 
 class PlanChangeView(msgspec.Struct):
@@ -231,6 +267,7 @@ class PlanChangeView(msgspec.Struct):
     before: str
     after: str
     reason: str
+    region: str = ""
 
 
 class KindPlanView(msgspec.Struct, frozen=True):
@@ -256,6 +293,8 @@ class HostCreationView(msgspec.Struct, frozen=True):
     model: str
     count: int
     reason: str
+    regions: tuple[str, ...] = ()
+    """In one of these regions, in lower case; empty = wherever the kind may be created."""
 
 
 class HostRemovalView(msgspec.Struct, frozen=True):
@@ -264,6 +303,7 @@ class HostRemovalView(msgspec.Struct, frozen=True):
     host_id: str
     kind: str
     reason: str
+    region: str = ""
 
 
 class PlanView(msgspec.Struct):

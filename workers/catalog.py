@@ -326,6 +326,10 @@ class Catalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Price by host kind, for kinds with a price."""
         return {kind: host.price for kind, host in self.hosts.items() if host.price is not None}
 
+    def gpu_of(self, kind: str) -> str:
+        """The class of GPU of a kind of hosts; empty = it has none, or is not known."""
+        return self.hosts[kind].gpu if kind in self.hosts else ""
+
     def model(self, name: str) -> CatalogModel:
         """The model `name`. Raises InvalidRequest with the known names."""
         if name not in self.models:

@@ -107,6 +107,82 @@ class PoolsOut(ResponseModel):
     queues: list[QueueOut]
 
 
+class PlacePlanOut(ResponseModel):
+    """Replicas of a model that requests need in some regions or on some classes of GPU."""
+
+    regions: list[str] = Field(description="Any of these; empty = any.")
+    gpus: list[str]
+    awake: int
+    pending: int
+    target: int = Field(description="At least so many of the model's target have to be there.")
+
+
+class ModelPlanOut(ResponseModel):
+    """Replicas that the autoscaler wants of a model."""
+
+    model: str
+    awake: int
+    pending: int = Field(description="Replicas that are waking, or will be on hosts in creation.")
+    target: int
+    planned_rps: float
+    reason: str
+    turn_in_s: float | None = Field(
+        description="Seconds until its first replica serves, where it waits for GPUs that other models use."
+    )
+    places: list[PlacePlanOut] = Field(description="Where requests are bound to regions or classes of GPU.")
+
+
+class PlanChangeOut(ResponseModel):
+    """A replica that the autoscaler would move."""
+
+    replica_id: str
+    region: str
+    before: str
+    after: str
+    reason: str
+
+
+class KindPlanOut(ResponseModel):
+    """Hosts of one kind."""
+
+    kind: str
+    present: int
+    creating: int
+    desired: int
+    failures: int
+    retry_in_s: float
+
+
+class HostCreationOut(ResponseModel):
+    """Hosts that the autoscaler would create."""
+
+    kind: str
+    model: str
+    count: int
+    regions: list[str] = Field(description="In one of these; empty = wherever the kind may be created.")
+    reason: str
+
+
+class HostRemovalOut(ResponseModel):
+    """A host that the autoscaler would destroy."""
+
+    host_id: str
+    kind: str
+    region: str
+    reason: str
+
+
+class PlanOut(ResponseModel):
+    """What the autoscaler plans."""
+
+    models: list[ModelPlanOut]
+    changes: list[PlanChangeOut]
+    changes_total: int = Field(description="Number of all moves; `changes` has the first of them.")
+    kinds: list[KindPlanOut]
+    create: list[HostCreationOut]
+    destroy: list[HostRemovalOut]
+
+
 class ActingOut(ResponseModel):
     """Whether the autoscaler's plan is acted on."""
 
@@ -171,6 +247,10 @@ def router(deps: AdminDeps) -> APIRouter:
     @routes.get("/pools", summary="Get hosts, replicas and queues")
     async def get_pools(actor: Annotated[Actor, auth]) -> PoolsOut:
         return PoolsOut.model_validate(await admin_pools.get_pools(actor, client=_scheduler(deps)))
+
+    @routes.get("/pools/plan", summary="Get what the autoscaler plans")
+    async def get_plan(actor: Annotated[Actor, auth]) -> PlanOut:
+        return PlanOut.model_validate(await admin_pools.get_plan(actor, client=_scheduler(deps)))
 
     @routes.get("/pools/acceptances", summary="List what the checks of GPU hosts found, the newest first")
     async def list_acceptances(

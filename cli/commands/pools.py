@@ -20,6 +20,7 @@ from core.private_tls import read_authority
 from scheduler.authority import trusted
 from scheduler.client import SchedulerClient
 from scheduler.client_tls import ClientTls
+from scheduler.wire import PlanView
 from workers.host_acceptances import StoredAcceptance
 
 app = typer.Typer(help="Hosts and replicas: what runs where; drain, wake, restart.", no_args_is_help=True)
@@ -82,6 +83,39 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         host["state_seconds"] = ", ".join(f"{state} {s} s" for state, s in host["state_seconds"].items())
     emit(hosts, as_json, title="Hosts")
     emit(view.queues, as_json, title="Queues")
+
+
+@app.command(epilog="Example: penstock pools plan --json")
+def plan(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show what the autoscaler plans now, and where: replicas by model, moves, hosts to create and to destroy."""
+
+    async def act() -> PlanView:
+        async with open_scheduler(data_dir) as client:
+            return await pools.get_plan(shell_actor(), client=client)
+
+    found = run(act)
+    if as_json:
+        emit(found, as_json)
+        return
+    models = [
+        {
+            "model": row.model,
+            "awake": row.awake,
+            "pending": row.pending,
+            "target": row.target,
+            "places": ", ".join(f"{place.target} {place.words}" for place in row.places),
+            "reason": row.reason,
+        }
+        for row in found.models
+    ]
+    emit(models, as_json, title="Models")
+    emit(found.changes, as_json, title=f"Moves, of {found.changes_total}")
+    emit(found.kinds, as_json, title="Kinds of hosts")
+    creations = [
+        msgspec.to_builtins(row) | {"regions": " or ".join(row.regions) or "any"} for row in found.create
+    ]
+    emit(creations, as_json, title="Hosts to create")
+    emit(found.destroy, as_json, title="Hosts to destroy")
 
 
 @app.command(epilog="Example: penstock pools acceptances --host b300-1-3f9a")

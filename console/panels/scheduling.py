@@ -6,7 +6,15 @@ from uuid import UUID
 from console.components.base import Text, box, card
 from console.components.table import Column, Row, cell, data_table, set_rows
 from console.format import count, seconds, short_id, words
-from scheduler.wire import ModelPlanView, PlanChangeView, PlanView, PoolSnapshot, QueueView, TenantView
+from scheduler.wire import (
+    ModelPlanView,
+    PlanChangeView,
+    PlanView,
+    PoolSnapshot,
+    QueueView,
+    TenantView,
+    place_words,
+)
 
 _QUEUE_COLUMNS = (
     Column("model", "Model"),
@@ -89,9 +97,18 @@ class SchedulingPanel:
 def hosts_line(plan: PlanView) -> str:
     """The hosts that the plan would create or release, and the number of moves that are not listed."""
     parts = []
-    parts += [f"would create {row.count} {row.kind} for {row.model}" for row in plan.create]
+    parts += [
+        " ".join(
+            filter(
+                None,
+                (f"would create {row.count} {row.kind}", place_words(row.regions, ()), f"for {row.model}"),
+            )
+        )
+        for row in plan.create
+    ]
     if plan.destroy:
-        parts.append(f"would give back {', '.join(row.host_id for row in plan.destroy)}")
+        gone = [f"{row.host_id} in {row.region}" if row.region else row.host_id for row in plan.destroy]
+        parts.append(f"would give back {', '.join(gone)}")
     parts += [
         f"{row.kind} failed {row.failures} times, next attempt in {seconds(row.retry_in_s).text}"
         for row in plan.kinds
@@ -117,11 +134,12 @@ def _queue_row(queue: QueueView) -> Row:
 def _plan_row(plan: ModelPlanView) -> Row:
     tone = "ok" if plan.target == plan.awake + plan.pending else "info"
     pending = f"{plan.pending} on the way" if plan.pending else ""
+    places = ", ".join(f"{place.target} {place.words}" for place in plan.places)
     return {
         "id": plan.model,
         "model": cell(plan.model, text=True),
         "awake": cell(count(plan.awake), sub=pending),
-        "target": cell(count(plan.target), tone=tone),
+        "target": cell(count(plan.target), tone=tone, sub=places),
         "planned": cell(f"{plan.planned_rps:.1f}/s"),
         "reason": cell(plan.reason, wrap=True),
     }
@@ -130,7 +148,7 @@ def _plan_row(plan: ModelPlanView) -> Row:
 def _change_row(change: PlanChangeView) -> Row:
     return {
         "id": change.replica_id,
-        "replica": cell(change.replica_id, text=True),
+        "replica": cell(change.replica_id, sub=change.region, text=True),
         "change": cell(f"{words(change.before)} → {words(change.after)}"),
         "reason": cell(change.reason, wrap=True),
     }

@@ -7,7 +7,7 @@ from scheduler.core.replica import Replica
 from scheduler.core.waking import Waker
 from scheduler.wire import PlaceRequest
 
-_NONE_COMES = (Reason.NOT_WARM, Reason.UNKNOWN_MODEL)
+_NONE_COMES = (Reason.NOT_WARM, Reason.ELSEWHERE, Reason.UNKNOWN_MODEL)
 """Reasons that a host in creation undoes."""
 
 

@@ -6,6 +6,7 @@ refunded whole.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from scheduler.core.placement import ActivePlacement
 from scheduler.core.rules import BANDS, NEW_TENANT, QueueRules, band_index
 from scheduler.core.where import Place, where_of
 from scheduler.messages import TenantCounter
-from scheduler.wire import Released
+from scheduler.wire import BoundTo, PlaceRequest, Released
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class FairQueue:
         """Number of active placements."""
         self.bound = 0
         """Queued requests that may run in some places alone."""
+        self.waiting_at: Counter[BoundTo] = Counter()
+        """Queued requests that are bound to regions or classes of GPU, by what they name."""
         self._waiting: dict[RequestKey, QueuedRequest] = {}
         self._deadlines: list[tuple[float, int, RequestKey]] = []
         self._arrivals: tuple[list[tuple[float, int, RequestKey]], ...] = tuple([] for _ in BANDS)
@@ -76,6 +79,7 @@ class FairQueue:
         queued.work = self.rules.work(queued.request)
         self._waiting[queued.key] = queued
         self.bound += queued.request.bound
+        self._count_places(queued.request, 1)
         self.band(queued.request.tier).add(queued, now)
         heapq.heappush(self._deadlines, (queued.deadline_at, queued.seq, queued.key))
         arrivals = self._arrivals[band_index(queued.request.tier)]
@@ -88,6 +92,7 @@ class FairQueue:
             return None
         queued.outcome = outcome
         self.bound -= queued.request.bound
+        self._count_places(queued.request, -1)
         band = self.band(queued.request.tier)
         band.remove(queued)
         band.refused += outcome in (QueueOutcome.DEADLINE, QueueOutcome.HOPELESS)
@@ -99,6 +104,12 @@ class FairQueue:
             arrivals[:] = [entry for entry in arrivals if entry[2] in self._waiting]
             heapq.heapify(arrivals)
         return queued
+
+    def _count_places(self, request: PlaceRequest, more: int) -> None:
+        if request.regions or request.gpus:
+            self.waiting_at[request.bound_to] += more
+            if not self.waiting_at[request.bound_to]:
+                del self.waiting_at[request.bound_to]
 
     def move(self, known: frozenset[Place]) -> list[QueuedRequest]:
         """Note the places that the model's replicas are in now; returns the requests that may run in none of them."""

@@ -19,10 +19,10 @@ from scheduler.core.policy import Blocked, Choice, Chooser, Reason, Rng, place
 from scheduler.core.pool import Pool
 from scheduler.core.predict import PredictionReport, PrefillShare
 from scheduler.core.prefix import ExactPrefixes, PrefixSource
-from scheduler.core.replica import DerivedCapacity, Load, Replica, speeds
+from scheduler.core.replica import DerivedCapacity, Load, Replica, speeds, usable
 from scheduler.core.replica_meter import PARTIAL_S, ReplicaMeter
 from scheduler.core.rules import band_index
-from scheduler.core.waking import Waker
+from scheduler.core.waking import Coming, Waker
 from scheduler.core.where import Place, Where
 from scheduler.wire import PlaceRequest, Released
 from workers.ranks import targets_of
@@ -228,6 +228,23 @@ class Fleet:
         if self.waker is None:
             return None
         return self.waker.ready_in_s(model, self.replicas_of(model), now)
+
+    def replicas_for(self, request: PlaceRequest) -> list[Replica]:
+        """The replicas of a request's model that may run it: in its regions, on its GPUs, with its adapter."""
+        return [
+            each
+            for each in self.replicas_of(request.model)
+            if request.allows(each.engine.region, each.engine.gpu)
+            and (each.engine.max_adapters > 0 or not request.adapter)
+        ]
+
+    def coming(self, request: PlaceRequest, now: float, stale_s: float) -> Coming:
+        """What comes to serve a request where it has to run; nothing while a replica there is ready."""
+        there, waker = self.replicas_for(request), self.waker
+        if waker is None or any(usable(replica, now, stale_s) for replica in there):
+            return Coming(False, None)
+        model = request.model
+        return Coming(waker.awaits(model, there, now, request), waker.ready_in_s(model, there, now, request))
 
     def awaits(self, model: str, now: float) -> bool:
         """Whether a replica of `model` may come to serve by itself, or wake for a request."""

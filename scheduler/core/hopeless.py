@@ -74,7 +74,7 @@ class HopelessReview:
     def refusals(self, now: float, rng: Rng) -> list[Rejection]:
         """Refuse requests that can no longer be served in time. The work is bounded; see `unfinished`."""
         refused: list[Rejection] = []
-        if self._pool_changed and self._pool.at(now).is_cold:
+        if self._pool_changed and (self._queue.waiting_at or self._pool.at(now).is_cold):
             refused += self._not_woken_in_time(now)
         if self._pool_changed or self._retries:
             refused += self._retries_without_replica(now, rng)
@@ -130,15 +130,14 @@ class HopelessReview:
         return refused
 
     def _not_woken_in_time(self, now: float) -> list[Rejection]:
-        """Refuse requests whose deadline comes before the first replica serves, as after a wake that failed; at most
-        MAX_REFUSED, the others at their deadlines."""
-        wait_s = self._pool.at(now).ready_in_s
-        late = [
-            queued
-            for queued in self._queue
-            if not queued.admitted and self._admission.too_long(wait_s, queued.deadline_at - now)
-        ]
-        return [self._too_late(queued, wait_s, now) for queued in late[:MAX_REFUSED]]
+        """Refuse requests whose deadline comes before the first replica serves where they may run, as after a wake that
+        failed; at most MAX_REFUSED, the others at their deadlines."""
+        late = []
+        for queued in self._queue:
+            wait_s = self._pool.coming(queued.request, now).ready_in_s
+            if not queued.admitted and self._admission.too_long(wait_s, queued.deadline_at - now):
+                late.append((queued, wait_s))
+        return [self._too_late(queued, wait_s, now) for queued, wait_s in late[:MAX_REFUSED]]
 
     def _after_shrinking(self, now: float) -> list[Rejection]:
         """After the pool has shrunk, refuse the youngest requests of each tenant that can no longer be served in
@@ -155,7 +154,7 @@ class HopelessReview:
             if queued is None:
                 self._cursor = None
                 break
-            if queued.admitted:
+            if queued.admitted or self._pool.coming(queued.request, now).awaited:
                 continue
             wait_s = self._waits.waiting(queued, now)
             if self._admission.too_long(wait_s, queued.deadline_at - now):
@@ -171,6 +170,8 @@ class HopelessReview:
         """
         refused = []
         for queued in self._queue.newly_late(self._waits.late_before(now), MAX_LATE_REVIEWED):
+            if self._pool.coming(queued.request, now).awaited:
+                continue  # it waits for a replica to come, not for its turn
             wait_s = self._waits.newly_late(queued, now)
             if not queued.admitted and self._admission.too_long(wait_s, queued.deadline_at - now):
                 refused.append(self._too_late(queued, wait_s, now))
@@ -179,11 +180,12 @@ class HopelessReview:
         return refused
 
     def _no_replica(self, queued: QueuedRequest, reason: Reason, pool: WarmCapacity) -> Rejection:
-        waker = self._fleet.waker
-        created_s = waker.creatable.get(self._model) if waker is not None else None
+        waker, request = self._fleet.waker, queued.request
+        created_s = waker.created_in_s(request) if waker is not None else None
+        creates = waker is not None and waker.creates_for(request)
         standing = Standing(0, pool.ready, created_s)
         lacks_gpus = waker is not None and waker.lacks_gpus(self._fleet.replicas_of(self._model))
-        refusal = refusals.hopeless(queued.request, reason, standing, lacks_gpus=lacks_gpus)
+        refusal = refusals.hopeless(request, reason, standing, lacks_gpus=lacks_gpus, creates=creates)
         return self._refuse(queued, refusal)
 
     def _too_late(self, queued: QueuedRequest, wait_s: float | None, now: float) -> Rejection:

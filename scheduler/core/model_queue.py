@@ -71,18 +71,19 @@ class ModelQueue:
             self.queue.band(request.tier).on_refused_arrival(now)
             return refusal
         pool, allowed_s = self.pool.at(now), queued.deadline_at - now
+        coming = self.pool.coming(request, now)
         free = pool.slots - self.queue.running
-        if len(self.queue) >= free or not self._fleet.has_room(self.model, now):
-            predicted_s = self.waits.arriving(request, now)
+        if coming.is_cold or len(self.queue) >= free or not self._fleet.has_room(self.model, now):
+            predicted_s = coming.ready_in_s if coming.is_cold else self.waits.arriving(request, now)
             # The first request to wait is always admitted: the drain rate is measured only while requests wait. If it
             # were refused, a rate learnt while the pool stood still would never be corrected. The time of a wake is
             # learnt by the agents.
-            judged = (len(self.queue) or pool.is_cold) and not queued.admitted
+            judged = (len(self.queue) or coming.is_cold) and not queued.admitted
             if judged and self.admission.too_long(predicted_s, allowed_s):
                 self.queue.band(request.tier).on_refused_arrival(now)
                 standing = self.waits.standing(request, None, now)
                 return self.waits.too_late(request, standing, predicted_s, allowed_s, now)
-            self.waits.record(queued, predicted_s, now, late=False)
+            self.waits.record(queued, None if coming.is_cold else predicted_s, now, late=False)
             queued.hit_tokens, queued.hit_at = self._fleet.best_hit(request), now
         self.queue.add(queued, now)
         self._review.on_queued(queued)
@@ -111,8 +112,8 @@ class ModelQueue:
             self.queue.remove(queued.key, QueueOutcome.DEADLINE)
             self.waits.observe(queued, now)
             waited_s = queued.deadline_at - queued.enqueued_at
-            if self.pool.at(now).awaited:
-                refusal = refusals.not_woken(request, waited_s, standing, self.pool.trouble())
+            if self.pool.coming(request, now).awaited:
+                refusal = refusals.not_woken(request, waited_s, standing, self.pool.trouble(request))
             else:
                 refusal = refusals.overdue(request, waited_s, standing, over_share)
             expired.append(Rejection(queued.client, self.model, refusal))

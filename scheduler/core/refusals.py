@@ -55,8 +55,8 @@ def too_late(
 def waking(request: PlaceRequest, standing: Standing, allowed_s: float, trouble: str) -> PlaceRefused:
     """No replica is awake, and the first serves later than `allowed_s`. `trouble`: why the last wake failed."""
     text = (
-        f"no replica of model {request.model} is awake; one needs about {standing.wait_s or 0.0:.0f} s to serve, more "
-        f"than the {allowed_s:.0f} s allowed"
+        f"no replica of model {request.model}{_there(request)} is awake; one needs about "
+        f"{standing.wait_s or 0.0:.0f} s to serve, more than the {allowed_s:.0f} s allowed"
     )
     if trouble:
         text += f"; the last wake failed: {trouble}"
@@ -66,7 +66,7 @@ def waking(request: PlaceRequest, standing: Standing, allowed_s: float, trouble:
 def not_woken(request: PlaceRequest, waited_s: float, standing: Standing, trouble: str) -> PlaceRefused:
     """The request waited until its deadline and no replica woke. `trouble`: why the last wake failed; empty = it did
     not."""
-    text = f"no replica of model {request.model} woke within {waited_s:.1f} s"
+    text = f"no replica of model {request.model}{_there(request)} woke within {waited_s:.1f} s"
     if trouble:
         text += f"; the last wake failed: {trouble}"
     return _refusal(request, 503, "waking", text, standing, longest_retry_s=UNKNOWN_WAIT_S)
@@ -91,22 +91,30 @@ def too_large(request: PlaceRequest, standing: Standing, need: int, largest: int
 
 
 def hopeless(
-    request: PlaceRequest, reason: Reason, standing: Standing, *, lacks_gpus: bool = False
+    request: PlaceRequest,
+    reason: Reason,
+    standing: Standing,
+    *,
+    lacks_gpus: bool = False,
+    creates: bool = False,
 ) -> PlaceRefused:
     """No replica will take the request, for `reason`. The wait of `standing` is that for a host that may be created.
 
-    `lacks_gpus`: other models use the GPUs of the model's resting replicas.
+    `lacks_gpus`: other models use the GPUs of the model's resting replicas. `creates`: a host may be created where the
+    request has to run.
     """
-    model = request.model
+    model, where = request.model, _there(request)
     texts = {
-        Reason.NOT_WARM: f"model {model} has no warm replica and none is starting",
+        Reason.NOT_WARM: f"model {model} has no warm replica{where} and none is starting",
         Reason.EXCLUDED: f"model {model} has no replica left that this request has not failed on",
         Reason.ELSEWHERE: f"no host {_where(request)} serves model {model} now; others do",
-        Reason.UNKNOWN_MODEL: f"no host serves model {model} now",
+        Reason.UNKNOWN_MODEL: f"no host{where} serves model {model} now",
     }
     text = texts.get(reason, f"model {model} has no capacity now")
     if lacks_gpus and reason is Reason.NOT_WARM:
         text = f"model {model} has no warm replica, and other models use the GPUs of those that rest"
+    if where and not creates and reason is not Reason.EXCLUDED:
+        text += f", and none may be created{where}"
     if standing.wait_s is None:
         return _refusal(request, 503, reason.value, text, standing)
     text += f"; a host that is created for it serves about {standing.wait_s:.0f} s later"
@@ -119,6 +127,12 @@ def _where(request: PlaceRequest) -> str:
     if request.adapter:
         parts.append("that takes adapters")
     return " ".join(parts + ([f"with {' or '.join(request.gpus)}"] if request.gpus else []))
+
+
+def _there(request: PlaceRequest) -> str:
+    """The regions and GPUs that a request is restricted to, after a space; empty when it may run anywhere."""
+    region = f" in {' or '.join(request.regions)}" if request.regions else ""
+    return region + (f" with {' or '.join(request.gpus)}" if request.gpus else "")
 
 
 def _refusal(

@@ -202,3 +202,8 @@ class Replica:
     def kv_capacity(self) -> int:
         """KV cache in tokens."""
         return self.derived.kv_capacity
+
+
+def usable(replica: Replica, now: float, stale_s: float) -> bool:
+    """Whether a replica takes requests: it is ready and its last heartbeat is at most `stale_s` seconds old."""
+    return replica.state is ReplicaState.READY and now - replica.last_seen_at <= stale_s

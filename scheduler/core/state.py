@@ -22,7 +22,7 @@ from scheduler.core.queue_view import queue_view
 from scheduler.core.rules import BANDS, SchedulerConfig, band_index
 from scheduler.core.waking import WakeOrder, Waker, rests
 from scheduler.messages import Announce, AnnouncedPlacement, TenantCounter
-from scheduler.wire import Placement, PlaceRequest, QueueView, Released
+from scheduler.wire import BoundTo, Placement, PlaceRequest, QueueView, Released
 from workers.wire import Heartbeat, ReplicaState
 
 MAX_BLOCKS = 4096
@@ -137,8 +137,8 @@ class SchedulerState:
 
         `age_s` is the time that the request has waited before. With `admitted`, its wait is not judged again, because
         an earlier scheduler admitted it. The same holds for a request that has failed on a replica. The deadline of a
-        wake holds while no replica is ready and one may come, and for an admitted request whose other deadline has
-        passed: it was held for a wake.
+        wake holds while no replica where it may run is ready and one may come, and for an admitted request whose other
+        deadline has passed: it was held for a wake.
         """
         self._seq += 1
         request = clamped(request)
@@ -154,15 +154,15 @@ class SchedulerState:
         )
         model_queue = self._queue_of(request.model)
         enqueued_at = now - max(0.0, age_s)
-        deadline_s, pool = request.deadline_s, model_queue.pool.at(now)
-        if pool.awaited or (admitted and not deadline_s):
+        deadline_s, coming = request.deadline_s, model_queue.pool.coming(request, now)
+        if coming.awaited or (admitted and not deadline_s):
             deadline_s = max(deadline_s, request.wake_deadline_s)
         admitted = admitted or bool(request.exclude)
         queued = QueuedRequest(client, request, enqueued_at, now + deadline_s, self._seq, admitted)
         if queued.key in model_queue.queue:
             return
         self._dirty.add(request.model)
-        if pool.is_cold and self.fleet.waker is not None:
+        if coming.is_cold and self.fleet.waker is not None:
             self.fleet.waker.want(request)  # even if it is refused: the next one then finds a replica
         if refusal := model_queue.submit(queued, now):
             self._decisions.append(Rejection(client, request.model, refusal))
@@ -331,6 +331,10 @@ class SchedulerState:
         """A view of every model with queued or running requests."""
         views = [queue_view(model, self.queues[model].queue, now) for model in sorted(self.queues)]
         return [view for view in views if view is not None]
+
+    def waiting_at(self) -> dict[str, Mapping[BoundTo, int]]:
+        """By model: the queued requests that are bound to regions or classes of GPU, by what they name."""
+        return {model: each.queue.waiting_at for model, each in self.queues.items() if each.queue.waiting_at}
 
     def changed_counters(self) -> list[TenantCounter]:
         """The counters that changed since the last call; clients keep them for the next scheduler."""

@@ -98,9 +98,9 @@ class WaitPredictor:
         The tenant is the cause when the request would be served in time without the tenant's other requests, and
         others wait.
         """
-        pool = self._pool.at(now)
-        if pool.is_cold:
-            return refusals.waking(request, replace(standing, wait_s=wait_s), allowed_s, self._pool.trouble())
+        if self._pool.coming(request, now).is_cold:
+            trouble = self._pool.trouble(request)
+            return refusals.waking(request, replace(standing, wait_s=wait_s), allowed_s, trouble)
         alone_s = self.behind(request, Backlog(0.0, 0), now)
         in_time = alone_s is not None and alone_s <= allowed_s
         caused_by_tenant = in_time and self._queue.others_waiting(request.tenant_id)

@@ -47,6 +47,36 @@ class Arrival(NamedTuple):
     """Whether its engine takes adapters."""
 
 
+class Creatable(NamedTuple):
+    """A kind of hosts that the plan may create for a model."""
+
+    regions: tuple[str, ...]
+    """Where it may be created, in lower case."""
+    gpu: str
+    in_s: float | None
+    """Seconds until one would serve; None = not known."""
+
+    def serves(self, request: PlaceRequest) -> bool:
+        """Whether such a host may serve a request; one that is bound to no place may be anywhere."""
+        if not (request.regions or request.gpus):
+            return True
+        return any(request.allows(region, self.gpu) for region in self.regions)
+
+
+class Coming(NamedTuple):
+    """What comes to serve a request, or requests of a model."""
+
+    awaited: bool
+    """Whether no replica is ready and one may come, whether or not its time is known."""
+    ready_in_s: float | None
+    """Seconds until one serves, waking included; None = one is ready, or it is not known, or none is going to."""
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether no replica is ready and the time until one is can be said."""
+        return self.ready_in_s is not None
+
+
 class WakeOrder(NamedTuple):
     """A command that makes a resting replica serve."""
 
@@ -116,8 +146,8 @@ class Waker:
         """Whether the plan gives a model GPUs which others use."""
         self.arrivals: Mapping[str, Sequence[Arrival]] = {}
         """By model: the hosts in creation on which none of its replicas is known yet."""
-        self.creatable: Mapping[str, float | None] = {}
-        """The models for which the plan may create a host, with the seconds until one would serve; None = not known."""
+        self.creatable: Mapping[str, Sequence[Creatable]] = {}
+        """By model for which the plan may create hosts: their kinds, in the order in which it tries them."""
 
     def want(self, request: PlaceRequest) -> None:
         """Note that a request found no ready replica."""
@@ -167,8 +197,24 @@ class Waker:
                     used.setdefault((replica.agent_id, gpu), set()).add(name)
         return used
 
-    def ready_in_s(self, model: str, replicas: Iterable[Replica], now: float) -> float | None:
-        """Seconds until the first replica of `model` serves; None when that is not known or none is going to."""
+    def created_in_s(self, request: PlaceRequest) -> float | None:
+        """Seconds until a host would serve that the plan may create for a request; None = none may be created where it
+        has to run, or it is not known."""
+        kinds = (each for each in self.creatable.get(request.model, ()) if each.serves(request))
+        first = next(kinds, None)
+        return None if first is None else first.in_s
+
+    def creates_for(self, request: PlaceRequest) -> bool:
+        """Whether the plan may create a host where a request has to run."""
+        return any(each.serves(request) for each in self.creatable.get(request.model, ()))
+
+    def ready_in_s(
+        self, model: str, replicas: Iterable[Replica], now: float, request: PlaceRequest | None = None
+    ) -> float | None:
+        """Seconds until the first replica of `model` serves; None when that is not known or none is going to.
+
+        With a `request`, whose replicas are given, hosts in creation count that may serve it.
+        """
         if now < self.begins_at:
             return None
         allowed = self.allowed(model)
@@ -177,16 +223,18 @@ class Waker:
             for replica in self._heard(replicas, now)
             if (allowed or not rests(replica)) and (wait := self._turn_s(replica, now)) is not None
         ]
-        waits += [max(MIN_LEFT_S, arrival.at - now) for arrival in self.arrivals.get(model, ())]
+        waits += [max(MIN_LEFT_S, arrival.at - now) for arrival in self._arriving(model, request)]
         return min(waits, default=None)
 
-    def awaits(self, model: str, replicas: Iterable[Replica], now: float) -> bool:
+    def awaits(
+        self, model: str, replicas: Iterable[Replica], now: float, request: PlaceRequest | None = None
+    ) -> bool:
         """Whether a replica of `model` may come to serve: it or its host is on its way, or a request may wake
-        it. Until all agents have had the time to report, one may."""
+        it. Until all agents have had the time to report, one may. `request` as for `ready_in_s`."""
         allowed = self.allowed(model)
         return (
             now < self.begins_at
-            or model in self.arrivals
+            or bool(self._arriving(model, request))
             or any(
                 _on_its_way(replica) or (allowed and self._may_wake(replica))
                 for replica in self._heard(replicas, now)
@@ -220,11 +268,15 @@ class Waker:
 
     def arrives(self, request: PlaceRequest) -> bool:
         """Whether a host in creation will serve a request."""
-        return any(
-            allows_place(request.regions, request.gpus, arrival.region, arrival.gpu)
-            and (arrival.adapters or not request.adapter)
-            for arrival in self.arrivals.get(request.model, ())
-        )
+        return bool(self._arriving(request.model, request))
+
+    def _arriving(self, model: str, request: PlaceRequest | None) -> list[Arrival]:
+        return [
+            each
+            for each in self.arrivals.get(model, ())
+            if request is None
+            or (request.allows(each.region, each.gpu) and (each.adapters or not request.adapter))
+        ]
 
     def order(self, model: str, replicas: Iterable[Replica], now: float) -> WakeOrder | None:
         """The command that makes a replica of `model` serve soonest; None when one comes by itself or none can."""

@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 
 from scheduler.core.fleet import Fleet
-from scheduler.core.replica import Replica
+from scheduler.core.replica import usable
 from scheduler.core.rules import BANDS
-from workers.wire import ReplicaState
+from scheduler.core.waking import Coming
+from scheduler.wire import BoundTo, PlaceRequest
 
+MAX_PLACES_KEPT = 256
+"""Sets of places for which what comes is kept."""
 WARM_FRESH_S = 0.2
 """Seconds for which the sums over a model's replicas are used before they are computed again."""
 
@@ -44,6 +47,7 @@ class WarmPool:
         self._fleet = fleet
         self._capacity = WarmCapacity(0, 0, 0)
         self._fresh_until = float("-inf")
+        self._coming: dict[tuple[BoundTo, bool], Coming] = {}
 
     def at(self, now: float) -> WarmCapacity:
         """The capacity at `now` (monotonic seconds)."""
@@ -62,19 +66,27 @@ class WarmPool:
                 None if ready else self._fleet.ready_in_s(self._model, now),
                 not ready and self._fleet.awaits(self._model, now),
             )
-            self._fresh_until = now + WARM_FRESH_S
+            self._fresh_until, self._coming = now + WARM_FRESH_S, {}
         return self._capacity
 
-    def trouble(self) -> str:
-        """What the last failed wake said, while the model is not warm again; empty = none failed."""
+    def coming(self, request: PlaceRequest, now: float) -> Coming:
+        """What comes to serve a request where it has to run; nothing while a replica there is ready."""
+        pool = self.at(now)
+        if not (request.regions or request.gpus):
+            return Coming(pool.awaited, None if pool.ready else pool.ready_in_s)
+        key = (request.bound_to, bool(request.adapter))
+        found = self._coming.get(key)
+        if found is None:
+            found = self._fleet.coming(request, now, self.stale_s)
+            if len(self._coming) < MAX_PLACES_KEPT:
+                self._coming[key] = found
+        return found
+
+    def trouble(self, request: PlaceRequest) -> str:
+        """What the last failed wake said where a request has to run; empty = none failed since a replica served."""
         waker = self._fleet.waker
-        return "" if waker is None else waker.trouble(self._fleet.replicas_of(self._model))
+        return "" if waker is None else waker.trouble(self._fleet.replicas_for(request))
 
     def on_change(self) -> None:
         """Compute the sums anew at the next call: replicas came, went or changed state."""
         self._fresh_until = float("-inf")
-
-
-def usable(replica: Replica, now: float, stale_s: float) -> bool:
-    """Whether a replica takes requests: it is ready and its last heartbeat is at most `stale_s` seconds old."""
-    return replica.state is ReplicaState.READY and now - replica.last_seen_at <= stale_s

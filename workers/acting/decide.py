@@ -30,6 +30,8 @@ PLAN_MAX_AGE = timedelta(seconds=60)
 """An older plan changes nothing: the scheduler that made it may be gone."""
 CALL_WITHIN = timedelta(minutes=10)
 """A host whose creation was not called for so long is given up."""
+_ANY = 1 << 20
+"""Stands for the number of regions where any will do."""
 GIVEN_UP = "it could not be created; the plan chooses again"
 
 
@@ -83,7 +85,8 @@ def decide_hosts(situation: Situation) -> Decision:
     for removal in situation.plan.destroy:
         decider.destroy(removal)
     decider.keep_budgets()
-    for creation in situation.plan.create:
+    # What is planned for some regions first: the hosts that it gets count for what may be anywhere.
+    for creation in sorted(situation.plan.create, key=lambda each: len(each.regions) or _ANY):
         decider.create(creation)
     return decider.decision
 
@@ -97,6 +100,8 @@ class _Decider:
         self._persons = {row.group for row in situation.desired if row.is_persons(situation.now)}
         self._counts = {row.group: row.count for row in situation.desired}
         self._open = {one.name: one for one in situation.intents if one.state is not IntentState.ENDED}
+        self._granted: list[tuple[PlannedCreation, int]] = []
+        """Creations that were decided on, with the hosts of each that exist or are desired by now."""
 
     def take_over(self) -> None:
         """Take the groups of persons whose decision has expired, as they are."""
@@ -125,11 +130,17 @@ class _Decider:
             return
         refusal = self._kept(intent)
         result: ActResult = "refused" if refusal else "dry-run" if mode is Mode.DRY_RUN else "done"
-        self.decision.acts.append(
-            PoolAct(intent.model, intent.name, "destroy", removal.reason, mode, result, refusal)
-        )
+        self._note_destroy(intent, removal.reason, mode, result, refusal)
         if result == "done":
             self._retire(intent, f"the autoscaler's plan: {removal.reason}")
+
+    def _note_destroy(
+        self, intent: Intent, why: str, mode: Mode, result: ActResult, refusal: str = ""
+    ) -> None:
+        reason = f"in {intent.region}: {why}" if intent.region else why
+        self.decision.acts.append(
+            PoolAct(intent.model, intent.name, "destroy", reason, mode, result, refusal)
+        )
 
     def keep_budgets(self) -> None:
         """Retire hosts for whose next hour a budget of the month has no room."""
@@ -149,12 +160,10 @@ class _Decider:
                 continue
             why = self._over_budget(model, budget, rate)
             if refusal := self._kept(intent) or self._minimum(intent.model):
-                self.decision.acts.append(
-                    PoolAct(intent.model, intent.name, "destroy", why, mode, "refused", refusal)
-                )
+                self._note_destroy(intent, why, mode, "refused", refusal)
                 continue
             result: ActResult = "dry-run" if mode is Mode.DRY_RUN else "done"
-            self.decision.acts.append(PoolAct(intent.model, intent.name, "destroy", why, mode, result, ""))
+            self._note_destroy(intent, why, mode, result)
             if result == "done":
                 self._retire(intent, why)
 
@@ -176,8 +185,15 @@ class _Decider:
             name in self._open and self._counts_for(self._open[name], creation)
             for name in set(self._at.plan.known)
         )
-        have = sum(self._staying(group) for group in self._groups(creation.kind, creation.model))
-        for _ in range(known + creation.count - have):
+        have = sum(self._staying(group) for group in self._groups(creation))
+        granted = sum(count for other, count in self._granted if _is_part(other, creation))
+        missing = max(0, known + granted + creation.count - have)
+        refused = self._desire(creation, missing, mode)
+        self._granted.append((creation, max(0, creation.count - refused)))
+
+    def _desire(self, creation: PlannedCreation, missing: int, mode: Mode) -> int:
+        """Desire `missing` more hosts, one after the other; returns how many of them may not be created."""
+        for created in range(missing):
             place, refusal = self._place(creation)
             group = HostGroup(place.provider, place.region, creation.kind, creation.model)
             result: ActResult = "refused" if refusal else "dry-run" if mode is Mode.DRY_RUN else "done"
@@ -186,10 +202,11 @@ class _Decider:
                 PoolAct(creation.model, target, "create", creation.reason, mode, result, refusal)
             )
             if refusal:
-                return
+                return missing - created
             self._counts[group] = self._staying(group) + 1
             if result == "done":
                 self.decision.desired[group] = self._counts[group]
+        return 0
 
     def _retire(self, intent: Intent, why: str) -> None:
         group = intent.group
@@ -218,9 +235,10 @@ class _Decider:
         limits = self._at.limits[creation.model]
         if creation.kind not in limits.host_kinds:
             return nowhere, f"hosts of kind {creation.kind} are not allowed for it any more"
-        places = self._at.places.of(creation.kind)
+        places = [place for place in self._at.places.of(creation.kind) if creation.allows(place.region)]
         if not places:
-            return nowhere, f"{SETTING} names no provider for hosts of kind {creation.kind}"
+            there = f" in {' or '.join(creation.regions)}" if creation.regions else ""
+            return nowhere, f"{SETTING} names no provider for hosts of kind {creation.kind}{there}"
         notes = []
         for place in places:
             group = HostGroup(place.provider, place.region, creation.kind, creation.model)
@@ -323,11 +341,11 @@ class _Decider:
         return hosts, sum(going) + sum(held * price for held, price in staying)
 
     def _counts_for(self, intent: Intent, creation: PlannedCreation) -> bool:
-        return intent.wanted and (intent.kind, intent.model) == (creation.kind, creation.model)
+        return intent.wanted and _is_for(intent.group, creation)
 
-    def _groups(self, kind: str, model: str) -> set[HostGroup]:
+    def _groups(self, creation: PlannedCreation) -> set[HostGroup]:
         every = {*self._counts, *(one.group for one in self._open.values())}
-        return {group for group in every if (group.kind, group.model) == (kind, model)}
+        return {group for group in every if _is_for(group, creation)}
 
     def _staying(self, group: HostGroup) -> int:
         """Hosts of a group that are desired or wanted, whichever are more, without those that are taken back: like the
@@ -360,3 +378,15 @@ class _Decider:
         limits = self._at.limits.get(model)
         own = limits.acting if limits is not None else None
         return mode_of(self._at.mode, own, has_limits=limits is not None)
+
+
+def _is_for(group: HostGroup, creation: PlannedCreation) -> bool:
+    """Whether the hosts of a group count for a creation."""
+    return (group.kind, group.model) == (creation.kind, creation.model) and creation.allows(group.region)
+
+
+def _is_part(other: PlannedCreation, creation: PlannedCreation) -> bool:
+    """Whether the hosts of another creation are counted with those of this one."""
+    if (other.kind, other.model) != (creation.kind, creation.model):
+        return False
+    return not creation.regions or (bool(other.regions) and set(other.regions) <= set(creation.regions))

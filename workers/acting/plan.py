@@ -43,6 +43,12 @@ class PlannedCreation(msgspec.Struct, frozen=True):
     model: str
     count: int
     reason: str
+    regions: tuple[str, ...] = ()
+    """In one of these regions, in lower case; empty = wherever the kind may be created."""
+
+    def allows(self, region: str) -> bool:
+        """Whether the hosts may be in `region`."""
+        return not self.regions or region.lower() in self.regions
 
 
 class PlannedRemoval(msgspec.Struct, frozen=True):

@@ -21,11 +21,18 @@ from scheduler.core.autoscale.claims import (
     turn_in_s,
 )
 from scheduler.core.autoscale.creation import create_s
+from scheduler.core.autoscale.floors import Floor, removable_by_floors, shortfalls
 from scheduler.core.autoscale.ladder import host_memory_gb, resting_rung, settled_rung, wake_s
 from scheduler.core.autoscale.plan import ReplicaPlan
 from scheduler.core.autoscale.retire import retire_order
 from scheduler.core.autoscale.spending import Spending
-from scheduler.core.autoscale.state import HostObservation, ModelSpec, ReplicaObservation, Rung
+from scheduler.core.autoscale.state import (
+    Binding,
+    HostObservation,
+    ModelSpec,
+    ReplicaObservation,
+    Rung,
+)
 
 
 @dataclass(slots=True)
@@ -37,6 +44,10 @@ class Arrangement:
     """By model: replicas that no host has room for, or none within the model's budget."""
     turns: dict[str, float] = field(default_factory=dict)
     """By model that waits for its turn: seconds until its first replica serves."""
+    missing_there: dict[str, dict[Binding, int]] = field(default_factory=dict)
+    """By model: those of `missing` that have to be in some places."""
+    turns_there: dict[tuple[str, Binding], float] = field(default_factory=dict)
+    """As `turns`, for the first replica in these places."""
 
 
 def arrange(
@@ -85,6 +96,7 @@ class _Arranger:
         """Replicas that wake on contracted hosts in place of paid ones."""
         self._unsatisfiable: set[str] = set()
         self._turns: dict[str, float] = {}
+        self._turns_there: dict[tuple[str, Binding], float] = {}
         for replica in sorted(self._replicas, key=lambda replica: replica.replica_id):
             if replica.rung is Rung.AWAKE and replica.replica_id not in retiring:
                 self._take(replica)
@@ -137,20 +149,52 @@ class _Arranger:
         lacking = [
             model
             for model, desired in sorted(self._desired.items())
-            if model not in self._unsatisfiable and len(self._awake[model]) < desired.target
+            if model not in self._unsatisfiable and self._lack(model) > 0
         ]
         return max(lacking, key=self._precedence, default=None)
 
-    def _precedence(self, model: str) -> tuple[int, bool, float]:
-        return precedence(self._specs[model], self._desired[model], len(self._awake[model]) + 1)
+    def _lack(self, model: str) -> int:
+        """Replicas of a model that are missing, those in places that need them included."""
+        desired, awake = self._desired[model], len(self._awake[model])
+        short = sum(more for _, more in self._short(model))
+        return min(max(desired.target - awake, short), desired.most - awake)
 
-    def _claim(self, model: str, nth: int) -> Claim:
-        return claim(self._specs[model], self._desired[model], nth)
+    def _short(self, model: str) -> list[tuple[Floor, int]]:
+        return shortfalls(self._desired[model].floors, self._awake[model])
+
+    def _precedence(self, model: str) -> tuple[int, bool, float]:
+        empty = any(self._is_empty(model, floor) for floor, _ in self._short(model))
+        nth = len(self._awake[model]) + 1
+        return precedence(self._specs[model], self._desired[model], nth, only_there=empty)
+
+    def _is_empty(self, model: str, floor: Floor) -> bool:
+        return not any(floor.has(replica) for replica in self._awake[model])
+
+    def _claim(self, replica: ReplicaObservation, nth: int) -> Claim:
+        """The claim of a replica as the `nth` of its model."""
+        model, desired = replica.model, self._desired[replica.model]
+        awake = [other for other in self._awake[model] if other.replica_id != replica.replica_id]
+        only = any(
+            floor.has(replica) and not any(floor.has(other) for other in awake)
+            for floor in desired.floors
+            if max(floor.need, floor.recent) > 0
+        )
+        return claim(self._specs[model], desired, nth, only_there=only)
+
+    def _candidates(self, model: str) -> list[ReplicaObservation]:
+        """The resting replicas that may be woken for a model, those in places that need one first; the others only
+        while more are missing than there."""
+        resting = [replica for replica in self._resting(model) if self._affords(replica)]
+        short = self._short(model)
+        there = [row for row in resting if any(floor.has(row) for floor, _ in short)]
+        if self._lack(model) <= sum(more for _, more in short):
+            return there
+        return [*there, *(row for row in resting if row not in there)]
 
     def wake_one(self, model: str) -> bool:
         """Wake the quickest resting replica of a model that has room or outbids others; returns whether one was
         found."""
-        resting = [replica for replica in self._resting(model) if self._affords(replica)]
+        resting = self._candidates(model)
         for replica in resting:
             if self._fits(replica):
                 self._take(replica)
@@ -164,23 +208,41 @@ class _Arranger:
         """
         for model, spec in self._specs.items():
             awake = self._awake[model]
-            paid = sum(not self._spending.free(replica) for replica in awake)
             spare = max(0, len(awake) - self._desired[model].needed)
             for replica in self._resting(model):
-                if spare >= paid or len(awake) >= spec.max_awake:
+                if len(awake) >= spec.max_awake:
                     break
+                if spare >= self._replaceable(replica):
+                    continue
                 host = self._hosts.get(replica.host_id)
                 if host is not None and host.contracted and self._fits(replica):
                     self._take(replica)
                     self._moved.add(replica.replica_id)
                     spare += 1
 
+    def _replaceable(self, replica: ReplicaObservation) -> int:
+        """The awake replicas on paid hosts that may be removed once `replica` of the same model is awake."""
+        awake = self._awake[replica.model]
+        paid = [other for other in awake if not self._spending.free(other)]
+        floors = self._desired[replica.model].floors
+        return len(removable_by_floors(floors, [*awake, replica], paid)) if floors else len(paid)
+
+    def _held(self, replica: ReplicaObservation) -> int:
+        """Requests that wait for what a resting replica would be the first to serve."""
+        desired = self._desired[replica.model]
+        there = [
+            floor.held
+            for floor in desired.floors
+            if floor.has(replica) and self._is_empty(replica.model, floor)
+        ]
+        return max([*there, desired.held if not self._awake[replica.model] or not there else 0])
+
     def _outbid_for(self, replica: ReplicaObservation) -> bool:
         """Free GPUs for a replica from models whose claims are weaker; returns whether that was possible."""
         model, spec = replica.model, self._specs[replica.model]
         victims = self._victims(replica)
-        own = self._claim(model, len(self._awake[model]) + 1)
-        held = self._desired[model].held
+        own = self._claim(replica, len(self._awake[model]) + 1)
+        held = self._held(replica)
         if not victims or not may_take(own, spec, wake_s(spec, replica), held, victims):
             return False
         for victim in victims:
@@ -197,10 +259,10 @@ class _Arranger:
         """Seconds until a replica serves, if it waits until the turns of others end; infinite where they do not."""
         model, spec = replica.model, self._specs[replica.model]
         victims = self._victims(replica, settled=False)
-        own, takes_s = self._claim(model, len(self._awake[model]) + 1), wake_s(spec, replica)
+        own, takes_s = self._claim(replica, len(self._awake[model]) + 1), wake_s(spec, replica)
         desired = self._desired[model]
         # Requests will be held for a model that was awake a moment ago.
-        held = desired.held or int(desired.unserved_s < create_s(spec))
+        held = self._held(replica) or int(desired.unserved_s < create_s(spec))
         left_s = turn_in_s(own, spec, takes_s, held, victims)
         return max(0.0, left_s) + max((each.spec.drain_s for each in victims), default=0.0) + takes_s
 
@@ -217,9 +279,7 @@ class _Arranger:
             nth = len(self._awake[other.model]) - taken.get(other.model, 0)
             taken[other.model] = taken.get(other.model, 0) + 1
             desired = self._desired[other.model]
-            victims.append(
-                Victim(other, self._specs[other.model], self._claim(other.model, nth), desired.busy)
-            )
+            victims.append(Victim(other, self._specs[other.model], self._claim(other, nth), desired.busy))
             short -= self._gpus(other)
             blocking.discard(other.replica_id)
         return [] if short > 0 or blocking else victims
@@ -231,8 +291,8 @@ class _Arranger:
         for model, awake in sorted(self._awake.items()):
             if model == replica.model:
                 continue
-            weakest = self._claim(model, len(awake))
             for place, other in enumerate(retire_order(awake, self._specs[model].capacity)):
+                weakest = self._claim(other, len(awake))
                 stays = settled and (other.rung is not Rung.AWAKE or other.since_s < MIN_STAY_S)
                 if not stays and other.host_id == replica.host_id:
                     per_gpu = weakest.usd_per_s / max(1, self._gpus(other))
@@ -242,16 +302,20 @@ class _Arranger:
     def mark_unsatisfiable(self, model: str) -> None:
         """Note that no host has room for another replica of `model`."""
         self._unsatisfiable.add(model)
-        resting = [replica for replica in self._resting(model) if self._affords(replica)]
-        soonest_s = min((self._serves_in_s(replica) for replica in resting), default=math.inf)
+        waits = [(self._serves_in_s(replica), replica) for replica in self._candidates(model)]
+        soonest_s = min((wait_s for wait_s, _ in waits), default=math.inf)
         if soonest_s < math.inf:
             self._turns[model] = soonest_s
+        for floor, _ in self._short(model):
+            there_s = min((wait_s for wait_s, row in waits if floor.has(row)), default=math.inf)
+            if there_s < math.inf and self._is_empty(model, floor):
+                self._turns_there[model, floor.where] = there_s
 
     def result(self, reasons: Mapping[str, str]) -> Arrangement:
         """The rung of every replica, with a reason."""
         awake = {replica.replica_id for rows in self._awake.values() for replica in rows}
         asleep_gb = self._asleep_gb(awake)
-        outcome = Arrangement(turns=self._turns)
+        outcome = Arrangement(turns=self._turns, turns_there=self._turns_there)
         for replica in sorted(self._replicas, key=lambda replica: replica.replica_id):
             spec = self._specs[replica.model]
             rung, reason = replica.rung, ""
@@ -267,10 +331,11 @@ class _Arranger:
             elif not replica.held and (rung := self._settled(replica)) is not replica.rung:
                 reason = f"{replica.rung} for {replica.since_s:.0f} s has cost as much as coming back from {rung} would"
             outcome.replicas.append(
-                ReplicaPlan(replica.replica_id, replica.model, replica.host_id, rung, reason)
+                ReplicaPlan(replica.replica_id, replica.model, replica.host_id, rung, reason, replica.region)
             )
         for model in self._unsatisfiable:
-            outcome.missing[model] = self._desired[model].target - len(self._awake[model])
+            outcome.missing[model] = self._lack(model)
+            outcome.missing_there[model] = {floor.where: more for floor, more in self._short(model)}
         return outcome
 
     def _settled(self, replica: ReplicaObservation) -> Rung:

@@ -6,19 +6,23 @@ Call `observe` every two seconds; `plan` changes nothing and may be called at an
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
 
 from scheduler.core.autoscale.arrange import Arrangement, arrange
+from scheduler.core.autoscale.bound_demand import BoundDemand
 from scheduler.core.autoscale.claims import Desired
-from scheduler.core.autoscale.creation import Creations, coming_replicas, create_s, in_creation
+from scheduler.core.autoscale.creation import Creations, Wanted, coming_replicas, create_s, in_creation
+from scheduler.core.autoscale.floors import Floor, shortfalls, spare_first
 from scheduler.core.autoscale.ladder import host_dwell_s
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
 from scheduler.core.autoscale.plan import Plan
 from scheduler.core.autoscale.retire import removable, retire_order
 from scheduler.core.autoscale.spending import ROUNDING_USD, Spending, over_budget
 from scheduler.core.autoscale.state import (
-    DemandObservation,
+    UNBOUND,
+    Binding,
     HostObservation,
     ModelSpec,
     Observation,
@@ -27,7 +31,7 @@ from scheduler.core.autoscale.state import (
     Rung,
     RungFigures,
 )
-from scheduler.wire import HostRemovalView, KindPlanView, ModelPlanView
+from scheduler.wire import HostRemovalView, KindPlanView, ModelPlanView, PlacePlanView
 
 
 @contextmanager
@@ -49,6 +53,9 @@ class Autoscaler:
         self._models = {
             name: ModelPlanner(spec, self._settings) for name, spec in sorted((specs or {}).items())
         }
+        self._bound = {name: BoundDemand(model.spec, self._settings) for name, model in self._models.items()}
+        self._floors: dict[str, list[Floor]] = {}
+        """By model: as of the last observation."""
         self._last: Observation | None = None
         self._idle_since: dict[str, float] = {}
         self._awake_at: dict[str, float] = {}
@@ -58,8 +65,10 @@ class Autoscaler:
         """Plan for a model. A known model keeps its demand and takes the new specification."""
         if known := self._models.get(spec.model):
             known.update_spec(spec)
+            self._bound[spec.model].update_spec(spec)
         else:
             self._models[spec.model] = ModelPlanner(spec, self._settings)
+            self._bound[spec.model] = BoundDemand(spec, self._settings)
             self._models = dict(sorted(self._models.items()))
 
     def observe(self, observation: Observation) -> None:
@@ -67,12 +76,14 @@ class Autoscaler:
         elapsed = observation.now - self._last.now if self._last is not None else 0.0
         creating = in_creation(observation.creating, observation.replicas)
         self._last = observation = msgspec.structs.replace(observation, creating=creating)
-        demand = {row.model: row for row in observation.demand}
         for name, model in self._models.items():
             mine = [replica for replica in observation.replicas if replica.model == name]
             mine += coming_replicas(model.spec, creating)
+            rows = [row for row in observation.demand if row.model == name]
             with _attribute_errors(name):
-                model.observe(observation, demand.get(name, DemandObservation(name)), elapsed, mine)
+                served = self._bound[name].observe(observation, rows, elapsed, mine)
+                model.observe(observation, served, elapsed, mine)
+            self._floors[name] = self._bound[name].floors(observation.now)
             awake = any(
                 replica.rung is Rung.AWAKE for replica in observation.replicas if replica.model == name
             )
@@ -100,45 +111,43 @@ class Autoscaler:
         retiring: set[str] = set()
         kept: dict[str, int] = {}
         """By model: replicas of its target for which a host comes."""
+        kept_there: dict[str, dict[Binding, int]] = {}
+        """And those of them that are needed in some places."""
         present = self._spending(observation)
         for replica in observation.replicas:
             if replica.rung is Rung.AWAKE and replica.model in self._models:
                 present.take(replica)
         for name, model in self._models.items():
-            coming = len(coming_replicas(model.spec, observation.creating))
+            floors = self._floors[name]
             with _attribute_errors(name):
-                row, removed = self._target(model, observation, present)
+                row, removed = self._target(model, floors, observation, present)
             rows.append(row)
             retiring |= {replica.replica_id for replica in removed}
             reasons[name] = row.reason
-            recent = model.max_needed(observation.now - self._settings.swap_stabilization_s)
-            # Whatever comes, the first replica keeps its claim while requests are held.
-            first = int(model.held > 0 and row.target > 0)
-            target = max(first, row.target - coming)
-            kept[name] = target - max(0, row.target - coming)
-            desired[name] = Desired(
-                target,
-                min(max(first, recent - coming), target),
-                model.planned_rate,
-                model.held,
-                model.busy,
-                observation.now - self._awake_at.get(name, observation.now),
+            desired[name], kept[name], kept_there[name] = self._desired(
+                model, row.target, floors, observation
             )
         specs = {name: model.spec for name, model in self._models.items()}
         spending = self._spending(observation)
         arrangement = arrange(
             specs, desired, reasons, observation.hosts, observation.replicas, spending, frozenset(retiring)
         )
-        for name, soonest_s in arrangement.turns.items():  # a host would come later than its turn
+        # A host would come later than its turn.
+        for name, soonest_s in arrangement.turns.items():
             kept[name] = max(kept[name], int(soonest_s <= create_s(specs[name])))
+        for (name, where), soonest_s in arrangement.turns_there.items():
+            kept_there[name][where] = max(kept_there[name][where], int(soonest_s <= create_s(specs[name])))
         rows = [
             msgspec.structs.replace(row, turn_in_s=round(arrangement.turns[row.model], 3))
             if row.model in arrangement.turns
             else row
             for row in rows
         ]
-        lacking = {name: count - kept[name] for name, count in arrangement.missing.items()}
-        creations = self._create(arrangement, lacking, reasons, observation, spending)
+        lacking = {
+            name: self._lacking(name, count - kept[name], arrangement, kept_there[name], reasons[name])
+            for name, count in arrangement.missing.items()
+        }
+        creations = self._create(arrangement, lacking, observation, spending)
         destroy = self._destroy(observation, arrangement, spending)
         return Plan(
             at=observation.now,
@@ -149,54 +158,105 @@ class Autoscaler:
             destroy=destroy,
         )
 
+    def _desired(
+        self, model: ModelPlanner, target: int, floors: Sequence[Floor], observation: Observation
+    ) -> tuple[Desired, int, dict[Binding, int]]:
+        """What is wanted of the replicas that there are; for how many of the target, and of it in some places, a host
+        comes."""
+        name, spec = model.spec.model, model.spec
+        coming = coming_replicas(spec, observation.creating)
+        recent = model.max_needed(observation.now - self._settings.swap_stabilization_s)
+        recent = max(recent, sum(more for _, more in shortfalls(floors, (), lambda floor: floor.recent)))
+
+        # Whatever comes, the first replica keeps its claim while requests are held.
+        first = int(model.held > 0 and target > 0)
+        aim = max(first, target - len(coming))
+        here: list[Floor] = []
+        kept: dict[Binding, int] = {}
+        for floor in floors:
+            came = sum(floor.has(replica) for replica in coming)
+            need = max(int(floor.held > 0 and floor.need > 0), floor.need - came)
+            kept[floor.where] = need - max(0, floor.need - came)
+            here.append(replace(floor, need=need, recent=max(need, floor.recent - came)))
+        desired = Desired(
+            aim,
+            min(max(first, recent - len(coming)), aim),
+            model.planned_rate,
+            model.held,
+            model.busy,
+            observation.now - self._awake_at.get(name, observation.now),
+            tuple(here),
+            max(aim, spec.max_awake - len(coming)),
+        )
+        return desired, aim - max(0, target - len(coming)), kept
+
+    def _lacking(
+        self, name: str, count: int, arrangement: Arrangement, kept: Mapping[Binding, int], reason: str
+    ) -> list[Wanted]:
+        """The replicas of a model for which hosts are missing, `count` of them, those in some places first."""
+        found = []
+        reasons = {floor.where: floor.reason for floor in self._floors[name]}
+        for where, short in arrangement.missing_there.get(name, {}).items():
+            more = max(0, min(count, short - kept[where]))
+            count -= more
+            found.append(Wanted(where, more, f"{name}: {more} more {reasons[where]}"))
+        return [*found, Wanted(UNBOUND, count, reason)]
+
     def _spending(self, observation: Observation) -> Spending:
         specs = {name: model.spec for name, model in self._models.items()}
         return Spending(specs, observation.hosts, observation.replicas, observation.creating)
 
     def _target(
-        self, model: ModelPlanner, observation: Observation, spending: Spending
+        self, model: ModelPlanner, floors: Sequence[Floor], observation: Observation, spending: Spending
     ) -> tuple[ModelPlanView, list[ReplicaObservation]]:
         """The desired number of a model's replicas, and the replicas to remove; `spending` counts these as released."""
         spec = model.spec
         present = [row for row in observation.replicas if row.model == spec.model and row.rung is Rung.AWAKE]
         present += coming_replicas(spec, observation.creating)
-        pending = sum(row.ready_in_s > 0.0 for row in present)
         count, removed = len(present), list[ReplicaObservation]()
         target, reason = count, model.reason
         if model.need > 1 and (lack := model.shortfall(model.need - 1)):
             reason += f", with {model.need - 1} {lack}"
+        short = shortfalls(floors, present)
+        missing = sum(more for _, more in short)
+        if short:
+            reason = "; ".join([f"{more} more {floor.reason}" for floor, more in short] + [reason])
         held = model.max_kept(observation.now - self._settings.stabilization_s)
         whole = model.observed_since(observation.now - self._settings.stabilization_s)
-        if limited := self._over_limits(spec, present, observation, spending):
+        if limited := self._over_limits(spec, present, floors, observation, spending):
             removed, reason = limited
             target = count - len(removed)
-        elif model.need > count:
-            target = model.need
+        elif (need := min(max(model.need, count + missing), spec.max_awake)) > count:
+            target = need
         elif held < count and whole:
             at_least = max(held, spec.min_awake)
             paid = {host.host_id for host in observation.hosts if not host.contracted}
             order = removable(
-                model.load, present, at_least, spec.capacity, spec.targets, self._settings.margins
+                model.load, present, at_least, spec.capacity, spec.targets, self._settings.margins, floors
             )
             removed = [replica for replica in order if replica.host_id in paid]
             target = count - len(removed)
             reason = f"no look of the last {self._settings.stabilization_s:.0f} s needed more than {held} ({reason})"
             if not removed:
                 reason += "; the rest costs nothing while no other model wants the GPUs"
+        if short and not limited and target < count + missing:
+            reason += f"; at most {spec.max_awake} may be awake"
         words = f"{spec.model}: {count} -> {target} awake: {reason}"
-        rate = round(model.planned_rate, 3)
-        return ModelPlanView(spec.model, count - pending, pending, target, rate, words), removed
+        rate = round(model.planned_rate + self._bound[spec.model].unserved_rate, 3)
+        return _model_row(spec.model, present, target, rate, words, floors), removed
 
     @staticmethod
     def _over_limits(
         spec: ModelSpec,
         present: list[ReplicaObservation],
+        floors: Sequence[Floor],
         observation: Observation,
         spending: Spending,
     ) -> tuple[list[ReplicaObservation], str] | None:
         """Replicas to remove at once, because more are awake than the model's maximum or budget allows, and why."""
         coming = {host.host_id for host in observation.creating}
-        order = [row for row in retire_order(present, spec.capacity) if row.host_id not in coming]
+        order = retire_order(present, spec.capacity)
+        order = spare_first(floors, [row for row in order if row.host_id not in coming])
         removed = order[: max(0, len(order) - spec.max_awake)]
         reason = f"at most {spec.max_awake} may be awake"
         for replica in removed:
@@ -209,19 +269,18 @@ class Autoscaler:
     def _create(
         self,
         arrangement: Arrangement,
-        lacking: Mapping[str, int],
-        reasons: Mapping[str, str],
+        lacking: Mapping[str, Sequence[Wanted]],
         observation: Observation,
         spending: Spending,
     ) -> Creations:
         """Hosts to create for the `lacking` replicas, by model, within the models' budgets."""
         creations = Creations(observation.creating, observation.failures)
         awake = Counter(row.model for row in arrangement.replicas if row.rung is Rung.AWAKE)
-        for name, count in sorted(lacking.items()):
+        for name, wanted in sorted(lacking.items()):
             spec = self._models[name].spec
             coming = len(coming_replicas(spec, observation.creating))
             below = max(0, spec.min_awake - coming - awake[name])
-            creations.add(spec, count, below, spending.whole(name), reasons[name])
+            creations.add(spec, wanted, below, spending.whole(name))
         return creations
 
     def _destroy(
@@ -238,7 +297,7 @@ class Autoscaler:
             limit = self._dwell(host, observation, spending)
             if rests >= limit:
                 reason = f"nothing was awake on it for {rests:.0f} s, limit {limit:.0f} s"
-                removals.append(HostRemovalView(host.host_id, host.kind, reason))
+                removals.append(HostRemovalView(host.host_id, host.kind, reason, host.region))
         return removals
 
     def _dwell(self, host: HostObservation, observation: Observation, spending: Spending) -> float:
@@ -261,6 +320,26 @@ class Autoscaler:
         return min(max(limits, default=self._settings.stabilization_s), self._settings.host_idle_s)
 
 
+def _model_row(
+    model: str,
+    present: Sequence[ReplicaObservation],
+    target: int,
+    rate: float,
+    words: str,
+    floors: Sequence[Floor],
+) -> ModelPlanView:
+    """A model in the plan. `present`: its replicas that serve or come."""
+    pending = sum(row.ready_in_s > 0.0 for row in present)
+    places = []
+    for floor in floors:
+        there = [row for row in present if floor.has(row)]
+        coming = sum(row.ready_in_s > 0.0 for row in there)
+        where = floor.where
+        places.append(PlacePlanView(where.regions, where.gpus, len(there) - coming, coming, floor.need))
+    serving = len(present) - pending
+    return ModelPlanView(model, serving, pending, target, rate, words, places=tuple(places))
+
+
 def kind_plans(
     specs: Mapping[str, ModelSpec],
     observation: Observation,
@@ -274,7 +353,7 @@ def kind_plans(
     for row in creations.found:
         more[row.kind] += row.count
     less = Counter(row.kind for row in destroy)
-    failures = {row.kind: row.count for row in observation.failures}
+    failures = {row.kind: row.count for row in observation.failures if not row.region}
     allowed = {option.kind for spec in specs.values() for option in spec.kinds}
     kinds = {*present, *creating, *allowed, *failures} - {""}
     return [

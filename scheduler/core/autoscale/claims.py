@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from scheduler.core.autoscale.floors import Floor
 from scheduler.core.autoscale.ladder import RESTING
 from scheduler.core.autoscale.state import ModelSpec, ReplicaObservation, Rung
 
@@ -53,6 +54,10 @@ class Desired:
     """Whether requests run or wait."""
     unserved_s: float = 0.0
     """Seconds since a replica was awake."""
+    floors: tuple[Floor, ...] = ()
+    """Replicas needed in some places, without those of hosts in creation; `in_order`."""
+    most: int = 1 << 30
+    """Most replicas awake, without those of hosts in creation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +69,26 @@ class Claim:
     """Revenue per second."""
 
 
-def claim(spec: ModelSpec, desired: Desired, nth: int) -> Claim:
-    """The claim of a model's `nth` replica; one that is not needed earns nothing."""
+def claim(spec: ModelSpec, desired: Desired, nth: int, *, only_there: bool = False) -> Claim:
+    """The claim of a model's `nth` replica; one that is not needed earns nothing.
+
+    `only_there`: it is the only one of a place in which demand needs it.
+    """
     usd_per_s = spec.usd_per_request * desired.rate / desired.needed if nth <= desired.needed else 0.0
     if nth <= spec.min_awake:
         return Claim(Rank.MINIMUM, usd_per_s)
-    return Claim(Rank.FIRST if nth == 1 and desired.needed > 0 else Rank.OTHER, usd_per_s)
+    first = only_there or (nth == 1 and desired.needed > 0)
+    return Claim(Rank.FIRST if first else Rank.OTHER, usd_per_s)
 
 
-def precedence(spec: ModelSpec, desired: Desired, nth: int) -> tuple[int, bool, float]:
+def precedence(
+    spec: ModelSpec, desired: Desired, nth: int, *, only_there: bool = False
+) -> tuple[int, bool, float]:
     """Key of the order in which missing replicas are woken, the largest first.
 
     Among models without a replica, those for which requests are held come first, the longest unserved before others.
     """
-    own = claim(spec, desired, nth)
+    own = claim(spec, desired, nth, only_there=only_there)
     if own.rank is Rank.FIRST and desired.held:
         return own.rank, True, desired.unserved_s
     return own.rank, False, own.usd_per_s / max(1, spec.capacity.gpus)

@@ -1,10 +1,13 @@
 """Hosts to create: of which kind, how many, and when a kind whose creations failed is tried again."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from scheduler.core.autoscale.spending import ROUNDING_USD
 from scheduler.core.autoscale.state import (
+    Binding,
     CreatingHost,
     CreationFailures,
     HostOption,
@@ -55,6 +58,8 @@ def coming_replicas(spec: ModelSpec, creating: Sequence[CreatingHost]) -> list[R
             Rung.AWAKE,
             host.since_s,
             max(1.0, takes_s - host.since_s),
+            region=host.region,
+            gpu=host.gpu,
         )
         for host in creating
         if host.model == spec.model
@@ -62,58 +67,97 @@ def coming_replicas(spec: ModelSpec, creating: Sequence[CreatingHost]) -> list[R
     ]
 
 
+class Wanted(NamedTuple):
+    """Replicas of a model for which hosts are missing."""
+
+    where: Binding
+    missing: int
+    reason: str
+
+
 class Creations:
     """Chooses the kinds of hosts for missing replicas, model by model."""
 
     def __init__(self, creating: Sequence[CreatingHost], failures: Sequence[CreationFailures]) -> None:
         self.found: list[HostCreationView] = []
-        self._failures = {row.kind: row for row in failures if row.count > 0}
-        self._on_their_way: dict[str, int] = {}
-        for host in creating:
-            self._on_their_way[host.kind] = self._on_their_way.get(host.kind, 0) + 1
+        self._failures = {(row.kind, row.region): row for row in failures if row.count > 0}
+        self._on_their_way = Counter(host.kind for host in creating)
+        self._on_their_way_to = Counter((host.kind, host.region.lower()) for host in creating)
 
-    def add(self, spec: ModelSpec, missing: int, below_minimum: int, spent_usd: float, reason: str) -> None:
-        """Choose hosts for `missing` replicas of a model, `below_minimum` of which the budget may not prevent.
+    def add(self, spec: ModelSpec, wanted: Sequence[Wanted], below_minimum: int, spent_usd: float) -> None:
+        """Choose hosts for missing replicas of a model, `below_minimum` of which the budget may not prevent.
 
         The kinds are tried in the model's order. A kind that failed is left out while its pause lasts, and then tried
-        with one host at a time until one succeeds. `spent_usd`: what the model's hosts cost per hour now.
+        with one host at a time until one succeeds. `spent_usd`: what the model's hosts cost per hour now. What may
+        run anywhere comes last in `wanted`, and gets what hosts for some places run beside.
         """
-        notes: list[str] = []
-        for option in spec.kinds:
-            if missing <= 0:
-                break
-            count, note = self._count(option, missing)
-            if note:
-                notes.append(note)
-            room = _affordable(option, spec.budget_usd_per_hour - spent_usd)
-            count = min(count, max(room, -(-below_minimum // option.per_host)))
-            if count <= 0:
-                continue
-            why = "; ".join([reason, *notes])
-            self.found.append(HostCreationView(option.kind, spec.model, count, why))
-            self._on_their_way[option.kind] = self._on_their_way.get(option.kind, 0) + count
-            missing -= count * option.per_host
-            below_minimum -= count * option.per_host
-            spent_usd += count * option.usd_per_hour
+        beside = 0
+        for where, missing, reason in wanted:
+            missing -= 0 if where.bound else beside
+            notes: list[str] = []
+            for option in spec.kinds:
+                if missing <= 0:
+                    break
+                regions = regions_of(option, where)
+                if where.bound and not regions:
+                    continue
+                count, regions, note = self._count(option, missing, regions)
+                if note:
+                    notes.append(note)
+                room = _affordable(option, spec.budget_usd_per_hour - spent_usd)
+                count = min(count, max(room, -(-below_minimum // option.per_host)))
+                if count <= 0:
+                    continue
+                why = "; ".join([reason, *notes])
+                self.found.append(HostCreationView(option.kind, spec.model, count, why, regions))
+                self._on_their_way[option.kind] += count
+                if len(regions) == 1:
+                    self._on_their_way_to[option.kind, regions[0]] += count
+                missing -= count * option.per_host
+                below_minimum -= count * option.per_host
+                spent_usd += count * option.usd_per_hour
+            beside += max(0, -missing)
 
     def retry_in_s(self, kind: str) -> float:
         """Seconds until a kind may be created again; 0 = now."""
-        failed = self._failures.get(kind)
+        failed = self._failures.get((kind, ""))
         return pause_s(failed) if failed is not None else 0.0
 
-    def _count(self, option: HostOption, missing: int) -> tuple[int, str]:
-        """Hosts of a kind for `missing` replicas, before the budget, and why there are fewer."""
+    def _count(
+        self, option: HostOption, missing: int, regions: tuple[str, ...]
+    ) -> tuple[int, tuple[str, ...], str]:
+        """Hosts of a kind for `missing` replicas in `regions`, before the budget; in which of these; and why there are
+        fewer. No region: wherever the kind may be created."""
         wanted = -(-missing // option.per_host)
-        failed = self._failures.get(option.kind)
-        if failed is None:
-            return wanted, ""
+        failing = {
+            region: failed
+            for region in regions or ("",)
+            if (failed := self._failures.get((option.kind, region)) or self._failures.get((option.kind, "")))
+        }
+        if sound := tuple(region for region in regions if region not in failing):
+            return wanted, sound, ""
+        if not failing:
+            return wanted, (), ""
+        region, failed = min(failing.items(), key=lambda row: pause_s(row[1]))
+        name = f"{option.kind} in {region}" if region else option.kind
         if (pause := pause_s(failed)) > 0.0:
-            return (
-                0,
-                f"{option.kind} failed {failed.count} times ({failed.why}), next attempt in {pause:.0f} s",
-            )
-        allowed = max(0, 1 - self._on_their_way.get(option.kind, 0))
-        return min(wanted, allowed), f"{option.kind} failed {failed.count} times, one host at a time"
+            note = f"{name} failed {failed.count} times ({failed.why}), next attempt in {pause:.0f} s"
+            return 0, (), note
+        on_their_way = (
+            self._on_their_way_to[option.kind, region] if region else self._on_their_way[option.kind]
+        )
+        allowed = max(0, 1 - on_their_way)
+        return (
+            min(wanted, allowed),
+            (region,) if region else (),
+            f"{name} failed {failed.count} times, one host at a time",
+        )
+
+
+def regions_of(option: HostOption, where: Binding) -> tuple[str, ...]:
+    """The regions in which hosts of a kind may be created for demand; empty for demand that is not bound to any, or
+    when there is none."""
+    return tuple(region for region in option.regions if where.bound and where.allows(region, option.gpu))
 
 
 def _affordable(option: HostOption, left_usd: float) -> int:

@@ -26,6 +26,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
     host_id: str
     rung: Rung
     reason: str = ""
+    region: str = ""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -36,6 +37,7 @@ class Change(msgspec.Struct, frozen=True):
     before: Rung
     after: Rung
     reason: str
+    region: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ def changes(plan: Plan, replicas: Sequence[ReplicaObservation]) -> list[Change]:
     """Steps from the present state to the plan. Replicas go down first, which frees GPUs for those that wake."""
     before = {replica.replica_id: replica.rung for replica in replicas}
     found = [
-        Change(want.replica_id, want.model, before[want.replica_id], want.rung, want.reason)
+        Change(want.replica_id, want.model, before[want.replica_id], want.rung, want.reason, want.region)
         for want in plan.replicas
         if want.replica_id in before and before[want.replica_id] != want.rung
     ]
@@ -67,7 +69,8 @@ def view(plan: Plan, replicas: Sequence[ReplicaObservation]) -> PlanView:
     return PlanView(
         models=plan.models,
         changes=[
-            PlanChangeView(row.replica_id, row.before.value, row.after.value, row.reason) for row in found
+            PlanChangeView(row.replica_id, row.before.value, row.after.value, row.reason, row.region)
+            for row in found
         ],
         changes_total=len(found),
         kinds=plan.kinds,

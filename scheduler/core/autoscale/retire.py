@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from scheduler.core.autoscale.capacity import Load, Margins, shortfall
+from scheduler.core.autoscale.floors import Floor, keeps
 from scheduler.core.autoscale.state import ReplicaObservation
 from workers.wire import Capacity, Targets
 
@@ -34,6 +35,13 @@ def after_removal(load: Load, gone: Sequence[ReplicaObservation]) -> Load:
     return msgspec.structs.replace(load, uncached=min(load.prompt, load.uncached + lost))
 
 
+def _is_replaced(replica: ReplicaObservation, left: Sequence[ReplicaObservation], at_least: int) -> bool:
+    """Whether `at_least` of the others in `left` serve, or the replica does not: one that a floor needs may only be on
+    its way."""
+    serving = sum(other.ready_in_s <= 0.0 for other in left)
+    return replica.ready_in_s > 0.0 or serving > at_least
+
+
 def removable(
     load: Load,
     awake: Sequence[ReplicaObservation],
@@ -41,13 +49,19 @@ def removable(
     capacity: Capacity,
     targets: Targets,
     margins: Margins,
+    floors: Sequence[Floor] = (),
 ) -> list[ReplicaObservation]:
-    """Replicas that can be removed with all margins kept, down to `at_least`, in the order of removal."""
+    """Replicas that can be removed with all margins and `floors` kept, down to `at_least`, in the order of removal."""
     order = retire_order(awake, capacity)
-    gone: list[ReplicaObservation] = []
-    for replica in order[: max(0, len(order) - at_least)]:
+    left, gone = list(order), list[ReplicaObservation]()
+    for replica in order:
+        if len(left) <= at_least:
+            break
+        if floors and not (keeps(floors, left, replica) and _is_replaced(replica, left, at_least)):
+            continue
         trial = [*gone, replica]
         if shortfall(after_removal(load, trial), len(order) - len(trial), capacity, targets, margins):
             break
         gone = trial
+        left.remove(replica)
     return gone

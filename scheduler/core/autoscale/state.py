@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from scheduler.wire import allows_place, place_words
 from workers.wire import Capacity, Targets
 
 
@@ -41,6 +42,40 @@ class PlanningError(ValueError):
         super().__init__(f"{model}: {type(why).__name__}: {why}")
         self.model = model
         self.cause = why
+
+
+class Binding(msgspec.Struct, frozen=True, order=True):
+    """Where demand has to be served: in one of `regions`, on one of the classes of GPU `gpus`. Both are sorted and in
+    lower case; empty = any."""
+
+    regions: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> bool:
+        """Whether it excludes any place."""
+        return bool(self.regions or self.gpus)
+
+    def allows(self, region: str, gpu: str) -> bool:
+        """Whether demand may be served in `region` on GPUs of the class `gpu`."""
+        return allows_place(self.regions, self.gpus, region, gpu)
+
+    def within(self, other: "Binding") -> bool:
+        """Whether each place of this one is also one of `other`."""
+        return _within(self.regions, other.regions) and _within(self.gpus, other.gpus)
+
+    @property
+    def words(self) -> str:
+        """It in words; empty when nothing is bound."""
+        return place_words(self.regions, self.gpus)
+
+
+def _within(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    return not others or (bool(names) and set(names) <= set(others))
+
+
+UNBOUND = Binding()
+"""Demand that may be served anywhere."""
 
 
 class CacheValue(msgspec.Struct, frozen=True):
@@ -77,6 +112,9 @@ class ReplicaObservation(msgspec.Struct, frozen=True):
     """It rests and no command of the plan wakes it: a person drains it, or its engine fails."""
     gpu_ids: tuple[str, ...] = ()
     """The GPUs of its host that it uses while it is awake; empty = not known, any of them."""
+    region: str = ""
+    gpu: str = ""
+    """Class of its GPUs."""
 
 
 class HostObservation(msgspec.Struct, frozen=True):
@@ -89,6 +127,7 @@ class HostObservation(msgspec.Struct, frozen=True):
     """Paid for in any case: it is never destroyed, and its hours do not count as cost."""
     usd_per_hour: float = 0.0
     kind: str = ""
+    region: str = ""
 
 
 class CreatingHost(msgspec.Struct, frozen=True):
@@ -102,6 +141,9 @@ class CreatingHost(msgspec.Struct, frozen=True):
     """Seconds since its creation was asked for."""
     usd_per_hour: float = 0.0
     """0 for a contracted kind."""
+    region: str = ""
+    gpu: str = ""
+    """Class of its GPUs."""
 
 
 class CreationFailures(msgspec.Struct, frozen=True):
@@ -113,10 +155,12 @@ class CreationFailures(msgspec.Struct, frozen=True):
     since_s: float
     """Seconds since the last failure."""
     why: str = ""
+    region: str = ""
+    """Where they failed, in lower case; empty = wherever the kind may be created."""
 
 
 class DemandObservation(msgspec.Struct, frozen=True):
-    """Demand for a model since the last observation, and its queue."""
+    """Demand for a model that is bound to the same places, since the last observation, and its queue."""
 
     model: str
     arrivals: int = 0
@@ -132,6 +176,7 @@ class DemandObservation(msgspec.Struct, frozen=True):
     """Queued requests without a replica."""
     waiting_tokens: float = 0.0
     """Uncached prompt tokens of the queued requests."""
+    where: Binding = UNBOUND
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -141,6 +186,7 @@ class Observation(msgspec.Struct, frozen=True):
     hosts: list[HostObservation]
     replicas: list[ReplicaObservation]
     demand: list[DemandObservation]
+    """A row for each model and binding; those of different bindings have no request in common."""
     creating: list[CreatingHost] = []
     failures: list[CreationFailures] = []
 
@@ -162,6 +208,10 @@ class HostOption(msgspec.Struct, frozen=True):
     """0 for a contracted kind, which is paid for in any case."""
     per_host: int = 1
     """Replicas of the model that a host of this kind runs."""
+    regions: tuple[str, ...] = ()
+    """Regions in which it may be created, in lower case, in the order in which they are tried; empty = not known."""
+    gpu: str = ""
+    """Class of its GPUs; empty = not known."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True):

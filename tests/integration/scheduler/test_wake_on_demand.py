@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from core.errors import Refused
-from scheduler.core.waking import Arrival, Waker
+from scheduler.core.waking import Arrival, Creatable, Waker
 from scheduler.wire import PlaceRequest
 from tests.support.scheduling import MODEL, FakeAgent, agent, client, replica, request, service
 from tests.support.waiting import until
@@ -77,7 +77,7 @@ async def test_a_request_for_a_model_whose_host_is_being_created_is_held() -> No
         await until(lambda: api.snapshot().queues)
         async with agent(scheduler.port, replica()):
             assert (await asked).replica_id == "host/r0"
-        told.arrivals, told.creatable = {}, {"another": 60.0}
+        told.arrivals, told.creatable = {}, {"another": [Creatable((), "", 60.0)]}
         await until(lambda: any(view.model == "another" and view.wakes for view in api.snapshot().models))
 
 

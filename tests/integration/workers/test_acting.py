@@ -136,6 +136,27 @@ async def test_a_refused_creation_goes_to_the_next_region(
     }
 
 
+async def test_hosts_for_a_region_are_created_there_and_nowhere_else_when_it_fails(
+    acted: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    fake, url = cloud
+    here = settings(url)
+    there = PlannedCreation(KIND, MODEL, 1, "1 more in tor1", ("tor1",))
+    await store(acted, StoredPlan(create=(there, PlannedCreation(KIND, MODEL, 1, "more load"))))
+    for _ in range(4):
+        await reconcile_hosts(acted, here)
+    assert sorted(droplet.region for droplet in fake.alive()) == ["nyc2", "tor1"]
+    known = [one.name for one in await intents(acted)]
+    fake.faults.add(Fault.CREATE_NO_SIZE)
+    await store(acted, StoredPlan(create=(there,), known=tuple(known)))
+    for _ in range(4):
+        await reconcile_hosts(acted, here)
+    assert sorted(droplet.region for droplet in fake.alive()) == ["nyc2", "tor1"]
+    [refused] = [row for row in await acting.timeline(acted, FINANCE) if row.result == "refused"]
+    assert "tor1: 1 creations failed" in refused.detail
+    assert "nyc2" not in refused.detail
+
+
 @pytest.mark.parametrize("fields", [{"term": TERM - 1}, {"age_s": 61.0}])
 async def test_a_plan_that_is_old_or_of_an_earlier_scheduler_changes_nothing(
     acted: Database, fields: dict[str, float]

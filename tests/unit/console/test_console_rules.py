@@ -235,11 +235,18 @@ def test_what_the_plan_would_do_to_hosts_is_one_line() -> None:
         changes=[move],
         changes_total=4,
         kinds=[KindPlanView("gpu-a", 0, 0, 2), KindPlanView("gpu-b", 2, 0, 0, failures=3, retry_in_s=100.0)],
-        create=[HostCreationView("gpu-a", "m", 2, "load")],
-        destroy=[HostRemovalView(name, "gpu-b", "idle") for name in ("host-7", "host-8")],
+        create=[
+            HostCreationView("gpu-a", "m", 2, "load"),
+            HostCreationView("gpu-a", "m", 1, "load", ("tor1", "nyc2")),
+        ],
+        destroy=[
+            HostRemovalView("host-7", "gpu-b", "idle"),
+            HostRemovalView("host-8", "gpu-b", "idle", "tor1"),
+        ],
     )
     assert hosts_line(plan) == (
-        "Would create 2 gpu-a for m; would give back host-7, host-8; gpu-b failed 3 times, next attempt in 1 min 40 s; "
+        "Would create 2 gpu-a for m; would create 1 gpu-a in tor1 or nyc2 for m; would give back host-7, host-8 in "
+        "tor1; gpu-b failed 3 times, next attempt in 1 min 40 s; "
         "3 more moves are not listed"
     )
 

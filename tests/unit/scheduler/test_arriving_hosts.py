@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.arriving_hosts import LEARNT_FROM, ArrivingHosts
 from scheduler.core.decisions import Placed
-from scheduler.core.waking import LONG_LOAD, MIN_LEFT_S, Arrival
+from scheduler.core.waking import LONG_LOAD, MIN_LEFT_S, Arrival, Creatable
 from scheduler.provider_hosts import ProviderHosts
 from tests.support.scheduling import MODEL, replica
 from tests.unit.scheduler.test_waking import Play, asleep, took
@@ -196,7 +196,7 @@ def test_another_models_host_is_not_waited_for() -> None:
 def test_where_the_plan_may_create_a_host_the_refusal_says_how_long_that_takes() -> None:
     play = Play()
     assert play.state.fleet.waker is not None
-    play.state.fleet.waker.creatable = {MODEL: 398.0}
+    play.state.fleet.waker.creatable = {MODEL: [Creatable((), "", 398.0)]}
     [refused] = play.ask()
     assert (refused.refusal.reason, refused.refusal.retry_after_s) == ("no_replica", 398.0)
     assert "a host that is created for it serves about 398 s later" in refused.refusal.message

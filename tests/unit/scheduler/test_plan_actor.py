@@ -7,8 +7,9 @@ import pytest
 
 from core.db import Database
 from scheduler.arriving_hosts import ArrivingHosts
+from scheduler.core.autoscale.state import HostOption
 from scheduler.core.state import SchedulerState
-from scheduler.core.waking import Waker
+from scheduler.core.waking import Creatable, Waker
 from scheduler.plan_actor import LEAST_DRAIN_S, SETTLE_S, START_SEEN_S, PlanActor
 from scheduler.plan_executor import PlanExecutor
 from scheduler.plan_store import PlanStore
@@ -387,8 +388,9 @@ def test_the_waker_learns_of_hosts_in_creation_and_of_models_that_may_get_one() 
     }
     actor = PlanActor(world.store, PLACES, lambda: limits, world.clock, arriving=arriving)
 
-    def kinds(model: str) -> list[str]:
-        return [kind for kind in limits[model].host_kinds if kind != "unpriced"]  # as the plan does
+    def kinds(model: str) -> list[HostOption]:
+        priced = [kind for kind in limits[model].host_kinds if kind != "unpriced"]  # as the plan does
+        return [HostOption(kind, 1.0, 1, ("nyc2",), "H100") for kind in priced]
 
     waker = Waker(lambda model, rung: None, lambda model: True, 2.0)
     now = world.clock.monotonic()
@@ -396,7 +398,7 @@ def test_the_waker_learns_of_hosts_in_creation_and_of_models_that_may_get_one() 
     actor.expect(waker, [], [], kinds, now)
     [arrival] = waker.arrivals["m"]
     assert (arrival.at - now, arrival.region, arrival.gpu) == (338.0, "nyc2", "H100")  # it is 60 s old
-    assert waker.creatable == {"m": 398.0}
+    assert waker.creatable == {"m": (Creatable(("nyc2",), "H100", 398.0),)}
     actor.expect(waker, [], [], kinds, now + 100.0)  # PostgreSQL is away
     assert waker.arrivals["m"][0].at == arrival.at
     world.state.heartbeat(

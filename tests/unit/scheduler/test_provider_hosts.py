@@ -27,14 +27,17 @@ def test_a_host_is_in_creation_from_its_intent_until_it_had_time_to_load() -> No
     assert (found.kind, found.model, found.since_s) == (KIND, "m", 60.0)
 
 
-def test_a_kind_fails_when_it_fails_wherever_it_may_be_created() -> None:
+def test_a_kind_fails_in_a_region_or_wherever_it_may_be_created() -> None:
     there = written(1, failures=2, failed_at=NOW - timedelta(seconds=10))
-    assert hosts(there).failures(PLACES) == []
+    [in_nyc2] = hosts(there).failures(PLACES)
+    assert (in_nyc2.kind, in_nyc2.count, in_nyc2.since_s, in_nyc2.region) == (KIND, 2, 10.0, "nyc2")
     assert coming(hosts(there)) == []  # it waits: the plan counts with the other region
     also = written(2, TOR, failures=5, failed_at=NOW - timedelta(seconds=1))
-    [found] = hosts(there, also).failures(PLACES)
-    assert (found.kind, found.count, found.since_s) == (KIND, 2, 10.0)  # nyc2 is tried first
-    assert hosts(there, also, host(3, NYC, fit_at=NOW)).failures(PLACES) == []
+    found = {row.region: row for row in hosts(there, also).failures(PLACES)}
+    assert {region: row.count for region, row in found.items()} == {"nyc2": 2, "tor1": 5, "": 2}
+    assert found[""].since_s == 10.0  # nyc2 is tried first
+    left = hosts(there, also, host(3, NYC, fit_at=NOW)).failures(PLACES)
+    assert [row.region for row in left] == ["tor1"]
 
 
 def test_hosts_are_found_by_the_id_of_their_heartbeats() -> None:

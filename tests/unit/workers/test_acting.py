@@ -450,3 +450,65 @@ def test_random_plans_and_providers(
             if reconciles:
                 pool.reconcile()
             assert max(rows, len(pool.wanted)) <= before + count
+
+
+def planned(*rows: tuple[int, tuple[str, ...]], known: tuple[str, ...] = ()) -> StoredPlan:
+    create = tuple(PlannedCreation(KIND, "m", count, "load", regions) for count, regions in rows)
+    return StoredPlan((PlannedModel("m", 3),), create, known=known)
+
+
+def test_hosts_for_a_region_are_created_there_and_count_for_no_other() -> None:
+    assert decided(planned((1, ("tor1",)))).desired == {TOR: 1}
+    here = [host(1), host(2)], [DesiredHosts(NYC, 2, "plan")]
+    assert decided(planned((1, ("tor1",)), known=("host-1", "host-2")), *here).desired == {TOR: 1}
+    both = planned((1, ()), (1, ("tor1",)), known=("host-1", "host-2"))
+    assert decided(both, *here).desired == {NYC: 3, TOR: 1}
+    # The same plan again, after its hosts were written down.
+    later = (
+        [*here[0], written(3), written(4, TOR)],
+        [DesiredHosts(NYC, 3, "plan"), DesiredHosts(TOR, 1, "plan")],
+    )
+    assert decided(both, *later).desired == {}
+    assert decided(both, [*here[0], written(4, TOR)], [*here[1], DesiredHosts(TOR, 1, "plan")]).desired == {
+        NYC: 3
+    }
+
+
+def test_a_region_in_which_no_host_can_be_created_gets_none_elsewhere() -> None:
+    refused = decided(
+        planned((1, ("tor1",)), (1, ())), places=Places({KIND: (Place("digitalocean", "nyc2"),)})
+    )
+    assert refused.desired == {NYC: 1}
+    assert results(refused) == [("create", "refused"), ("create", "done")]
+    assert f"names no provider for hosts of kind {KIND} in tor1" in details(refused)
+    failed = written(1, TOR, failures=1, failed_at=NOW, wanted=False)
+    waits = decided(planned((1, ("tor1",)), (2, ())), [failed])
+    assert waits.desired.get(NYC) == 2
+    assert "tor1: 1 creations failed, next attempt in 30 s" in details(waits)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.sampled_from([(), ("tor1",), ("nyc2",), ("nyc2", "tor1")])),
+        max_size=4,
+    ),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+def test_whatever_is_planned_for_regions_every_host_is_created_once_where_it_may_be(
+    rows: list[tuple[int, tuple[str, ...]]], in_nyc: int, in_tor: int
+) -> None:
+    intents = [host(number + 1, NYC if number < in_nyc else TOR) for number in range(in_nyc + in_tor)]
+    desired = [DesiredHosts(NYC, in_nyc, "plan"), DesiredHosts(TOR, in_tor, "plan")]
+    asked = {regions: count for count, regions in rows}
+    known = tuple(one.name for one in intents)
+    plan = planned(*((count, regions) for regions, count in asked.items()), known=known)
+    decision = decided(plan, intents, desired)
+    new = {group.region: count for group, count in decision.desired.items()}
+    nyc, tor = new.get("nyc2", in_nyc) - in_nyc, new.get("tor1", in_tor) - in_tor
+    assert nyc + tor == sum(asked.values())
+    assert nyc >= asked.get(("nyc2",), 0)
+    assert tor >= asked.get(("tor1",), 0)
+    again = [DesiredHosts(group, count, "plan") for group, count in decision.desired.items()]
+    kept = [row for row in desired if row.group not in decision.desired]
+    assert decided(plan, intents, [*again, *kept]).desired == {}

@@ -160,7 +160,7 @@ def test_a_model_with_limits_is_planned_for_before_any_replica_serves_it() -> No
     assert plan is not None
     assert [(row.kind, row.model, row.count) for row in plan.create] == [(SPOT, "deepseek-v3.2", 2)]
     assert [row.kind for row in plan.kinds] == [SPOT], "a host without a known price is not created"
-    assert planner.kinds("deepseek-v3.2") == (SPOT,)
+    assert [option.kind for option in planner.kinds("deepseek-v3.2")] == [SPOT]
     creating = [CreatingHost(f"new-{n}", SPOT, "deepseek-v3.2", 10.0, 35.76) for n in range(2)]
     plan = planner.plan({}, [], [], 4.0, creating=creating)
     assert plan is not None

@@ -1,0 +1,126 @@
+"""Demand of one model that is bound to regions or classes of GPU: measured, and the floors that follow."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from scheduler.core.autoscale.floors import Floor, in_order
+from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
+from scheduler.core.autoscale.state import (
+    UNBOUND,
+    Binding,
+    DemandObservation,
+    ModelSpec,
+    Observation,
+    ReplicaObservation,
+    Rung,
+)
+
+MAX_BINDINGS = 64
+"""Bindings of one model that are planned for; of more, the first ones that have demand."""
+
+
+class BoundDemand:
+    """The demand of one model by the places that it is bound to."""
+
+    def __init__(self, spec: ModelSpec, settings: AutoscalerSettings) -> None:
+        self._spec, self._settings = _without_minimum(spec), settings
+        self._planners: dict[Binding, ModelPlanner] = {}
+        self._unserved: frozenset[Binding] = frozenset()
+        """Bindings in whose places no replica is awake or comes."""
+
+    def update_spec(self, spec: ModelSpec) -> None:
+        """Plan with another specification, like `ModelPlanner.update_spec`."""
+        self._spec = _without_minimum(spec)
+        for planner in self._planners.values():
+            planner.update_spec(self._spec)
+
+    def observe(
+        self,
+        observation: Observation,
+        rows: Sequence[DemandObservation],
+        elapsed_s: float,
+        replicas: Sequence[ReplicaObservation],
+    ) -> DemandObservation:
+        """Take the model's demand, a row for each binding; returns what `replicas` may serve, in one row.
+
+        Demand of places without a replica needs none elsewhere.
+        """
+        bound = [row for row in rows if row.where.bound]
+        for row in bound:
+            if (row.arrivals or row.waiting) and len(self._planners) < MAX_BINDINGS:
+                self._planners.setdefault(row.where, ModelPlanner(self._spec, self._settings))
+        for where, planner in list(self._planners.items()):
+            parts = [row for row in bound if row.where.within(where)]
+            # What runs there may be anyone's.
+            there = [
+                msgspec.structs.replace(row, running=0, waiting_tokens=0)
+                for row in replicas
+                if where.allows(row.region, row.gpu)
+            ]
+            planner.observe(observation, merged(self._spec.model, parts, where), elapsed_s, there)
+            over = not (parts or planner.planned_rate or planner.need)
+            if over and not planner.max_kept(observation.now - self._settings.stabilization_s):
+                del self._planners[where]
+        awake = [row for row in replicas if row.rung is Rung.AWAKE]
+        self._unserved = frozenset(
+            where
+            for where in (*self._planners, *(row.where for row in bound))
+            if not any(where.allows(row.region, row.gpu) for row in awake)
+        )
+        served = [row for row in rows if row.where not in self._unserved]
+        return merged(self._spec.model, served, UNBOUND)
+
+    def floors(self, now: float) -> list[Floor]:
+        """The replicas that are needed in some places, those of parts of places first."""
+        settings = self._settings
+        return in_order(
+            Floor(
+                where,
+                planner.need,
+                planner.max_needed(now - settings.swap_stabilization_s),
+                planner.max_kept(now - settings.stabilization_s),
+                planner.held,
+                f"{where.words}: {planner.reason}",
+            )
+            for where, planner in self._planners.items()
+        )
+
+    @property
+    def unserved_rate(self) -> float:
+        """Arrivals per second that are planned for and that no replica may serve."""
+        whole = (
+            where
+            for where in self._unserved & self._planners.keys()
+            if not any(where != other and where.within(other) for other in self._unserved)
+        )
+        return sum(self._planners[where].planned_rate for where in sorted(whole))
+
+
+def _without_minimum(spec: ModelSpec) -> ModelSpec:
+    """The minimum of a model is not one of each place."""
+    return msgspec.structs.replace(spec, min_awake=0)
+
+
+def merged(model: str, rows: Iterable[DemandObservation], where: Binding) -> DemandObservation:
+    """The demand of several rows in one. Means are those of all arrivals; without arrivals they say nothing."""
+    found = list(rows)
+    if len(found) == 1:
+        return msgspec.structs.replace(found[0], where=where)
+    arrivals = sum(row.arrivals for row in found)
+
+    def mean(field: str) -> float:
+        return sum(row.arrivals * float(getattr(row, field)) for row in found) / max(1, arrivals)
+
+    return DemandObservation(
+        model,
+        arrivals,
+        mean("prompt_tokens"),
+        mean("uncached_tokens"),
+        mean("uncached_sq"),
+        mean("output_tokens"),
+        mean("output_sq"),
+        sum(row.waiting for row in found),
+        sum(row.waiting_tokens for row in found),
+        where,
+    )

@@ -1,0 +1,87 @@
+"""How many replicas the demand that is bound to some places needs there: floors under the plan of a model. Pure.
+
+Demand that may be served anywhere has no floor: it is part of the model's whole demand, which decides how many replicas
+there are. A floor only says how many of them, at least, are in its places.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from scheduler.core.autoscale.state import Binding, ReplicaObservation
+
+_ANY = 1 << 20
+"""Stands for the number of names where any will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Replicas that the demand of some places needs there, that of parts of these places included."""
+
+    where: Binding
+    need: int
+    """At the last observation."""
+    recent: int = 0
+    """Within the last minute: another model may take the rest."""
+    kept: int = 0
+    """Within the time for which removals are observed."""
+    held: int = 0
+    """Requests that wait for a replica there."""
+    reason: str = ""
+
+    def has(self, replica: ReplicaObservation) -> bool:
+        """Whether a replica is in these places."""
+        return self.where.allows(replica.region, replica.gpu)
+
+
+def in_order(floors: Iterable[Floor]) -> list[Floor]:
+    """The floors with those of parts of places before those of the whole."""
+
+    def size(floor: Floor) -> tuple[int, Binding]:
+        where = floor.where
+        return (len(where.regions) or _ANY) + (len(where.gpus) or _ANY), where
+
+    return sorted(floors, key=size)
+
+
+def shortfalls(
+    floors: Sequence[Floor],
+    awake: Sequence[ReplicaObservation],
+    count: Callable[[Floor], int] = lambda floor: floor.need,
+) -> list[tuple[Floor, int]]:
+    """The floors, which are `in_order`, under which there are too few of `awake`, and how many more each needs.
+
+    A replica that one floor needs counts for every floor that has all its places. `count` tells how many a floor asks
+    for.
+    """
+    found: list[tuple[Floor, int]] = []
+    for floor in floors:
+        have = sum(floor.has(replica) for replica in awake)
+        have += sum(more for part, more in found if part.where.within(floor.where))
+        if (more := count(floor) - have) > 0:
+            found.append((floor, more))
+    return found
+
+
+def keeps(floors: Sequence[Floor], awake: Sequence[ReplicaObservation], gone: ReplicaObservation) -> bool:
+    """Whether `gone`, one of `awake`, may be removed: no floor had fewer replicas than it kept lately."""
+    return all(
+        sum(floor.has(replica) for replica in awake) > floor.kept for floor in floors if floor.has(gone)
+    )
+
+
+def spare_first(floors: Sequence[Floor], order: Sequence[ReplicaObservation]) -> list[ReplicaObservation]:
+    """`order` with those that no floor needs before the others."""
+    spare = removable_by_floors(floors, order, order)
+    return [*spare, *(replica for replica in order if replica not in spare)] if floors else list(order)
+
+
+def removable_by_floors(
+    floors: Sequence[Floor], awake: Sequence[ReplicaObservation], order: Sequence[ReplicaObservation]
+) -> list[ReplicaObservation]:
+    """Those of `order`, which are among `awake`, that can be removed one after the other with every floor kept."""
+    left, gone = list(awake), list[ReplicaObservation]()
+    for replica in order:
+        if keeps(floors, left, replica):
+            left.remove(replica)
+            gone.append(replica)
+    return gone
