@@ -116,7 +116,7 @@ class ModelPlanner:
         backlog = seen.waiting_tokens + sum(replica.waiting_tokens for replica in serving)
         wake_s = self._wake_s(next_rung(spec, replicas))
         helped_s = max((replica.ready_in_s for replica in serving), default=wake_s)
-        load = meter.load(meter.rate)
+        load = meter.load(meter.rate if meter.rate >= MIN_RATE else 0.0)
         urgent = needed_for_backlog(
             load, backlog, len(serving), max(wake_s, helped_s), spec.capacity, spec.targets
         )
