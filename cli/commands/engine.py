@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cli.context import AsJson, emit
+from core.errors import InvalidRequest
 from workers import engine_install
-from workers.engine_install import EngineStatus, Step
+from workers.engine_install import EngineStatus, Kind, Step
+from workers.engine_lock import compile_lock, read_lock
+from workers.engine_spec import EngineSpec, environment
 
 app = typer.Typer(help="vLLM in an environment of its own.", no_args_is_help=True)
 
@@ -32,37 +37,83 @@ def install(
     torch_index: Annotated[
         str, typer.Option("--torch-index", help="Address of an index with PyTorch's CPU builds.")
     ] = "",
+    version: Annotated[
+        str, typer.Option("--version", help="Another version of vLLM, for a rollout; it needs --lock.")
+    ] = "",
+    lock: Annotated[
+        Path | None,
+        typer.Option("--lock", help="What that version needs, with hashes (`penstock engine lock`)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Install vLLM for this machine; goes on where an interrupted run stopped.
 
-    Example: penstock engine install
+    With --version it is installed beside the pinned one, such as .engine-0.33.0, where rollouts look for it.
+
+    Example: penstock engine install --version 0.33.0 --lock engine-0.33.0.txt
     """
-    if kind not in ("auto", "cpu", "gpu"):
-        raise typer.BadParameter(f"{kind!r} is not auto, cpu or gpu", param_hint="--kind")
-    wanted = engine_install.wanted_kind() if kind == "auto" else ("gpu" if kind == "gpu" else "cpu")
-    env = _env(engine_env)
-    if sys.stderr.isatty():
-        result = _with_bar(env, wanted, torch_index)
-    else:
-        result = engine_install.install(env, wanted, engine_install.print_step, torch_index=torch_index)
+    if bool(version) != (lock is not None):
+        raise InvalidRequest(
+            "give --version and --lock together; `penstock engine lock VERSION` makes a lock", param="lock"
+        )
+    found = _kind(kind)
+    env = environment(_env(engine_env), EngineSpec(engine_version=version))
+    release = None if lock is None else read_lock(lock, version)
+    add = partial(engine_install.install, env, found, torch_index=torch_index, release=release, lock=lock)
+    result = _with_bar(add) if sys.stderr.isatty() else add(engine_install.print_step)
     emit(result, as_json)
 
 
+@app.command("lock")
+def lock_(
+    version: Annotated[str, typer.Argument(help="Version of vLLM on PyPI, such as 0.33.0.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write it (engine-VERSION.txt).")
+    ] = None,
+    kind: Annotated[str, typer.Option("--kind", help="auto | cpu | gpu.")] = "auto",
+    torch_index: Annotated[
+        str, typer.Option("--torch-index", help="Index, or directory, with PyTorch's CPU builds.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write what a version of vLLM needs, with hashes, so that every host installs the same.
+
+    Example: penstock engine lock 0.33.0 --kind gpu -o engine-0.33.0.txt
+    """
+    written = compile_lock(
+        version, _kind(kind), output or Path(f"engine-{version}.txt"), torch_index=torch_index
+    )
+    emit({"lock": str(written), "packages": written.read_text().count("==")}, as_json)
+
+
 @app.command()
-def status(engine_env: EngineEnv = None, as_json: AsJson = False) -> None:
+def status(
+    engine_env: EngineEnv = None,
+    version: Annotated[str, typer.Option("--version", help="Of another version beside the pinned one.")] = "",
+    as_json: AsJson = False,
+) -> None:
     """What is installed.
 
     Example: penstock engine status --json
     """
-    emit(engine_install.status(_env(engine_env)), as_json)
+    emit(engine_install.status(environment(_env(engine_env), EngineSpec(engine_version=version))), as_json)
+
+
+def _kind(text: str) -> Kind:
+    match text:
+        case "auto":
+            return engine_install.wanted_kind()
+        case "gpu" | "cpu":
+            return text
+        case _:
+            raise InvalidRequest(f"--kind is {text!r}; it must be auto, cpu or gpu", param="kind")
 
 
 def _env(given: Path | None) -> Path:
     return given or Path(os.environ.get("PENSTOCK_ENGINE_ENV") or _CHECKOUT / ".engine")
 
 
-def _with_bar(env: Path, kind: engine_install.Kind, torch_index: str) -> EngineStatus:
+def _with_bar(add: Callable[[Callable[[Step], None]], EngineStatus]) -> EngineStatus:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -79,4 +130,4 @@ def _with_bar(env: Path, kind: engine_install.Kind, torch_index: str) -> EngineS
                 bar, description=title, total=step.total, completed=step.number - 1, note=step.note[:60]
             )
 
-        return engine_install.install(env, kind, show, torch_index=torch_index)
+        return add(show)

@@ -7,11 +7,12 @@ set -euo pipefail
 usage() {
   cat <<'END'
 usage: prepare.sh [--prefix DIR] [--engine-env DIR] [--data-dir DIR] [--engine gpu|cpu|none] [--weights ORG/NAME[@REVISION]]...
-                  [--without-system] [--seal]
+                  [--also VERSION=LOCK]... [--without-system] [--seal]
   --prefix DIR       where the agent goes (/opt/penstock)
   --engine-env DIR   where the engine's environment goes (/opt/penstock-engine)
   --data-dir DIR     the agent's data directory (/var/lib/penstock)
   --engine KIND      gpu (default), cpu, or none
+  --also VERSION=LOCK  also install another version of the engine for rollouts, by a lock of penstock engine lock
   --weights NAME     also download a model's weights into the data directory; HF_TOKEN is used where it is set
   --without-system   no packages, user or service: only the files
   --seal             last of all, remove what must differ between machines, for a snapshot
@@ -20,13 +21,14 @@ END
 }
 
 prefix=/opt/penstock engine_env=/opt/penstock-engine data_dir=/var/lib/penstock
-engine=gpu system=yes seal=no weights=()
+engine=gpu system=yes seal=no weights=() engines=()
 while [ $# -gt 0 ]; do
   case $1 in
     --prefix) prefix=$2; shift 2 ;;
     --engine-env) engine_env=$2; shift 2 ;;
     --data-dir) data_dir=$2; shift 2 ;;
     --engine) engine=$2; shift 2 ;;
+    --also) engines+=("$2"); shift 2 ;;
     --weights) weights+=("$2"); shift 2 ;;
     --without-system) system=no; shift ;;
     --seal) seal=yes; shift ;;
@@ -82,7 +84,11 @@ agent() {
 }
 
 engine() {
+  local other  # VERSION=LOCK, of rollouts
   "$prefix/.venv/bin/penstock" engine install --kind "$engine" --engine-env "$engine_env"
+  for other in "${engines[@]}"; do
+    "$prefix/.venv/bin/penstock" engine install --kind "$engine" --engine-env "$engine_env" --version "${other%%=*}" --lock "${other#*=}"
+  done
 }
 
 service() {

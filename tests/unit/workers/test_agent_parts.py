@@ -15,6 +15,8 @@ from workers import engine_install
 from workers.backoff import Backoff
 from workers.economics import HostAccount, ReplicaShare
 from workers.engine_api import parse_metrics
+from workers.engine_lock import compile_lock, read_lock
+from workers.engine_spec import EngineSpec, environment
 from workers.replica import SavedEngine
 from workers.state_file import AgentState, load_state, save_state
 from workers.wire import EngineCounters, ReplicaState
@@ -170,14 +172,16 @@ def test_installation_resumes_where_it_stopped(tmp_path: Path, monkeypatch: pyte
     env = tmp_path / "engine"
     ran: list[str] = []
     broken = {"packages"}
+    seen: set[tuple[str, Path]] = set()
 
     def action(name: str) -> object:
-        def run(env: Path, kind: str, note: object, torch_index: str, stamps: object) -> None:
+        def run(job: engine_install._Job, note: object) -> None:
             ran.append(name)
             if name in broken:
                 raise Unavailable("no such package")
-            (env / "bin").mkdir(parents=True, exist_ok=True)
-            (env / "bin" / "python").touch()
+            (job.env / "bin").mkdir(parents=True, exist_ok=True)
+            (job.env / "bin" / "python").touch()
+            seen.add((job.release.version, job.lock))
 
         return run
 
@@ -194,6 +198,40 @@ def test_installation_resumes_where_it_stopped(tmp_path: Path, monkeypatch: pyte
     assert ran == ["environment", "torch", "packages", "packages", "metadata", "check"]
     assert engine_install.install(env, "cpu", lambda step: None).state == "installed"
     assert len(ran) == 6
+    assert seen == {(engine_install.VLLM_VERSION, engine_install.pinned_lock("cpu"))}
+    # Another version beside it, from a lock of its own.
+    lock = tmp_path / "engine-0.33.0.txt"
+    lock.write_text("# torch==2.14.0\nvllm-cpu==0.33.0 \\\n    --hash=sha256:00\n")
+    release = read_lock(lock, "0.33.0")
+    assert (release.version, release.torch) == ("0.33.0", "2.14.0")
+    beside = environment(env, EngineSpec(engine_version="0.33.0"))
+    added = engine_install.install(
+        beside, "cpu", lambda step: steps.append(step.title), release=release, lock=lock
+    )
+    assert (added.state, added.env) == ("installed", f"{env}-0.33.0")
+    assert "vLLM 0.33.0 and what it needs (about 1 GB)" in steps
+    assert ("0.33.0", lock) in seen
+    assert engine_install.status(env).state == "installed"
+    lock.write_text(lock.read_text().replace("sha256:00", "sha256:11"))
+    engine_install.install(beside, "cpu", lambda step: None, release=read_lock(lock, "0.33.0"), lock=lock)
+    assert ran[-2:] == ["packages", "check"]  # another lock is installed again
+
+
+def test_a_lock_of_another_version_is_refused(tmp_path: Path) -> None:
+    lock = tmp_path / "lock.txt"
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_lock(lock, "0.33.0")
+    lock.write_text("vllm==0.32.0 \\\n")
+    with pytest.raises(
+        InvalidRequest, match=r"has vLLM 0\.32\.0, not 0\.33\.0; `penstock engine lock 0\.33\.0`"
+    ):
+        read_lock(lock, "0.33.0")
+    lock.write_text("numpy==2.0.0\n")
+    with pytest.raises(InvalidRequest, match="has no vLLM"):
+        read_lock(lock, "0.33.0")
+    for version in ("", "latest", "0.33.0; rm", "../x"):
+        with pytest.raises(InvalidRequest, match="is no version"):
+            compile_lock(version, "cpu", lock)
 
 
 def test_engine_locks_name_no_index() -> None:
