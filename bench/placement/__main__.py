@@ -3,7 +3,8 @@ and plots, and the summary in docs/scheduling.md.
 
 What has been played is kept under bench/out/placement, so that it can be stopped and goes on where it was; pages are
 written after every study. Remove that directory after a change to scheduler or simulator: figures of two versions do
-not mix.
+not mix. With --keep, studies that are not played now stay on the pages with the commit of their run, and pages are
+written once at the end; use it only where our rows of a study that stays are the same at both commits.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bench.placement.publish import Played, publish
+from bench.placement.data import Played
+from bench.placement.publish import publish
 from bench.placement.studies import STUDIES, Study
 from bench.provenance import provenance
 from core.errors import PenstockError
@@ -43,11 +45,15 @@ def main() -> None:
     with Players(args.workers) as players:
         for number, study in enumerate(chosen, 1):
             title = f"{study.group}: {study.title} ({number}/{len(chosen)})"
-            outcomes = [play(study, shed, args, players, knees, title) for shed in sheds(study)]
+            commits, outcomes = zip(
+                *(play(study, shed, args, players, knees, title) for shed in sheds(study)), strict=True
+            )
             rows = [row for outcome in outcomes for row in outcome.rows]
-            played.append(Played(study, outcomes[0].knee, outcomes[0].setting, rows))
+            played.append(Played(study, outcomes[0].knee, outcomes[0].setting, rows, commits[0]))
+            if args.keep and number < len(chosen):
+                continue
             conditions = {**provenance(), "seeds": args.seeds}
-            for path in publish(played, conditions, args.docs):
+            for path in publish(played, conditions, args.docs, keep=args.keep):
                 print(path)
 
 
@@ -55,6 +61,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__)
     parser.add_argument("--only", default="", help="parts of the names of studies, with commas; default: all")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--keep", action="store_true", help="leave studies that are not played now on the pages"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, default=WORK, help="where rows are kept")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where data, images and tables go")
@@ -73,18 +82,21 @@ def play(
     players: Players,
     knees: dict[tuple[str, str, int], Knee],
     title: str,
-) -> Outcome:
+) -> tuple[str, Outcome]:
+    """Play what the journal does not have yet; returns the commit at which the journal was begun, too."""
     loads = tuple(load for each, load in study.points if each == shed)
     setting = Setting(study.workload, (study.model,), study.hosts, 0.0, shed=shed)
     plan = Plan(setting, tuple(dict.fromkeys((OURS, *study.policies))), loads, args.seeds)
     journal = Journal(args.work / f"{study.name}-{shed}.jsonl", plan.subject(), resume=True)
+    if "commit" not in journal.notes:
+        journal.note("commit", provenance()["commit"])
     pool = study.workload, study.model, study.hosts
     known = knees.get(pool) or kept_knee(journal)
     outcome = with_progress(plan, players, journal, f"{title}, shed {shed}", known)
     if "knee" not in journal.notes:
         journal.note("knee", {name: getattr(outcome.knee, name) for name in Knee.__slots__})
     knees[pool] = outcome.knee
-    return outcome
+    return journal.notes["commit"], outcome
 
 
 def kept_knee(journal: Journal) -> Knee | None:

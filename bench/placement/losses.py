@@ -3,38 +3,34 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bench.placement.studies import STUDIES, Study
+from bench.placement.data import Shown, when
+from sim.pool.blocks import Bounds
 from sim.pool.registry import RIVALS
-
-Row = Mapping[str, Any]
-"""A standing as docs/data has it."""
+from sim.pool.report import Standing
 
 
-def losses_text(data: Mapping[str, Any], studies: Sequence[Study] = STUDIES) -> str:
-    """Return the text between the marks of docs/simulator.md, from what docs/data/scheduling-comparison.json holds."""
-    conditions, lines, points, lost = data["conditions"], [], 0, 0
-    for study in (each for each in studies if each.group == "present"):
-        for shed, load in study.points:
+def losses_text(present: Sequence[Shown], conditions: Mapping[str, Any]) -> str:
+    """Return the text between the marks of docs/simulator.md."""
+    lines, points, lost = [], 0, 0
+    for each in present:
+        for shed, load in each.study.points:
             here = [
-                row
-                for row in data["standings"]
-                if (row["study"], row["shed"], row["load"]) == (study.name, shed, load)
-                and row["policy"] in RIVALS
+                row for row in each.standings if (row.shed, row.load) == (shed, load) and row.policy in RIVALS
             ]
             points += bool(here)
-            cells = [
-                _cell(here, lead_lost, _lead),
-                *(_cell(here, later(share), ratio(share)) for share in (50, 90)),
+            goodput = _cell(here, _loses_goodput, lambda row: _percent(row.lead))
+            first_tokens = [
+                _cell(here, lambda row: _is_later(row.ttft_p50), lambda row: _times(row.ttft_p50)),
+                _cell(here, lambda row: _is_later(row.ttft_p90), lambda row: _times(row.ttft_p90)),
             ]
-            if any(cells):
-                lost += cells[0] != ""
-                lines.append(
-                    f"| {study.title} | {load:g} | {shed} | {' | '.join(cell or '-' for cell in cells)} |"
-                )
+            if goodput or any(first_tokens):
+                lost += goodput != ""
+                cells = " | ".join(cell or "-" for cell in (goodput, *first_tokens))
+                lines.append(f"| {each.study.title} | {load:g} | {shed} | {cells} |")
     return "\n\n".join(
         [
-            f"{conditions['date'][:10]}, commit {conditions['commit']}, {conditions['seeds']} seeds: all present "
-            f"policies that are better than ours beyond chance, at {len(lines)} of {points} points; at {lost} of them "
+            f"{when(present)}; {conditions['seeds']} seeds. All present policies that are better than ours beyond "
+            f"chance, at {len(lines)} of {points} points; at {lost} of them "
             "in goodput. First tokens are compared with those of policies that serve fewer requests in time, too.",
             "\n".join(
                 [
@@ -48,30 +44,21 @@ def losses_text(data: Mapping[str, Any], studies: Sequence[Study] = STUDIES) -> 
     )
 
 
-def lead_lost(row: Row) -> bool:
-    """Whether the policy serves more requests in time than ours, beyond chance."""
-    lead = row["lead"]
-    return lead is not None and lead[2] is not None and lead[2] < 0.0
+def _loses_goodput(row: Standing) -> bool:
+    return row.lead is not None and row.lead.verdict() == "below"
 
 
-def later(share: int) -> Callable[[Row], bool]:
-    """Return whether our TTFT at this percentile is larger than the policy's, beyond chance."""
-
-    def is_later(row: Row) -> bool:
-        over = row[f"ours_over_ttft_p{share}"]
-        return over is not None and over[1] is not None and over[1] > 1.0
-
-    return is_later
+def _is_later(ratio: Bounds | None) -> bool:
+    return ratio is not None and ratio.verdict(1.0) == "above"
 
 
-def ratio(share: int) -> Callable[[Row], str]:
-    """Return how our TTFT at this percentile over the policy's is shown."""
-    return lambda row: f"{row[f'ours_over_ttft_p{share}'][0]:.2f}x"
+def _percent(lead: Bounds | None) -> str:
+    return "" if lead is None else f"{100 * lead.value:+.1f} %"
 
 
-def _lead(row: Row) -> str:
-    return f"{100 * row['lead'][0]:+.1f} %"
+def _times(ratio: Bounds | None) -> str:
+    return "" if ratio is None else f"{ratio.value:.2f}x"
 
 
-def _cell(rows: Sequence[Row], wins: Callable[[Row], bool], shown: Callable[[Row], str]) -> str:
-    return ", ".join(f"`{row['policy']}` {shown(row)}" for row in rows if wins(row))
+def _cell(rows: Sequence[Standing], wins: Callable[[Standing], bool], said: Callable[[Standing], str]) -> str:
+    return ", ".join(f"`{row.policy}` {said(row)}" for row in rows if wins(row))

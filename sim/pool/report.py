@@ -129,6 +129,23 @@ def compact(rows: Sequence[Standing]) -> list[dict[str, Any]]:
     ]
 
 
+def restored(row: Mapping[str, Any]) -> Standing:
+    """Return a standing from what `compact` made of it."""
+    figures = {name: float(row[name]) for name in FIGURES if name in row and name != "goodput_rps"}
+    goodput_rps = _bounds(row["goodput_rps"]) or Bounds(*[float("nan")] * 3)
+    return Standing(
+        row["policy"],
+        row["workload"],
+        row["shed"],
+        row["load"],
+        float(row["rate_rps"]),
+        row["seeds"],
+        {"goodput_rps": goodput_rps.value, **figures},
+        goodput_rps,
+        *(_bounds(row[name]) for name in ("lead", "ours_over_ttft_p50", "ours_over_ttft_p90")),
+    )
+
+
 def markdown(rows: Sequence[Standing]) -> str:
     """Return the policies of one workload, load and way of shedding as a Markdown table, best goodput first."""
     lines = [
@@ -185,7 +202,7 @@ def share(value: float | None) -> str:
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.4g}")
+    return float(f"{value:.6g}")
 
 
 def _triple(figure: Bounds | None) -> list[float | None] | None:
@@ -195,3 +212,10 @@ def _triple(figure: Bounds | None) -> list[float | None] | None:
     return [
         _short(each) if abs(each) < float("inf") else None for each in (figure.value, figure.low, figure.high)
     ]
+
+
+def _bounds(triple: Sequence[float | None] | None) -> Bounds | None:
+    """The inverse of `_triple`; what is not finite has become NaN."""
+    if triple is None:
+        return None
+    return Bounds(*(float("nan") if each is None else each for each in triple))

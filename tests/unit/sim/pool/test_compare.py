@@ -15,8 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.placement.ablation import earlier
-from bench.placement.publish import Played, publish
-from bench.placement.studies import Study
+from bench.placement.data import Played
+from bench.placement.publish import publish
+from bench.placement.studies import STUDIES, Study
 from cli.commands.sim.compare import targets_text
 from cli.main import app
 from core.errors import InvalidRequest
@@ -41,7 +42,7 @@ from sim.pool.journal import Journal
 from sim.pool.knee import SERVED, Knee, find
 from sim.pool.plots import plot
 from sim.pool.registry import BASELINES, GROUPS, NAMES, OURS, Variant, names_of, options_of, policy
-from sim.pool.report import COLUMNS, compact, markdown, standings
+from sim.pool.report import COLUMNS, compact, markdown, restored, standings
 from sim.pool.report import cells as shown
 from sim.pool.shed import QuantileShedder
 from sim.pool.sim_replica import SimReplica
@@ -429,7 +430,7 @@ def test_the_comparison_is_published_with_held_out_workloads_apart(tmp_path: Pat
     files = publish(played, CONDITIONS, tmp_path)
     assert {file.suffix for file in files} == {".json", ".md", ".svg"}
     text = (tmp_path / "results" / "placement.md").read_text()
-    assert "2026-11-22, commit abc, m, 2 seeds" in text
+    assert "2026-11-22, commit abc; m, 2 seeds" in text
     # the best of others: our own variants are not others
     line = f"| w, 8x {MODEL} | 1 | zero | dynamo | +20.0 (+20.0 to +20.0) % ▲ | 1.00x, 1.00x |"
     tuned, held_out = text.split("## Held-out workloads")[0], text.split("## Held-out workloads")[1]
@@ -511,6 +512,46 @@ def test_what_others_win_is_listed_and_nothing_else(tmp_path: Path) -> None:
     line = f"| w, 8x {MODEL} | 1 | zero | `dynamo` -25.0 % | `llmd_sticky` 2.00x | `llmd_sticky` 2.00x |"
     assert line in text
     assert f"| v, 8x {MODEL}" not in text, "a point at which nobody wins"
+
+
+def test_studies_of_an_earlier_run_stay_where_they_are_kept(tmp_path: Path) -> None:
+    page = tmp_path / "scheduling.md"
+    page.write_text("<!-- measured: begin -->\n<!-- measured: end -->\n")
+    goodput = {OURS: 6.0, "dynamo": 5.0, "penstock-sticky": 4.0}
+    rows = [row(name, seed, value) for name, value in goodput.items() for seed in (1, 2)]
+    present = [study for study in STUDIES if study.group == "present"]
+    ablation = [study for study in STUDIES if study.group == "ablation"]
+
+    def of(study: Study) -> Played:
+        return Played(study, Knee(8.0, 0.91, 5), SETTING, rows)
+
+    publish([of(study) for study in (present[0], *ablation)], CONDITIONS, tmp_path)
+    data = tmp_path / "data" / "scheduling-comparison.json"
+    before, table = json.loads(data.read_text()), (tmp_path / "results" / "ablation.md").read_text()
+    publish([of(present[1])], {**CONDITIONS, "commit": "def"}, tmp_path, keep=True)
+    after = json.loads(data.read_text())
+    assert [each for each in after["standings"] if each["study"] != present[1].name] == before["standings"]
+    assert {name: facts["commit"] for name, facts in after["studies"].items()} == {
+        **{study.name: "abc" for study in (present[0], *ablation)},
+        present[1].name: "def",
+    }
+    assert after["ablation"] == before["ablation"]
+    assert (tmp_path / "results" / "ablation.md").read_text() == table, "no study of the ablation was played"
+    for text in (page.read_text(), (tmp_path / "results" / "placement.md").read_text()):
+        assert f"2026-11-22, commit abc; {present[1].title}: 2026-11-22, commit def; " in text
+        assert text.count("| zero | dynamo | +20.0 (+20.0 to +20.0) % ▲ |") == 2
+    assert (
+        "| `sticky`: replicas that hold the prompt first | +50.0 (+50.0 to +50.0) % ▲ | gains |"
+        in page.read_text()
+    )
+    with pytest.raises(InvalidRequest, match="play all of them"):
+        publish([of(ablation[0])], CONDITIONS, tmp_path, keep=True)
+
+
+def test_a_standing_is_restored_from_what_is_stored_of_it() -> None:
+    rows = [row(name, 1, value) for name, value in ((OURS, 6.0), ("dynamo", 0.0), ("llmd_sticky", 4.0))]
+    stored = compact(standings(rows))
+    assert compact([restored(each) for each in stored]) == stored
 
 
 def test_first_tokens_come_earlier_only_where_none_come_later() -> None:
