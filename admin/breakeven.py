@@ -30,6 +30,7 @@ from billing.economics.breakeven import (
     shape_of,
 )
 from billing.economics.weights import coefficients
+from billing.pricing.prices import list_prices
 from core.db import Database
 from core.errors import InvalidRequest
 from core.money import pico_per_token_to_per_mtok, pico_to_usd, usd_to_pico
@@ -38,13 +39,17 @@ from scheduler.core.autoscale.full_load import full_load, saturated_rate
 from tenants.roles import PLATFORM_ROLES
 from workers.added_models import read_catalog
 from workers.catalog import Catalog, EngineProfile, HostKind
-from workers.scaling import read_host_prices
+from workers.scaling import read_host_prices, read_limits
 from workers.service_level import TIERS, Tier, with_stored
 from workers.targets import read_targets
 from workers.wire import Targets, basis_of
 
 RATE_DIGITS = 1000
 """Requests per hour are counted in thousandths."""
+WHOLE_BPS = 10_000
+"""Basis points of a whole."""
+MAX_NAMED = 5
+"""Prices that a warning names."""
 SHARE_DIGITS = 4
 """Decimals of shown utilisations."""
 
@@ -170,7 +175,9 @@ async def compute(connection: AsyncConnection, catalog: Catalog, choice: Choice)
 async def loss_warning(
     connection: AsyncConnection, catalog: Catalog, *, model: str, tier: str, rates: PriceRates
 ) -> str | None:
-    """What is wrong with a price at which the default profile's host loses money even at full load; None = nothing.
+    """What is wrong with a price at which a host loses money even at full load; None = nothing.
+
+    The host runs the profile that hosts which are created for the model get.
 
     Nothing is said of a model that the catalog does not have, or whose host has no price.
     """
@@ -184,7 +191,10 @@ async def loss_warning(
         output_price=rates.output,
     )
     view = await compute(connection, catalog, choice)
-    usual, *others = view.layouts
+    limits = (await read_limits(connection)).get(model)
+    chosen = next((row for row in view.layouts if limits is not None and row.profile == limits.profile), None)
+    usual = chosen or view.layouts[0]
+    others = [row for row in view.layouts if row is not usual]
     if usual.host_usd_per_hour is None or _pays(usual):
         return None
     mix = view.mix
@@ -201,6 +211,37 @@ async def loss_warning(
         )
     paying = [row.profile for row in others if row.host_usd_per_hour is not None and _pays(row)]
     return said + (f"; at this price these profiles pay: {', '.join(paying)}" if paying else "")
+
+
+async def discount_warning(connection: AsyncConnection, catalog: Catalog, discount_bps: int) -> str | None:
+    """Which list prices that pay for a full host a discount in basis points puts below cost; None = none.
+
+    Prices that are below cost without it were confirmed when they were set.
+    """
+    if not 0 < discount_bps <= WHOLE_BPS:
+        return None
+    found = []
+    for price in await list_prices(connection):
+        if price.tenant_id is not None or price.model not in catalog.models:
+            continue
+        whole = PriceRates(price.input, price.cached_input, price.output)
+        less = PriceRates(*(_discounted(rate, discount_bps) for rate in msgspec.structs.astuple(whole)))
+        facts = {"model": price.model, "tier": price.tier}
+        if await loss_warning(connection, catalog, **facts, rates=less) is None:
+            continue
+        if await loss_warning(connection, catalog, **facts, rates=whole) is None:
+            found.append(price.model if price.tier == "standard" else f"{price.model} ({price.tier})")
+    if not found:
+        return None
+    named = ", ".join(found[:MAX_NAMED]) + (" and others" if len(found) > MAX_NAMED else "")
+    return (
+        f"below cost: with {discount_bps / 100:g} % off, a host at full load is not paid for any more by the price of "
+        f"{named}"
+    )
+
+
+def _discounted(rate: str, discount_bps: int) -> str:
+    return format(Decimal(rate) * (WHOLE_BPS - discount_bps) / WHOLE_BPS, "f")
 
 
 def _pays(row: LayoutView) -> bool:

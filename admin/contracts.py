@@ -10,6 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from admin.actor import Actor, require
 from admin.approval_limit import Acting, Facts, instant_fact, parse_instant, under_limit
 from admin.audit import record
+from admin.breakeven import discount_warning
+from admin.prices import PRICE_BELOW_COST
 from admin.transactions import now_of, read, read_scoped
 from billing.ledger import accounts
 from billing.ledger.months import month_name
@@ -17,10 +19,11 @@ from billing.pricing import contracts
 from billing.pricing.contracts import DEFAULT_PAYMENT_DAYS, Contract
 from billing.pricing.prices import CURRENCY, check_currency
 from core.db import Database
-from core.errors import InvalidRequest
+from core.errors import Conflict, InvalidRequest
 from core.money import pico_to_usd
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
+from workers.added_models import read_catalog
 
 CONTRACT_ADD = "contract.add"
 CONTRACT_END = "contract.end"
@@ -68,15 +71,26 @@ async def add_contract(
     automatic_payment: bool = False,
     sla: dict[str, Any] | None = None,
     currency: str = CURRENCY,
+    below_cost: bool = False,
     reason: str,
 ) -> ContractView:
     """Add a contract from `effective_from` (None = now). Its discount is applied to the customer's prices at once.
 
     `commit_monthly_usd` is what a month costs at least (postpaid); `sla` a rule of billing/pricing/sla_terms.py. Waits
-    for a second person. Raises InvalidRequest, NotFound, WaitsForApproval, Conflict when it overlaps another contract.
+    for a second person. A discount that puts prices below cost is only saved with `below_cost`. Raises InvalidRequest,
+    NotFound, WaitsForApproval, Conflict when it overlaps another contract, and with the code PRICE_BELOW_COST without
+    that confirmation.
     """
     require(actor, *PLATFORM_ROLES)
     check_currency(currency)
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        warning = await discount_warning(connection, await read_catalog(connection), discount_bps)
+    if warning is not None and not below_cost:
+        raise Conflict(
+            f"this discount is {warning}; confirm with below_cost (--below-cost) to save it",
+            code=PRICE_BELOW_COST,
+            param="below_cost",
+        )
     facts = {
         "effective_from": instant_fact(effective_from),
         "effective_to": instant_fact(effective_to),
@@ -86,7 +100,7 @@ async def add_contract(
         "automatic_payment": automatic_payment,
         "sla": sla,
         "reason": clean_reason(reason),
-    }
+    } | ({} if warning is None else {"below_cost": warning})
     return await under_limit(
         database,
         actor,

@@ -75,6 +75,11 @@ class ContractCreate(RequestBody):
     )
     sla: SlaBody | None = None
     currency: str = Field(default="USD", max_length=20)
+    below_cost: bool = Field(
+        default=False,
+        description="Save it although its discount puts prices below cost; without it the answer is then 409 "
+        "`price_below_cost`.",
+    )
     reason: Reason
 
 

@@ -43,6 +43,9 @@ def add(
         str | None, typer.Option("--to", help="Date or instant in UTC, excluded; default: open.")
     ] = None,
     currency: Annotated[str, typer.Option(help="USD; no other is supported.")] = "USD",
+    below_cost: Annotated[
+        bool, typer.Option("--below-cost", help="Save it although its discount puts prices below cost.")
+    ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -61,6 +64,7 @@ def add(
             automatic_payment=automatic_payment,
             sla=_object(sla),
             currency=currency,
+            below_cost=below_cost,
             reason=reason,
         )
 

@@ -110,7 +110,8 @@ def _kind(text: str) -> Kind:
 
 
 def _env(given: Path | None) -> Path:
-    return given or Path(os.environ.get("PENSTOCK_ENGINE_ENV") or _CHECKOUT / ".engine")
+    found = given or Path(os.environ.get("PENSTOCK_ENGINE_ENV") or _CHECKOUT / ".engine")
+    return found.resolve()  # as the agent does, so that other versions stand beside the real one
 
 
 def _with_bar(add: Callable[[Callable[[Step], None]], EngineStatus]) -> EngineStatus:

@@ -9,6 +9,7 @@ from nicegui import ui
 
 from admin import contracts as admin_contracts
 from admin.contracts import ContractView
+from admin.prices import PRICE_BELOW_COST
 from billing.pricing.contracts import DEFAULT_PAYMENT_DAYS
 from console.components.base import badge, box, card, description_list, empty
 from console.components.dialogs import confirm, form_dialog, secondary, text_input
@@ -16,7 +17,9 @@ from console.components.table import Column, Row, actions_cell, cell, data_table
 from console.deps import Console
 from console.format import moment, money
 from console.panels.amounts import parse_instant, parse_usd
+from console.panels.prices import save_below_cost
 from console.viewer import Viewer, toast_ok
+from core.errors import Conflict
 
 LEVELS = {"": "None", "ttft": "Time to first token", "availability": "Availability"}
 _COLUMNS = (
@@ -193,6 +196,19 @@ def _level(metric: str, threshold: str, percentile: int, credit: str) -> dict[st
     return rule | {"threshold": int(threshold.strip()[:9]), "percentile": percentile}
 
 
+async def _save(console: Console, viewer: Viewer, facts: dict[str, Any]) -> bool:
+    """Save a contract; one that puts prices below cost only after a confirmation. Returns False without it."""
+    try:
+        await admin_contracts.add_contract(console.database, viewer.actor, **facts)
+    except Conflict as conflict:
+        if conflict.code != PRICE_BELOW_COST:
+            raise
+        if not await save_below_cost(viewer, conflict, "Save a discount below cost?"):
+            return False
+        await admin_contracts.add_contract(console.database, viewer.actor, **facts, below_cost=True)
+    return True
+
+
 def open_contract_form(
     console: Console, viewer: Viewer, tenant_id: UUID, done: Callable[[], Awaitable[None]]
 ) -> None:
@@ -217,14 +233,11 @@ def open_contract_form(
         reason.error = None if (reason.value or "").strip() else "Say why: it goes to the audit log."
         if len(values) < 6 or reason.error:
             return False
-        await admin_contracts.add_contract(
-            console.database,
-            viewer.actor,
-            tenant_id=tenant_id,
-            automatic_payment=bool(automatic.value),
-            reason=reason.value.strip(),
-            **values,
-        )
+        values |= {
+            "tenant_id": tenant_id, "automatic_payment": bool(automatic.value), "reason": reason.value.strip(),
+        }  # fmt: skip
+        if not await _save(console, viewer, values):
+            return False
         toast_ok("The contract is set; its prices hold for requests admitted from then on.")
         await done()
         return True

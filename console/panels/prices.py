@@ -157,6 +157,14 @@ def parse_rate(text: str) -> str:
     return plain
 
 
+async def save_below_cost(viewer: Viewer, conflict: Conflict, question: str) -> bool:
+    """Ask whether to save what is below cost."""
+    answer = await confirm(
+        viewer, question, conflict.message, "Save all the same", danger=True, needs_reason=False
+    )
+    return answer is not None
+
+
 async def _save_price(console: Console, viewer: Viewer, facts: dict[str, Any]) -> bool:
     """Save a price; one below cost only after a confirmation. Returns False when that is not given."""
     try:
@@ -164,15 +172,7 @@ async def _save_price(console: Console, viewer: Viewer, facts: dict[str, Any]) -
     except Conflict as conflict:
         if conflict.code != admin_prices.PRICE_BELOW_COST:
             raise
-        answer = await confirm(
-            viewer,
-            "Save a price below cost?",
-            conflict.message,
-            "Save all the same",
-            danger=True,
-            needs_reason=False,
-        )
-        if answer is None:
+        if not await save_below_cost(viewer, conflict, "Save a price below cost?"):
             return False
         await admin_prices.set_price(console.database, viewer.actor, **facts, below_cost=True)
     return True

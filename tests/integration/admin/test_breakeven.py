@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ import pytest
 from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
-from admin import economics, prices
-from admin import models as admin_models
+from admin import contracts, economics, models, prices, scaling
 from admin.breakeven import BreakevenView, LayoutView, breakeven
 from admin.breakeven_inputs import Choice
 from admin.targets import set_targets
@@ -20,7 +20,7 @@ from core.db import Database
 from core.errors import Conflict, InvalidRequest, PermissionDenied
 from core.ids import uuid7
 from tests.integration.admin.rest import Caller
-from tests.support.tenancy import ADMIN, PEPPER, member
+from tests.support.tenancy import ADMIN, PEPPER, make_organisation, member
 
 DEEPSEEK = "deepseek-v3.2"
 
@@ -89,7 +89,7 @@ async def test_the_proposed_price_pays_when_it_is_put_in(database: Database) -> 
 
 
 async def test_prices_mix_and_targets_are_those_in_force(database: Database) -> None:
-    await admin_models.add_model(database, ADMIN, name=DEEPSEEK)
+    await models.add_model(database, ADMIN, name=DEEPSEEK)
     first = await breakeven(database, ADMIN, choice=Choice(model=DEEPSEEK))
     assert first.price_source == "list price of the catalog"
     assert (first.mix.input_tokens, first.mix.output_tokens) == (8_000, 1_000)
@@ -168,6 +168,30 @@ async def test_a_price_below_cost_waits_for_a_confirmation(database: Database) -
     assert "these profiles pay: dp8" in warned.value.message
     assert await prices.list_prices(database, ADMIN, model=DEEPSEEK) == []
     assert (await prices.set_price(database, ADMIN, **low, below_cost=True)).input == "0.50"
+
+
+async def test_the_profile_of_new_hosts_is_the_one_that_has_to_pay(database: Database) -> None:
+    await models.add_model(database, ADMIN, name=DEEPSEEK)
+    await scaling.set_scaling(database, ADMIN, model=DEEPSEEK, profile="dp8")
+    low = {"model": DEEPSEEK, "input": "0.50", "cached_input": "0.10", "output": "1.60"}
+    assert (await prices.set_price(database, ADMIN, **low)).input == "0.50"
+
+
+async def test_a_discount_below_cost_waits_for_a_confirmation(database: Database) -> None:
+    tenant_id = (await make_organisation(database, "Acme")).tenant_id
+    await prices.set_price(database, ADMIN, model=DEEPSEEK, input="3", output="9")
+    await prices.set_price(database, ADMIN, model="river-7b", input="1", output="1")
+    terms = {"tenant_id": tenant_id, "reason": "a deal", "effective_to": datetime(2030, 1, 1, tzinfo=UTC)}
+    with pytest.raises(
+        Conflict, match=f"below cost: with 90 % off, .* by the price of {DEEPSEEK};"
+    ) as warned:
+        await contracts.add_contract(database, ADMIN, **terms, discount_bps=9_000)
+    assert warned.value.code == prices.PRICE_BELOW_COST
+    assert await contracts.list_contracts(database, ADMIN, tenant_id=tenant_id) == []
+    made = await contracts.add_contract(database, ADMIN, **terms, discount_bps=9_000, below_cost=True)
+    assert made.discount_bps == 9_000
+    other = (await make_organisation(database, "Other")).tenant_id
+    await contracts.add_contract(database, ADMIN, tenant_id=other, reason="a deal", discount_bps=100)
 
 
 async def test_a_price_that_pays_and_a_model_of_unknown_cost_need_none(database: Database) -> None:
