@@ -133,6 +133,7 @@ lock: env ## compile requirements/*.txt from pyproject.toml; newer versions: mak
 	$(COMPILE) --universal --group installer -o requirements/uv.txt
 	$(COMPILE) --universal pyproject.toml -o requirements/runtime.txt
 	$(COMPILE) --universal pyproject.toml --group dev -o requirements/dev.txt
+	$(COMPILE) --universal --group router -o requirements/router.txt
 
 # On Linux x86-64. The package index does not carry PyTorch's CPU build: set UV_FIND_LINKS or UV_INDEX to where it is.
 # The packages left out come from elsewhere (torch) or break the CPU build's imports (workers/engine_install.py).

@@ -31,6 +31,8 @@ class ExternalOptions(msgspec.Struct, frozen=True):
     key: str = ""
     """API key of the engines; empty = they need none."""
     max_num_seqs: int = 256
+    fleet: int = 0
+    """Engines behind each URL, where it is a router that does not list them itself."""
     context_len: int = 0
     """Context length of models whose engine does not state it; 0 = ASSUMED_CONTEXT_LEN."""
     embeddings: tuple[str, ...] = ()

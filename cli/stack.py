@@ -319,6 +319,7 @@ class Platform:
             "PENSTOCK_ENGINE": options.engine,
             "PENSTOCK_ENGINE_URL": ",".join(options.external.urls),
             "PENSTOCK_MAX_NUM_SEQS": str(options.external.max_num_seqs),
+            "PENSTOCK_ENGINE_FLEET": str(options.external.fleet),
             "PENSTOCK_CONTEXT_LEN": str(options.external.context_len),
             "PENSTOCK_ENGINE_ENV": str(Path(engine_env).resolve()),
             "PENSTOCK_MODEL": options.model,

@@ -121,6 +121,9 @@ class Settings(BaseSettings):
     """Base URLs of external OpenAI-compatible engines, separated by commas."""
     max_num_seqs: int = Field(default=256, ge=1)
     """Sequences that an external engine may run at a time, for each of its models."""
+    engine_fleet: int = Field(default=0, ge=0)
+    """Engines behind each address of `engine_url`, where a router does not list them itself as vllm-router does; 0 = an
+    address is one engine's."""
     context_len: int = Field(default=0, ge=0)
     """Context length, in tokens, of external engines' models that do not state theirs; 0 = assume 131,072."""
     engine_env: Path = Path(".engine")

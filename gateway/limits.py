@@ -96,6 +96,8 @@ MAX_TOKEN_ID = 2**31 - 1
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 """Bytes of one event of an engine's stream; a longer event fails the attempt."""
+TOKEN_ID_BYTES = 12
+"""Bytes of a token's id in a list at most, with its comma and a blank."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Bytes of text and logprobs kept of an answer that is not streamed. A larger answer ends there, as at max_tokens."""
 EMBEDDED_NUMBER_BYTES = 26

@@ -81,6 +81,10 @@ class AnswerMerger:
             event = _event_decoder.decode(line[6:])
             if self._first is None:
                 self._first = event
+                if not self._extras.token_ids:
+                    event.prompt_token_ids = (
+                        msgspec.UNSET
+                    )  # which would keep the bytes of its event in memory
                 self.size += len(inner_of(event.prompt_token_ids))
             for part in event.choices:
                 choice = self._choices.get(part.index)

@@ -22,7 +22,7 @@ from gateway.context import AnyContext
 from gateway.embeddings import Embeddings, embeddings_answer
 from gateway.engine import HEADERS_TIMEOUT_S, MAX_LOG_CHARS
 from gateway.interval import stream_interval
-from gateway.limits import MAX_ANSWER_BYTES, AnswerTooLarge
+from gateway.limits import MAX_ANSWER_BYTES, MAX_EVENT_BYTES, TOKEN_ID_BYTES, AnswerTooLarge
 from gateway.merge_chunks import AnswerMerger
 from gateway.ports import Engines, EngineStream, Holds, Scheduler
 from gateway.prompt_batches import PromptBatch, batches_of, free_prompts, prompts_of
@@ -95,6 +95,7 @@ class Relay:
             context.reserved.output_limit,
             relayed=prepared.stream,
             extras=prepared.extras,
+            counts_ids=_counts_ids(context, placement),
         )
         if prepared.choices_per_prompt < prepared.choices:
             codec.tracker = UsageTracker(prepared.choices, prepared.choices_per_prompt)
@@ -367,7 +368,19 @@ def _engine_body(context: AnyContext, placement: Placement, batch: PromptBatch |
         to_context_end=to_context_end,
         prompts=prompts_of(prepared, batch) if batch is not None else None,
         priority=placement.priority,
+        counts_ids=_counts_ids(context, placement),
     )
+
+
+def _counts_ids(context: AnyContext, placement: Placement) -> bool:
+    """Whether the tokens of an attempt's stream are counted by their ids.
+
+    An engine lists those of a prompt in one event, which must not become too large.
+    """
+    request = context.request
+    longest = min(request.prepared.max_input_tokens, request.model.context_len)
+    fits = longest * TOKEN_ID_BYTES <= MAX_EVENT_BYTES
+    return placement.counts_ids and not context.reserved.whole and fits
 
 
 def _outcome_of(context: AnyContext, codec: StreamCodec) -> Outcome:

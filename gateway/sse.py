@@ -50,6 +50,7 @@ class ChunkChoice(msgspec.Struct, gc=False):
     delta: Delta | None = None
     text: str | None = None
     logprobs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     finish_reason: str | None = None
     stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
@@ -69,6 +70,7 @@ class Chunk(msgspec.Struct, gc=False):
     choices: list[ChunkChoice] = []
     usage: EngineUsage | None = None
     system_fingerprint: str | None = None
+    prompt_token_ids: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -117,18 +119,26 @@ class StreamCodec:
     """The stream of one attempt: counts its tokens, notes how it ends, and returns the bytes for the client."""
 
     __slots__ = (
-        "_before_batch", "_calls", "_extras", "_output", "_relayed", "_shape", "_splitter", "_steady", "_tracker",
-        "_usage", "_withheld", "batch", "choices", "content_started", "cut", "done", "error", "fingerprint",
+        "_before_batch", "_calls", "_counts_ids", "_extras", "_output", "_relayed", "_shape", "_splitter", "_steady",
+        "_tracker", "_usage", "_withheld", "batch", "choices", "content_started", "cut", "done", "error", "fingerprint",
         "finish_reasons", "first_chunk", "limit", "limit_reached", "read_at", "relayed_at", "withheld_output",
     )  # fmt: skip
 
     def __init__(
-        self, choices: int, limit: int, *, relayed: bool = True, extras: Extras = _NO_EXTRAS
+        self,
+        choices: int,
+        limit: int,
+        *,
+        relayed: bool = True,
+        extras: Extras = _NO_EXTRAS,
+        counts_ids: bool = False,
     ) -> None:
         """`relayed`: the client gets the events; otherwise they are merged, and keep all members.
 
-        `extras`: those that the request asks for.
+        `extras`: those that the request asks for. `counts_ids`: events have the ids of their tokens, which are counted
+        where an event has no usage.
         """
+        self._counts_ids = counts_ids
         self._splitter = EventSplitter()
         self._extras = extras
         self._calls = CallStream(extras.calls) if extras.calls.changed else None
@@ -329,6 +339,8 @@ class StreamCodec:
                 self.tracker.set_totals(chunk.usage)
             return True
         content = any(choice.has_content() or self._carries_extras(choice) for choice in chunk.choices)
+        if self._counts_ids and chunk.usage is None:
+            chunk.usage = self._usage_by_ids(chunk, content)
         if self._exceeds_limit(chunk, content):
             self.limit_reached = True
             return False
@@ -348,6 +360,16 @@ class StreamCodec:
             self.tracker.content_events += 1
         return True
 
+    def _usage_by_ids(self, chunk: Chunk, content: bool) -> EngineUsage:
+        """The running usage of an event without one, by its ids of tokens.
+
+        vLLM sends none of reasoning that the request hides: an event with content has at least one token.
+        """
+        choice = chunk.choices[0]
+        prompt = max(_entries(chunk.prompt_token_ids), _entries(choice.prompt_token_ids))
+        output = max(_entries(choice.token_ids), int(content))
+        return self.tracker.running_usage(choice.index, prompt, output)
+
     def _carries_extras(self, choice: ChunkChoice) -> bool:
         return carries_extras(
             self._extras, choice.logprobs, choice.finish_reason, choice.stop_reason, choice.token_ids
@@ -363,6 +385,12 @@ class StreamCodec:
             return False
         self.withheld_output = output
         return output > self.limit
+
+
+def _entries(ids: msgspec.Raw | msgspec.UnsetType) -> int:
+    """The number of entries of a JSON array of numbers; 0 for null."""
+    text = b"" if ids is msgspec.UNSET else bytes(ids)
+    return text.count(b",") + 1 if text[:1] == b"[" and text[1:-1].strip() else 0
 
 
 def _payload(event: bytes) -> bytes:

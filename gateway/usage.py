@@ -99,6 +99,14 @@ class UsageTracker:
         if usage.prompt_tokens > before_input:
             self._input = max(self._input, began_at.input + self._prompts_started())
 
+    def running_usage(self, choice: int, prompt: int, more_output: int) -> EngineUsage:
+        """The running usage of a chunk without one, which brings `more_output` tokens of the choice with this index.
+
+        `prompt`: tokens of its prompt where the chunk tells them, else 0.
+        """
+        before = (self._input, self._output) if self._choices == 1 else self._by_choice.get(choice, (0, 0))
+        return EngineUsage(max(before[0], prompt), before[1] + more_output)
+
     def _prompts_started(self) -> int:
         """Tokens of the prompts of which a choice has been reported."""
         prompts: dict[int, int] = {}

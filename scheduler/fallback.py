@@ -58,6 +58,7 @@ def choose(
         rank=_rank_of(chosen, added, rng),
         region=chosen.region,
         gpu=chosen.gpu,
+        counts_ids=chosen.counts_ids,
     )
 
 

@@ -112,6 +112,8 @@ class Placement(msgspec.Struct, array_like=True):
     """Key of the replica's engine where its host has one of its own. The client writes it here; it is never sent."""
     engine_authority: bytes = b""
     """Certificate of the authority that signs those of its engines; empty = none. As `engine_key`."""
+    counts_ids: bool = False
+    """Whether the tokens of its streams are counted by their ids (`ReplicaStatus.counts_ids`)."""
 
 
 class Released(msgspec.Struct, array_like=True):

@@ -2,6 +2,9 @@
 
 Each model that the engine lists is a replica, named after it. The engine is probed once a second for all of them. The
 speed of the only model of an engine is measured at first; others share theirs, and to ask for one may load it.
+
+The URL may be that of a router with a fleet of engines (workers/engine_fleet.py). Its metrics are those of any one of
+them, so that nothing follows from them; its capacity is that of all.
 """
 
 import asyncio
@@ -15,10 +18,11 @@ import aiohttp
 import msgspec
 
 from core.clock import Clock
-from core.errors import Conflict, PenstockError
+from core.errors import Conflict, EngineFailed, PenstockError
 from core.ids import incarnation
 from core.settings import Settings
 from workers.engine_api import EngineApi, EngineMetrics
+from workers.engine_fleet import StreamCounts, capacity_of, engines_behind, stream_counts
 from workers.engine_models import ASSUMED_CONTEXT_LEN, ServedModel, list_models
 from workers.engine_speed import measured
 from workers.plan import ExternalPlan, plan_external
@@ -38,12 +42,20 @@ class ExternalReplica(ReplicaView):
 
     def __init__(self, plan: ExternalPlan, url: str) -> None:
         super().__init__(plan, url)
+        self._of_one = plan.capacity
+        """Capacity of one engine."""
         self._draining = False
         self._seen_before = False
 
-    def on_serving(self, metrics: EngineMetrics, *, stream_interval: bool) -> None:
-        """The engine answers and lists the model; falling counters mean that it was restarted."""
-        self.stream_interval = stream_interval
+    def on_serving(
+        self, metrics: EngineMetrics, *, stream_interval: bool, counts_ids: bool = False, fleet: int = 0
+    ) -> None:
+        """The engine answers and lists the model; falling counters mean that it was restarted.
+
+        `counts_ids`: as in ReplicaStatus. `fleet`: engines behind its address; 0 = it is one engine's.
+        """
+        self.stream_interval, self.counts_ids = stream_interval, counts_ids
+        self.capacity = capacity_of(self._of_one, fleet or 1)
         fell = metrics.counters.prompt_tokens < self.metrics.counters.prompt_tokens
         if not self.boot_id or fell:
             self.restarts += self._seen_before
@@ -51,7 +63,8 @@ class ExternalReplica(ReplicaView):
             self.boot_id = incarnation("external")
             self.warmup = metrics.counters
         self.record_scrape(metrics)
-        self.enter(ReplicaState.DRAINING if self._draining else ReplicaState.READY)
+        detail = f"a fleet of {fleet} engine{'s' * (fleet > 1)}" if fleet else ""
+        self.enter(ReplicaState.DRAINING if self._draining else ReplicaState.READY, detail)
 
     def on_failure(self, why: str) -> None:
         """The engine does not answer."""
@@ -64,10 +77,10 @@ class ExternalReplica(ReplicaView):
         self.enter(ReplicaState.STOPPED, f"the engine at {self.url} does not list this model any more")
 
     async def measure(self, api: EngineApi, clock: Clock) -> None:
-        """Measure the engine's speed for this model, and state it instead of what is assumed."""
+        """Measure the engine's speed for this model; it is stated instead of what is assumed from the next probe on."""
         capacity = await measured(api, self.plan.model_name, self.plan.capacity, clock)
         if capacity is not None:
-            self.capacity = capacity
+            self._of_one = capacity
 
     async def command(self, action: str, deadline_s: float, level: int = 1) -> None:
         """Execute drain or resume. Raises Conflict for other actions."""
@@ -86,6 +99,9 @@ class ExternalSettings(msgspec.Struct, frozen=True):
     """What the operator states of external engines."""
 
     max_num_seqs: int = 256
+    """Of one engine."""
+    fleet: int = 0
+    """Engines behind each address, where a router does not say how many there are; 0 = the address is one engine's."""
     context_len: int = 0
     """For models whose engine does not state it; 0 = ASSUMED_CONTEXT_LEN."""
     model: str = ""
@@ -107,8 +123,12 @@ class ExternalEngine:
     ) -> None:
         """`replica_id` returns the id for a model's name. `add` is given each new replica."""
         self._clock = clock
+        self._measuring: asyncio.Task[None] | None = None
         self._measured_boot = ""
-        """Incarnation whose speed was last measured, or is being measured."""
+        """Incarnation of which `_counts` is known, and whose speed was last measured or is being measured."""
+        self._counts = StreamCounts()
+        self._fleet = settings.fleet
+        """Engines behind the address of a router; 0 = it is one engine's."""
         self._api = api
         self._settings = settings
         self._replica_id = replica_id
@@ -122,7 +142,7 @@ class ExternalEngine:
         self._failure = ""
 
     async def run(self) -> None:
-        """Probe once a second until cancelled, and measure the speed of each incarnation beside it."""
+        """Probe once a second until cancelled, and measure each incarnation beside it."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 try:
@@ -130,19 +150,34 @@ class ExternalEngine:
                     self._failure = ""
                 except PenstockError as error:
                     self._on_failure(error.message)
-                if (replica := self._unmeasured()) is not None:
-                    tasks.create_task(replica.measure(self._api, self._clock))
+                if self._measuring is None or self._measuring.done():
+                    replica = self._unmeasured()
+                    self._measuring = tasks.create_task(self._measure(replica)) if replica else None
                 await asyncio.sleep(PROBE_S)
 
+    @property
+    def _measurable(self) -> bool:
+        """Whether a request measures without that a model is loaded for it: a fleet has loaded all that it lists."""
+        return len(self._listed) == 1 or self._fleet > 0
+
     def _unmeasured(self) -> ExternalReplica | None:
-        """The replica of the only model that is listed, once for each of its incarnations."""
-        if self._failure or len(self._listed) != 1:
+        """The replica of a model that is listed, while its incarnation is not measured."""
+        if self._failure or not self._measurable:
             return None
-        replica = self._replicas[next(iter(self._listed))]
-        if replica.boot_id == self._measured_boot:
-            return None
-        self._measured_boot = replica.boot_id
-        return replica
+        replica = self._replicas[min(self._listed)]
+        return replica if replica.boot_id != self._measured_boot else None
+
+    async def _measure(self, replica: ExternalReplica) -> None:
+        """Learn how streams are counted, and the speed of an only model. What fails is tried again."""
+        boot_id = replica.boot_id
+        try:
+            self._counts = await stream_counts(self._api, replica.plan.model_name)
+        except EngineFailed as error:
+            log.info("how %s counts a stream is not known: %s", replica.plan.replica_id, error.message)
+            return
+        self._measured_boot = boot_id
+        if len(self._listed) == 1:
+            await replica.measure(self._api, self._clock)
 
     async def probe(self) -> None:
         """Look at the engine once. Raises EngineFailed or InvalidRequest when it cannot serve."""
@@ -151,18 +186,33 @@ class ExternalEngine:
             self._take(await list_models(self._api))
         if self._failure or not self._probes:
             self._stream_interval = await self._api.takes_stream_interval()
+            self._counts = StreamCounts()
+        if self._fleet or self._failure or not self._probes:
+            self._fleet = await engines_behind(self._api) or self._settings.fleet
         self._probes += 1
         metrics = await self._metrics()
+        # Where events without counts had several tokens, a stream that ends early would be billed too little.
+        interval = self._stream_interval and (self._counts.exact or not self._measurable)
         for name, replica in self._replicas.items():
             if name in self._listed:
-                replica.on_serving(metrics, stream_interval=self._stream_interval)
+                replica.on_serving(
+                    metrics,
+                    stream_interval=interval,
+                    counts_ids=self._counts.ids and not self._counts.usage,
+                    fleet=self._fleet,
+                )
             elif replica.state is not ReplicaState.STOPPED:
                 replica.on_unlisted()
 
     async def _metrics(self) -> EngineMetrics:
-        """The engine's metrics; the last ones when they cannot be read, since an engine need not have any."""
+        """The engine's metrics; the last ones when they cannot be read, since an engine need not have any.
+
+        Of a fleet, only whether it is simulated: each scrape is another engine's.
+        """
         with suppress(PenstockError):  # the probe has shown that the engine answers
             self._last_metrics = await self._api.metrics()
+        if self._fleet:
+            return EngineMetrics(simulated=self._last_metrics.simulated)
         return self._last_metrics
 
     def _take(self, models: list[ServedModel]) -> None:
@@ -219,6 +269,7 @@ def external_engines(
     """The external engines of a host by base URL; `found` takes the replicas that they add."""
     stated = ExternalSettings(
         max_num_seqs=settings.max_num_seqs,
+        fleet=settings.engine_fleet,
         context_len=settings.context_len,
         model=settings.model,
         engines=len(urls),

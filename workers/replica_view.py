@@ -93,6 +93,8 @@ class ReplicaView:
         """Whether the engine's KV events are received without a gap."""
         self.stream_interval = False
         """Whether the engine takes `stream_interval` with a request."""
+        self.counts_ids = False
+        """As in ReplicaStatus."""
         self._progressed = False
         self._scrapes = 0
 
@@ -137,6 +139,7 @@ class ReplicaView:
             simulated=self.plan.engine == "sim" or metrics.simulated,
             prefix_kind="tokens" if self.events_live() and metrics.block_size else "text",
             stream_interval=self.stream_interval,
+            counts_ids=self.counts_ids,
             ranks=metrics.of_ranks(capacity.dp_ranks) if capacity.dp_ranks > 1 else [],
             metrics_url=f"{self.url}/metrics",
             pid=self.pid,

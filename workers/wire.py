@@ -239,6 +239,8 @@ class ReplicaStatus(msgspec.Struct):
     """The GPUs of its host that it uses while it is awake."""
     stream_interval: bool = False
     """Whether the engine takes `stream_interval` with a request: the number of tokens per event of a stream."""
+    counts_ids: bool = False
+    """Whether its streams have no running usage, but the ids of their tokens where a request asks for them."""
     ranks: list[RankStatus] = []
     """The ranks of its engine, in order, where a request can be sent to one; the other figures are those of all
     together. Empty = requests are sent to the replica as a whole."""

@@ -75,6 +75,15 @@ MaxNumSeqs = Annotated[
         "--max-num-seqs", min=1, max=65536, help="Sequences that an external engine runs at a time."
     ),
 ]
+EngineFleet = Annotated[
+    int,
+    typer.Option(
+        "--engine-fleet",
+        min=0,
+        max=4096,
+        help="Engines behind each --engine-url, where it is a router that does not list them itself.",
+    ),
+]
 ContextLen = Annotated[
     int,
     typer.Option(
@@ -130,6 +139,7 @@ def up(
     price_cached_input: PriceCachedInput = None,
     price_output: PriceOutput = None,
     max_num_seqs: MaxNumSeqs = 256,
+    engine_fleet: EngineFleet = 0,
     context_len: ContextLen = 0,
     embeddings: Embeddings = None,
     model: Model = "",
@@ -159,7 +169,9 @@ def up(
             port=port,
             console_port=console_port,
             engine=str(engine),
-            external=_external(engine_url, engine_key_file, prices, max_num_seqs, context_len, embeddings),
+            external=_external(
+                engine_url, engine_key_file, prices, max_num_seqs, engine_fleet, context_len, embeddings
+            ),
             model=model,
             profile=profile,
             replicas=replicas,
@@ -185,6 +197,7 @@ def _external(
     key_file: Path | None,
     prices: tuple[str | None, str | None, str | None],
     max_num_seqs: int,
+    fleet: int,
     context_len: int,
     embeddings: list[str] | None,
 ) -> "ExternalOptions":
@@ -200,6 +213,7 @@ def _external(
         urls=tuple(engine_urls(",".join(urls))) if urls else (),
         key=_engine_key(key_file),
         max_num_seqs=max_num_seqs,
+        fleet=fleet,
         context_len=context_len,
         embeddings=tuple(embeddings or ()),
         price_input=price_input,

@@ -165,6 +165,7 @@ class PreparedRequest(msgspec.Struct):
         to_context_end: bool = False,
         prompts: msgspec.Raw | None = None,
         priority: int | None = None,
+        counts_ids: bool = False,
     ) -> bytes:
         """Return the body for the engine: a stream with running counts (gateway/relay.py explains why), or `whole`.
 
@@ -172,7 +173,8 @@ class PreparedRequest(msgspec.Struct):
         `reasoning`: whether the model's chat template has a switch for thinking. `interval`: tokens per event; 0 = the
         engine's own. `max_tokens`: the limit when the request names none; 0 = none. `to_context_end`: the engine gets
         no limit, and the gateway ends the answer at the request's own. `prompts`: those of one batch; None = all.
-        `priority`: the request's in the engine's own queue; None = the engine does not schedule by it.
+        `priority`: the request's in the engine's own queue; None = the engine does not schedule by it. `counts_ids`:
+        whether the stream's tokens are counted by their ids.
         """
         body = dict(self.fields)
         body["model"] = model
@@ -182,6 +184,8 @@ class PreparedRequest(msgspec.Struct):
             body["stream"] = not whole
         if not whole:
             body["stream_options"] = _STREAM_OPTIONS
+        if counts_ids:
+            body["return_token_ids"] = True
         if interval:
             body["stream_interval"] = interval
         if priority is not None:

@@ -419,6 +419,7 @@ class SchedulerState:
             rank,
             status.region,
             status.gpu,
+            counts_ids=status.counts_ids,
         )
         return Placed(queued.client, placement, BANDS[band])
 

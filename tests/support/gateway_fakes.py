@@ -206,7 +206,7 @@ class FakeScheduler:
         self.hit_tokens = 0
         self.predicted_itl_s = 0.0
         self.predicted_ttft_s = 0.0
-        self.stream_interval = False
+        self.stream_interval = self.counts_ids = False
         self.priority: int | None = None
         self.rank: int | None = None
         self.region = self.gpu = ""
@@ -244,6 +244,7 @@ class FakeScheduler:
             rank=self.rank,
             region=self.region,
             gpu=self.gpu,
+            counts_ids=self.counts_ids,
         )
 
     def prefill_done(self, placement: Placement) -> None:

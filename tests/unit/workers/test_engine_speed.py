@@ -72,6 +72,7 @@ async def test_a_replica_states_what_was_measured_of_it() -> None:
     engine, replica = Engine(), ExternalReplica(PLAN, "http://engine")
     replica.on_serving(EngineMetrics(), stream_interval=False)
     await replica.measure(cast(EngineApi, engine), engine.clock)
+    replica.on_serving(EngineMetrics(), stream_interval=False)
     assert replica.status().capacity.step_base_s == pytest.approx(STEP_S)
     assert replica.state is ReplicaState.READY
 
@@ -89,6 +90,10 @@ class Listing(Engine):
         """The list of models, and good health."""
         names = ", ".join(f'{{"id": "{name}"}}' for name in self._models)
         return 200, f'{{"object": "list", "data": [{names}]}}'.encode()
+
+    async def post(self, path: str, body: dict[str, object], *, timeout_s: float) -> tuple[int, bytes]:
+        """A stream."""
+        return 200, b"data: [DONE]"
 
     async def takes_stream_interval(self) -> bool:
         """No."""
