@@ -1,5 +1,6 @@
 """Hosts from providers: what is desired, what there is and costs, every call, and notices that one is taken back."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,8 +22,9 @@ from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
 from workers.catalog import load_catalog
 from workers.host_credentials import HostCredential, credential_of, joining_state, read_credentials
 from workers.host_fit import check_fit
-from workers.providers import local, static, store
+from workers.providers import digitalocean, local, static, store
 from workers.providers.costs import host_cost_pico
+from workers.providers.images import is_outdated
 from workers.providers.intents import Intent, IntentState, Overtaken
 from workers.providers.interface import DesiredHosts, HostGroup
 from workers.scaling import NO_LIMITS, read_limits
@@ -37,6 +39,7 @@ RECLAIM_WITHIN = timedelta(days=7)
 """How far ahead a notice may be."""
 MAX_TEXT = 100
 MAX_ROWS = 1_000
+_IMAGE = re.compile(rf"[A-Za-z0-9._-]{{0,{MAX_TEXT}}}")
 
 _FACTS = text("SELECT host_id, address, agent_version FROM hosts")
 _EVENTS = text(
@@ -63,6 +66,12 @@ class DesiredView(msgspec.Struct, frozen=True):
     owner: str = "plan"
     """Who decides: `person`, until `expires_at` where there is one, or the autoscaler's `plan`."""
     expires_at: datetime | None = None
+    image: str = ""
+    """From which its hosts are made; empty = the provider's settings say."""
+    outdated: int = 0
+    """Hosts that were made from another image, and are replaced."""
+    surge: bool = True
+    """Whether a new host comes before an old one is given up."""
 
 
 class HostView(msgspec.Struct, frozen=True):
@@ -89,6 +98,8 @@ class HostView(msgspec.Struct, frozen=True):
     agent_version: str = ""
     joining: str = ""
     """`own secret`, `invited`, `revoked`, or empty: it reports by the internal token, or not at all."""
+    image: str = ""
+    """From which it was made; empty = not known, or it has none."""
     silent_since: datetime | None = None
     """Last heartbeat of a host that joined and has fallen silent; None for others."""
 
@@ -247,6 +258,47 @@ async def release_desired(
         return await _change_desired(connection, actor, "hosts.release_desired", desired, why)
 
 
+async def set_image(
+    database: Database,
+    actor: Actor,
+    *,
+    provider: str,
+    region: str,
+    kind: str,
+    image: str,
+    model: str = "",
+    surge: bool = True,
+    reason: str,
+) -> DesiredView:
+    """Set the image from which a group's hosts are made. Hosts of another one are replaced, one at a time.
+
+    With `surge` the new host comes first, which needs room for it. An empty `image` leaves new hosts to the provider's
+    settings and replaces none. Raises InvalidRequest for a provider without images or a text that is no image,
+    NotFound for a group that nobody has desired.
+    """
+    require(actor, PLATFORM_ADMIN)
+    why = clean_reason(reason)
+    if provider != digitalocean.NAME:
+        raise InvalidRequest(
+            f"hosts of {provider[:MAX_TEXT]!r} are made from no image; those of {digitalocean.NAME} are",
+            param="provider",
+        )
+    if not _IMAGE.fullmatch(image):
+        raise InvalidRequest(
+            f"image is {image[:MAX_TEXT]!r}, must be an id or slug of at most {MAX_TEXT} letters, digits, '.', '_' "
+            "and '-'; empty = the provider's settings say",
+            param="image",
+        )
+    group = HostGroup(provider, region, kind, model)
+    async with write(database, actor) as connection:
+        before = _one(await _desired_views(connection), group)
+        if not await store.set_image(connection, group, image, surge=surge):
+            raise NotFound("nobody has desired these hosts; `penstock hosts desired` shows the groups")
+        after = _one(await _desired_views(connection), group)
+        await _record_group(connection, actor, "hosts.set_image", group, why, before, after)
+    return after
+
+
 async def _change_desired(
     connection: AsyncConnection, actor: Actor, action: str, desired: DesiredHosts, why: str
 ) -> DesiredView:
@@ -255,6 +307,20 @@ async def _change_desired(
     before = _one(await _desired_views(connection), group)
     await store.set_desired(connection, desired)
     after = _one(await _desired_views(connection), group)
+    await _record_group(connection, actor, action, group, why, before, after)
+    return after
+
+
+async def _record_group(
+    connection: AsyncConnection,
+    actor: Actor,
+    action: str,
+    group: HostGroup,
+    why: str,
+    before: DesiredView,
+    after: DesiredView,
+) -> None:
+    """Write the audit row of a change of a group."""
     await record(
         connection,
         actor,
@@ -266,7 +332,6 @@ async def _change_desired(
         before=before,
         after=after,
     )
-    return after
 
 
 def require_provider(provider: str) -> None:
@@ -388,6 +453,9 @@ def _desired(row: DesiredHosts, intents: Sequence[Intent]) -> DesiredView:
         coming=len(intents) - running,
         owner=row.owner,
         expires_at=row.expires_at,
+        image=row.image,
+        outdated=sum(is_outdated(one, row.image) for one in intents),
+        surge=row.surge,
     )
 
 
@@ -414,6 +482,7 @@ def _host(intent: Intent, now: datetime, without_agent: Mapping[str, int]) -> Ho
         usd_per_hour=_usd(intent.usd_pico_per_hour),
         cost_usd=pico_to_usd(host_cost_pico(intent, None, now)),
         no_agent_usd=pico_to_usd(without_agent.get(intent.name, 0)),
+        image=intent.image,
     )
 
 

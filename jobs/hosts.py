@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from prometheus_client import Gauge
 from sqlalchemy import text
 
@@ -26,7 +27,7 @@ from workers.join_token import JoinToken, new_secret
 from workers.providers import digitalocean, local
 from workers.providers.ceilings import Ceilings
 from workers.providers.digitalocean import DigitalOceanHosts, DropletOptions
-from workers.providers.intents import Retire
+from workers.providers.intents import GiveUpImage, Retire
 from workers.providers.interface import HostProvider
 from workers.providers.local import LocalProcesses
 from workers.providers.reconciler import PassReport, Reconciler, no_token
@@ -123,7 +124,19 @@ async def run_pass(database: Database, settings: Settings, provider: HostProvide
 
 
 async def _audit_replaced(database: Database, report: PassReport) -> None:
-    """Write down which hosts the pass gave up because they failed, and why."""
+    """Write down which hosts and images the pass gave up because they failed, and why."""
+    async with database.system() as connection:
+        for act in report.acts:
+            if isinstance(act, GiveUpImage):
+                await record(
+                    connection,
+                    system_actor("jobs"),
+                    "hosts.give_up_image",
+                    tenant_id=None,
+                    object_kind="hosts",
+                    object_id="/".join(msgspec.structs.astuple(act.group)),
+                    reason=f"the first hosts of the image {act.image} failed",
+                )
     reasons = {act.intent_id: act.why for act in report.acts if isinstance(act, Retire) and act.failed}
     if not reasons:
         return

@@ -34,6 +34,7 @@ class ProviderHostOut(ResponseModel):
     no_agent_usd: str = Field(
         description="The part of the cost for which no heartbeat of its agent accounts."
     )
+    image: str = Field(description="From which it was made; empty = not known, or it has none.")
     silent_since: datetime | None = Field(
         description="Last heartbeat of one that joined and has fallen silent; null for others."
     )
@@ -61,6 +62,9 @@ class DesiredHostsOut(ResponseModel):
     coming: int = Field(description="Wanted and not running yet.")
     owner: Literal["person", "plan"] = Field(description="Who decides: a person or the autoscaler's plan.")
     expires_at: datetime | None = Field(description="Until when the person decides; null = until released.")
+    image: str = Field(description="From which its hosts are made; empty = the provider's settings say.")
+    outdated: int = Field(description="Hosts that were made from another image, and are replaced.")
+    surge: bool = Field(description="Whether a new host comes before an old one is given up.")
 
 
 class HostIntentOut(ResponseModel):
@@ -138,6 +142,20 @@ class DesiredHostsUpdate(HostGroupRelease):
         ge=1,
         le=hosts.MAX_HOLD // timedelta(seconds=1),
         description="Seconds after which the autoscaler's plan decides; null = when it is released.",
+    )
+
+
+class HostImageUpdate(HostGroupRelease):
+    """The image from which a group's hosts are made."""
+
+    image: str = Field(
+        max_length=hosts.MAX_TEXT,
+        description="Id or slug at the provider; empty = its settings say, and no host is replaced.",
+        examples=["183456789"],
+    )
+    surge: bool = Field(
+        default=True,
+        description="Whether a new host comes before an old one is given up, which needs room for it.",
     )
 
 
@@ -219,6 +237,13 @@ def _add_desired_routes(routes: APIRouter, deps: AdminDeps) -> None:
             hold_for=None if body.hold_s is None else timedelta(seconds=body.hold_s),
         )
         return DesiredHostsOut.model_validate(changed)
+
+    @routes.put("/hosts/desired/image", summary="Set the image from which a group's hosts are made")
+    async def set_image(actor: Annotated[Actor, auth], body: HostImageUpdate) -> DesiredHostsOut:
+        """Hosts that were made from another image are drained and replaced, one at a time."""
+        return DesiredHostsOut.model_validate(
+            await hosts.set_image(deps.database, actor, **body.model_dump())
+        )
 
     @routes.post(
         "/hosts/desired/release", summary="Leave a group of hosts to the autoscaler's plan, as it is"

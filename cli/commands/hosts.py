@@ -119,6 +119,51 @@ def set_desired(
 
 
 @app.command(
+    "set-image",
+    epilog="Example: penstock hosts set-image digitalocean nyc2 gpu-h100x8-640gb 183456789 --model llama-3.3-70b "
+    '--reason "driver 590"',
+)
+def set_image(
+    provider: Annotated[str, typer.Argument(help="digitalocean")],
+    region: Annotated[str, typer.Argument(help="The provider's name of the region.")],
+    kind: Annotated[str, typer.Argument(help="The provider's name of the size.")],
+    image: Annotated[
+        str, typer.Argument(help="Id or slug; '' = PENSTOCK_DIGITALOCEAN_IMAGE, for new hosts.")
+    ],
+    reason: Reason,
+    model: Model = "",
+    surge: Annotated[
+        bool,
+        typer.Option(
+            "--surge/--no-surge",
+            help="Create the new host before an old one is given up, or afterwards, where there is no room.",
+        ),
+    ] = True,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set the image of a group's hosts: those made from another one are drained and replaced, one at a time.
+
+    An image whose first two hosts fail is given up for the one of before.
+    """
+    perform(
+        lambda db, actor: hosts.set_image(
+            db,
+            actor,
+            provider=provider,
+            region=region,
+            kind=kind,
+            image=image,
+            model=model,
+            surge=surge,
+            reason=reason,
+        ),
+        data_dir,
+        as_json,
+    )
+
+
+@app.command(
     epilog='Example: penstock hosts release digitalocean nyc2 gpu-h100x8-640gb --model llama-3.3-70b --reason "done"'
 )
 def release(

@@ -16,7 +16,7 @@ from sim.digitalocean.cloud import FakeCloud, Request, Response
 from sim.digitalocean.faults import Cut
 from workers.providers.droplet_api import ApiReply, NoAnswer
 from workers.providers.intents import Act, Intent, IntentState, Overtaken
-from workers.providers.interface import CallResult, DesiredHosts, ObservedHost
+from workers.providers.interface import CallResult, DesiredHosts, HostGroup, ObservedHost
 from workers.providers.ownership import Claim, Owner
 from workers.providers.reconciler import Pace
 
@@ -138,6 +138,7 @@ class MemoryStore:
         self.owner = Claim()
         self.notices: list[str] = []
         self.refused: list[str] = []
+        self.images_before: dict[HostGroup, str] = {}
 
     async def now(self) -> datetime:
         return self._time.now()
@@ -193,6 +194,29 @@ class MemoryStore:
 
     async def profile(self, model: str) -> str:
         return ""
+
+    async def image(self, group: HostGroup) -> str:
+        return next((row.image for row in self.wanted if row.group == group), "")
+
+    def set_image(self, group: HostGroup, image: str, *, surge: bool = True) -> None:
+        """What an admin does."""
+        for number, row in enumerate(self.wanted):
+            if row.group == group:
+                if row.image != image:
+                    self.images_before[group] = row.image
+                self.wanted[number] = msgspec.structs.replace(
+                    row, image=image, image_at=self._time.now(), surge=surge
+                )
+
+    async def give_up_image(self, group: HostGroup, image: str) -> bool:
+        self._crashes.step()
+        if await self.image(group) != image:
+            return False
+        surge = next(row.surge for row in self.wanted if row.group == group)
+        self.set_image(group, self.images_before.get(group, ""), surge=surge)
+        self.images_before[group] = ""
+        self._crashes.step()
+        return True
 
     async def database_id(self) -> str:
         return self.database

@@ -27,7 +27,7 @@ from tests.support.fake_droplets import (
 from workers.providers.ceilings import Ceilings
 from workers.providers.costs import host_cost_pico
 from workers.providers.digitalocean import NAME, DigitalOceanHosts, DropletOptions
-from workers.providers.intents import Intent, IntentState
+from workers.providers.intents import Intent, IntentState, Retire
 from workers.providers.interface import DesiredHosts, HostGroup
 from workers.providers.reconciler import PassReport, Reconciler
 
@@ -41,7 +41,7 @@ GROUPS = (
 )
 RECLAIM_S = 7200
 """Notice of a reclaim."""
-CALM_S = 3 * 3600
+CALM_S = 6 * 3600
 """Time without faults after which everything must be as desired."""
 
 
@@ -98,7 +98,9 @@ class Play:
 
     def desire(self, group: HostGroup, count: int) -> None:
         others = [row for row in self.store.wanted if row.group != group]
-        self.store.wanted = [*others, DesiredHosts(group, count)]
+        before = [row for row in self.store.wanted if row.group == group]
+        row = msgspec.structs.replace(before[0], count=count) if before else DesiredHosts(group, count)
+        self.store.wanted = [*others, row]
 
     def ours(self) -> list[Droplet]:
         """Droplets that are or were the fleet's."""
@@ -234,6 +236,7 @@ class Play:
         self.counts["complete"] += report.complete
         for act in report.acts:
             self.counts[type(act).__name__] += 1
+            self.counts["images"] += isinstance(act, Retire) and act.why.startswith("its image is not")
 
     def check(self, report: PassReport | None) -> None:
         """What holds at any time."""
@@ -262,8 +265,12 @@ class Play:
         for intent in self.store.intents.values():
             if intent.wanted and intent.state is not IntentState.ENDED and intent.reclaim_at is None:
                 held[intent.group] += 1
-        desired = {row.group: row.count for row in self.store.wanted}
-        assert {group: held[group] for group in GROUPS} == {group: desired.get(group, 0) for group in GROUPS}
+        desired = {row.group: row for row in self.store.wanted}
+        for group in GROUPS:
+            row = desired.get(group, DesiredHosts(group, 0))
+            more = (0, 1) if row.surge else (-1, 0)
+            allowed = {row.count + extra for extra in (more if row.image and row.count else (0,))}
+            assert held[group] in allowed, (held[group], row)
 
     def check_settled(self) -> None:
         """What holds after a calm: hosts as desired, no orphan, and a cost that is the bill."""
@@ -274,6 +281,10 @@ class Play:
         assert not [one.name for one in wanted.values() if one.silent_since], "a silent host is replaced"
         desired = {row.group: row.count for row in self.store.wanted if row.count}
         assert Counter(one.group for one in wanted.values()) == Counter(desired)
+        images = {row.group: row.image for row in self.store.wanted}
+        for one in wanted.values():
+            assert images[one.group] in ("", one.image), "a host of another image is replaced"
+            assert one.image == alive[one.provider_id].image
         if "actions" not in self.cloud.denied:
             self._check_bill()
 
@@ -310,6 +321,10 @@ class Play:
                 self.time.at += rng.randrange(30, 3000)
             case "desire":
                 self.desire(rng.choice(GROUPS), rng.randrange(4))
+            case "image":
+                self.store.set_image(
+                    rng.choice(GROUPS), rng.choice(["", "one", "two"]), surge=rng.random() < 0.5
+                )
             case "slow":
                 cloud.create_s, cloud.destroy_s = rng.choice(
                     [(0, 0), (40, 0), (400, 0), (2400, 0), (40, 300)]
@@ -350,7 +365,7 @@ class Play:
 STEPS = (
     *["pass"] * 12, *["minutes"] * 4, "asleep", *["desire"] * 6, "slow", "price", "told", "missed", "blink", "silence",
     "died", "died", "brief", "brief", "night", "overlap", "overlap", "overlap", "overlap",
-    *["crash"] * 4, "foreign", "stray", "stray", "overlap",
+    *["crash"] * 4, "foreign", "stray", "stray", "overlap", "image", "image",
     *(fault.value for fault in Fault), *(fault.value for fault in Fault),
 )  # fmt: skip
 """Steps by weight."""

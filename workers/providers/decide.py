@@ -14,6 +14,7 @@ Its rules, and what each is against:
 * A host whose agent falls silent for long is drained and replaced, one of a model at a time.
 * A host that may run engines is drained before it is destroyed, whatever made it one too many.
 * A host that its provider takes back stays until others of its group have had the time to load the model.
+* A host that was not made from its group's image is replaced (images.py).
 * A kind of host that failed is left alone for a while, then tried with one host at a time until one may serve.
 """
 
@@ -24,6 +25,7 @@ from uuid import UUID
 
 import msgspec
 
+from workers.providers.images import is_outdated, next_move
 from workers.providers.intents import (
     Act,
     Add,
@@ -31,6 +33,7 @@ from workers.providers.intents import (
     Create,
     Destroy,
     End,
+    GiveUpImage,
     Intent,
     IntentState,
     Missed,
@@ -216,6 +219,9 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
     for kind, found in unfit.items():
         _replace_one(plan, kind, found)
     wanted = {row.group: row.count for row in desired}
+    images = {row.group: row.image for row in desired}
+    for row in desired:
+        wanted[row.group] += _move_to_image(plan, row)
     held: dict[HostGroup, list[Intent]] = defaultdict(list)
     taken: dict[HostGroup, list[tuple[datetime, Intent]]] = defaultdict(list)
     for intent in plan.open():
@@ -231,9 +237,21 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
             plan.note(Retire(intent.intent_id, "its provider takes it back, and it is not needed until then"))
     for group in {**wanted, **held}:
         surplus = len(held[group]) - wanted.get(group, 0)
-        for intent in sorted(held[group], key=_worth)[: max(surplus, 0)]:
+        given_up = sorted(held[group], key=lambda one: _worth(one, images.get(group, "")))
+        for intent in given_up[: max(surplus, 0)]:
             plan.note(Retire(intent.intent_id, "not desired any more"))
         plan.acts += [Add(group)] * max(-surplus, 0)
+
+
+def _move_to_image(plan: _Plan, row: DesiredHosts) -> int:
+    """Carry out the next step towards the group's image; returns how many hosts more are wanted for it."""
+    of_group = [one for one in plan.intents.values() if one.group == row.group]
+    move = next_move(row, of_group, lambda one: _has_loaded(one, plan.now))
+    if move.give_up:
+        plan.acts.append(GiveUpImage(row.group, row.image))
+    if move.retire is not None:
+        plan.note(Retire(move.retire.intent_id, f"its image is not {row.image}"))
+    return move.extra
 
 
 def _replace_one(plan: _Plan, kind: tuple[str, str], unfit: Sequence[tuple[Intent, str]]) -> None:
@@ -314,10 +332,12 @@ def _minutes(time: timedelta) -> str:
 _ORDER = {IntentState.WRITTEN: 0, IntentState.CALLED: 1, IntentState.EXISTS: 2}
 
 
-def _worth(intent: Intent) -> tuple[int, bool, bool, bool, float]:
-    """Order in which hosts are given up: those that are not there yet first, then unfit ones, then the newest."""
+def _worth(intent: Intent, image: str) -> tuple[int, bool, bool, bool, bool, float]:
+    """Order in which hosts are given up: those that are not there yet first, then those of another image than the
+    group's `image`, then unfit ones, then the newest."""
     return (
         _ORDER[intent.state],
+        not is_outdated(intent, image),
         intent.running_at is not None,
         intent.refused_since is None,
         intent.joined_at is not None,

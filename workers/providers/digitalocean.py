@@ -25,6 +25,7 @@ from workers.providers.droplet_api import (
     DropletApi,
     DropletPage,
     Error,
+    Image,
     NoAnswer,
     SizePage,
 )
@@ -168,7 +169,7 @@ class DigitalOceanHosts:
             "name": request.name,
             "region": request.region,
             "size": request.kind,
-            "image": options.image or base_image(request.kind),
+            "image": request.image or options.image or base_image(request.kind),
             "tags": [options.tag, request.name],
             "monitoring": False,
         }
@@ -329,6 +330,7 @@ def _unreadable(result: CallResult, error: msgspec.ValidationError) -> CallResul
 
 
 def _host(droplet: Droplet, *, tagged: bool = True) -> ObservedHost:
+    image = droplet.image or Image()
     return ObservedHost(
         provider_id=str(droplet.id),
         name=droplet.name,
@@ -338,4 +340,5 @@ def _host(droplet: Droplet, *, tagged: bool = True) -> ObservedHost:
         created_at=droplet.created_at,
         usd_pico_per_hour=price_pico(droplet.size.price_hourly),
         tagged=tagged,
+        image=image.slug or str(image.id or ""),
     )

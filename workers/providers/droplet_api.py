@@ -57,6 +57,14 @@ class Region(msgspec.Struct):
     slug: str
 
 
+class Image(msgspec.Struct):
+    """The image of a droplet."""
+
+    id: int = 0
+    slug: str | None = None
+    """None for a snapshot."""
+
+
 class Droplet(msgspec.Struct):
     """A droplet."""
 
@@ -68,6 +76,7 @@ class Droplet(msgspec.Struct):
     size_slug: str
     region: Region
     tags: list[str]
+    image: Image | None = None
 
 
 class Pages(msgspec.Struct):

@@ -101,6 +101,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """First heartbeat of its agent."""
     must_join: bool = True
     """Whether it is replaced when its agent does not join; hosts of before that rule are not."""
+    image: str = ""
+    """From which its host was asked to be made, else the one that its provider names; empty = not known."""
     fit_at: datetime | None = None
     """When its checks last let it serve."""
     first_fit_at: datetime | None = None
@@ -177,6 +179,13 @@ class End(msgspec.Struct, frozen=True, tag=True):
     failed: bool = False
 
 
+class GiveUpImage(msgspec.Struct, frozen=True, tag=True):
+    """The group's hosts are made from the image of before again."""
+
+    group: HostGroup
+    image: str
+
+
 class Create(msgspec.Struct, frozen=True, tag=True):
     """Call create."""
 
@@ -191,7 +200,7 @@ class Destroy(msgspec.Struct, frozen=True, tag=True):
 
 Note = Saw | Missed | Retire | Release | End
 """Acts that change one intent without a call."""
-Act = Add | Adopt | Note | Create | Destroy
+Act = Add | Adopt | GiveUpImage | Note | Create | Destroy
 
 
 def noted(intent: Intent, act: Note, now: datetime) -> Intent:
@@ -239,9 +248,10 @@ def adopted(intent_id: UUID, act: Adopt, provider: str, now: datetime, next_at: 
     return _seen(bare, host, now)
 
 
-def before_create(intent: Intent, now: datetime) -> Intent:
+def before_create(intent: Intent, now: datetime, image: str = "") -> Intent:
     """The intent as it is written down before a call of create: from now on its host may exist."""
-    return msgspec.structs.replace(intent, state=IntentState.CALLED, called_at=now, calls=intent.calls + 1)
+    calls = intent.calls + 1
+    return msgspec.structs.replace(intent, state=IntentState.CALLED, called_at=now, calls=calls, image=image)
 
 
 def after_create(intent: Intent, result: CallResult, now: datetime) -> Intent:
@@ -296,6 +306,7 @@ def _seen(intent: Intent, host: ObservedHost, now: datetime) -> Intent:
         if intent.usd_pico_per_hour is None
         else intent.usd_pico_per_hour,
         billed=True,
+        image=intent.image or host.image,
         drain_until=_drain_until(intent, now) if again else intent.drain_until,
         missing_since=None,
         ended_at=None,

@@ -34,6 +34,13 @@ class DesiredHosts(msgspec.Struct, frozen=True):
     """The autoscaler's plan leaves a person's groups alone."""
     expires_at: datetime | None = None
     """When a person's group becomes the plan's; None = never."""
+    image: str = ""
+    """From which its hosts are made; those made from another are replaced. Empty = the provider's settings say, and
+    none is replaced."""
+    image_at: datetime | None = None
+    """When that was set."""
+    surge: bool = True
+    """Whether a host of the image comes before one of another is given up."""
 
     def is_persons(self, now: datetime) -> bool:
         """Whether a person decides on the group."""
@@ -53,6 +60,8 @@ class ObservedHost(msgspec.Struct, frozen=True):
     usd_pico_per_hour: int
     tagged: bool = True
     """Whether it carries the fleet's tag. One that does not is ours only if an intent has its name."""
+    image: str = ""
+    """From which it was made, as the provider names it; empty = it does not say."""
 
 
 class HostRequest(msgspec.Struct, frozen=True):
@@ -67,6 +76,8 @@ class HostRequest(msgspec.Struct, frozen=True):
     """The profile of the model that it runs; empty = the first that fits."""
     join_token: str = ""
     """With which its agent joins; empty = it is given none."""
+    image: str = ""
+    """From which it is made; empty = the provider's settings say."""
 
 
 class Outcome(StrEnum):

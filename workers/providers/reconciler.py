@@ -22,6 +22,7 @@ from workers.providers.intents import (
     Adopt,
     Create,
     Destroy,
+    GiveUpImage,
     Intent,
     Note,
     Overtaken,
@@ -100,6 +101,12 @@ class IntentStore(Protocol):
 
     async def profile(self, model: str) -> str:
         """The profile with which new hosts serve a model; empty = the first that fits."""
+
+    async def image(self, group: HostGroup) -> str:
+        """The image from which a group's hosts are made; empty = the provider's settings say."""
+
+    async def give_up_image(self, group: HostGroup, image: str) -> bool:
+        """Put the image of before in place of a group's `image`; False when it has another one by now."""
 
     async def database_id(self) -> str:
         """Identity of the database, which a copy of its content in another place does not have."""
@@ -305,6 +312,8 @@ class Reconciler:
                     await self._store.add(
                         adopted(self._new_id(), act, self._provider.name, now, now + ORPHAN_AFTER)
                     )
+                case GiveUpImage(group=group, image=image):
+                    await self._give_up(group, image)
                 case Create(intent_id=intent_id) | Destroy(intent_id=intent_id):
                     if calls >= MAX_CALLS or _waits(pace, now):
                         break
@@ -323,6 +332,15 @@ class Reconciler:
                         known[act.intent_id] = await self._store.save(before, noted(before, act, now), told)
         return calls, pace
 
+    async def _give_up(self, group: HostGroup, image: str) -> None:
+        """Let a group's hosts be made from the image of before, and write down why."""
+        if await self._store.give_up_image(group, image):
+            which = f"{group.kind} in {group.region} {group.model}".strip()
+            why = f"the image {image} of {which} is given up: its first hosts failed"
+            await self._store.record(
+                self._provider.name, [CallResult("replace", Outcome.REFUSED, detail=why)]
+            )
+
     async def _create(self, intent: Intent, now: datetime) -> CallResult | None:
         """Call create, unless the intent was changed since it was read.
 
@@ -334,12 +352,13 @@ class Reconciler:
             result = _not_sent(error)
             await self._keep(intent, lambda one: after_create(one, result, now), result)
             return result
+        image = await self._store.image(intent.group)
         try:
-            called = await self._store.save(intent, before_create(intent, now))
+            called = await self._store.save(intent, before_create(intent, now, image))
         except Overtaken:
             return None
         profile = await self._store.profile(intent.model) if intent.model else ""
-        request = HostRequest(intent.name, intent.region, intent.kind, intent.model, profile, token)
+        request = HostRequest(intent.name, intent.region, intent.kind, intent.model, profile, token, image)
         try:
             result = await self._provider.create(request)
         except InvalidRequest as error:

@@ -47,6 +47,22 @@ _ALL = text(
     "ORDER BY i.requested_at DESC, i.intent_id DESC LIMIT :limit"
 )
 _PROFILE = text("SELECT profile FROM model_scaling WHERE model = :model")
+_IMAGE = text(
+    "SELECT image FROM desired_hosts WHERE (provider, region, kind, model) = (:provider, :region, :kind, :model)"
+)
+_SET_IMAGE = text(
+    """
+    UPDATE desired_hosts SET image = :image, surge = :surge, image_at = clock_timestamp(),
+        image_before = CASE WHEN image = :image THEN image_before ELSE image END
+    WHERE (provider, region, kind, model) = (:provider, :region, :kind, :model)
+    """
+)
+_GIVE_UP_IMAGE = text(
+    """
+    UPDATE desired_hosts SET image = image_before, image_before = '', image_at = clock_timestamp()
+    WHERE (provider, region, kind, model, image) = (:provider, :region, :kind, :model, :image)
+    """
+)
 _KINDS = text(
     "SELECT kind FROM desired_hosts WHERE provider = :provider AND count > 0 "
     "UNION SELECT kind FROM host_intents WHERE provider = :provider AND state <> 'ended'"
@@ -170,6 +186,18 @@ class DatabaseIntents:
             found: str | None = await connection.scalar(_PROFILE, {"model": model})
             return found or ""
 
+    async def image(self, group: HostGroup) -> str:
+        """The image from which a group's hosts are made; empty = the provider's settings say."""
+        async with self._database.read() as connection:
+            found: str | None = await connection.scalar(_IMAGE, msgspec.structs.asdict(group))
+            return found or ""
+
+    async def give_up_image(self, group: HostGroup, image: str) -> bool:
+        """Put the image of before in place of a group's `image`; False when it has another one by now."""
+        async with self._database.system() as connection:
+            bound = {**msgspec.structs.asdict(group), "image": image}
+            return (await connection.execute(_GIVE_UP_IMAGE, bound)).rowcount == 1
+
     async def claim(self, provider: str) -> Claim:
         """Whose the provider's hosts were."""
         async with self._database.read() as connection:
@@ -259,6 +287,9 @@ async def read_desired(connection: AsyncConnection, provider: str | None = None)
             row["count"],
             row["owner"],
             row["expires_at"],
+            row["image"],
+            row["image_at"],
+            row["surge"],
         )
         for row in (await connection.execute(query)).mappings()
     ]
@@ -285,6 +316,12 @@ async def set_desired(
     )
     if (await connection.execute(statement)).rowcount != 1:
         raise Overtaken("/".join(group.values()))
+
+
+async def set_image(connection: AsyncConnection, group: HostGroup, image: str, *, surge: bool) -> bool:
+    """Set the image of a group's hosts; False when there is no such group."""
+    bound = {**msgspec.structs.asdict(group), "image": image, "surge": surge}
+    return (await connection.execute(_SET_IMAGE, bound)).rowcount == 1
 
 
 async def read_intents(

@@ -28,12 +28,17 @@ desired_hosts = Table(
     Column("count", Integer, nullable=False),
     Column("owner", Text, nullable=False, server_default="person"),
     instant("expires_at", nullable=True),
+    Column("image", Text, nullable=False, server_default=""),
+    Column("image_before", Text, nullable=False, server_default=""),
+    instant("image_at", nullable=True),
+    Column("surge", Boolean, nullable=False, server_default=text("true")),
     PrimaryKeyConstraint("provider", "region", "kind", "model"),
     CheckConstraint("count BETWEEN 0 AND 1024", name="count"),
     CheckConstraint("owner IN ('plan', 'person')", name="owner"),
 )
 """How many hosts of a group there should be, and who says so: the autoscaler's plan, or a person (until an instant),
-whose groups the plan leaves alone."""
+whose groups the plan leaves alone. `image`, where it is not empty, is the one from which its hosts are made, and
+`image_before` the one that takes its place should it fail (workers/providers/images.py)."""
 
 host_intents = Table(
     "host_intents",
@@ -68,6 +73,7 @@ host_intents = Table(
     instant("reclaim_at", nullable=True),
     instant("drain_until", nullable=True),
     Column("must_join", Boolean, nullable=False),
+    Column("image", Text, nullable=False, server_default=""),
     CheckConstraint("state IN ('written', 'called', 'exists', 'ended')", name="state"),
     CheckConstraint("(state = 'ended') = (ended_at IS NOT NULL)", name="ended"),
     Index("ix_host_intents_open", "provider", postgresql_where=text("state <> 'ended'")),

@@ -148,6 +148,19 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
         "hosts.set_desired",
     ),
     (
+        "PUT",
+        "/hosts/desired/image",
+        {
+            "provider": "digitalocean",
+            "region": "nyc2",
+            "kind": "gpu-h100x8-640gb",
+            "image": "1",
+            "reason": "x",
+        },
+        200,
+        "hosts.set_image",
+    ),
+    (
         "POST",
         "/hosts/desired/release",
         {"provider": "digitalocean", "region": "nyc2", "kind": "gpu-h100x8-640gb", "reason": "x"},

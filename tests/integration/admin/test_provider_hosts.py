@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from core.db import Database
@@ -111,6 +112,29 @@ async def test_wrong_groups_are_refused(admin: Caller, change: dict[str, object]
     assert (await admin("GET", "/hosts/desired")).json() == []
 
 
+async def test_a_group_gets_an_image(admin: Caller, database: Database) -> None:
+    """The hosts that were made from another one are counted, and shown with theirs."""
+    group = {**GROUP, "kind": "gpu-h100x1-80gb", "image": "183456789", "reason": "driver 590"}
+    unknown = await admin("PUT", "/hosts/desired/image", group)
+    assert (unknown.status_code, "nobody has desired" in unknown.json()["error"]["message"]) == (404, True)
+    place = {name: group[name] for name in ("provider", "region", "kind")}
+    await admin("PUT", "/hosts/desired", {**place, "count": 2, "reason": "launch"})
+    made = await add_host(database, "fleet-1", datetime.now(UTC), model="")
+    store = DatabaseIntents(database)
+    await store.save(made, msgspec.structs.replace(made, image="172222222"))
+    told = (await admin("PUT", "/hosts/desired/image", {**group, "surge": False})).json()
+    assert (told["image"], told["outdated"], told["surge"]) == ("183456789", 1, False)
+    assert (await admin("GET", "/hosts/desired")).json() == [told]
+    assert [host["image"] for host in (await admin("GET", "/hosts")).json()] == ["172222222"]
+    changed = (await admin("PUT", "/hosts/desired", {**place, "count": 3, "reason": "more"})).json()
+    assert (changed["desired"], changed["image"]) == (3, "183456789")
+    for bad in ({"image": "a b"}, {"image": "x" * 101}, {"provider": "local"}):
+        refused = await admin("PUT", "/hosts/desired/image", group | bad)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(bad)))
+    cleared = (await admin("PUT", "/hosts/desired/image", {**group, "image": ""})).json()
+    assert (cleared["image"], cleared["outdated"]) == ("", 0)
+
+
 async def test_a_model_that_is_not_served_gets_no_hosts(admin: Caller) -> None:
     answer = await admin("PUT", "/hosts/desired", {**GROUP, "model": "nothing", "count": 1, "reason": "x"})
     assert (answer.status_code, "'nothing'" in answer.json()["error"]["message"]) == (404, True)
@@ -159,6 +183,7 @@ async def test_finance_reads_and_changes_nothing(admin: Caller, database: Databa
         assert (await finance("GET", f"/hosts/{path}")).json() == []
     changes = (
         ("PUT", "desired", {**GROUP, "count": 1}),
+        ("PUT", "desired/image", {**GROUP, "image": "1"}),
         ("POST", "desired/release", GROUP),
         ("POST", "adopt", {"provider": "digitalocean", "fleet": "production", "account": "a1"}),
     )

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -169,6 +169,56 @@ async def test_no_pass_while_another_runs_and_none_before_a_429s_wait_is_over(
     assert len(fake.calls) == 1
     [event] = await hosts.list_events(database, ADMIN, reads=True)
     assert (event.call, event.outcome, event.status) == ("account", "throttled", 429)
+
+
+async def test_a_host_of_another_image_is_replaced_and_an_image_that_fails_is_given_up(
+    database: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    fake, url = cloud
+    here = settings(url, digitalocean_image="first")
+    fake.faults.hidden_s = 0
+    await want(database, 1)
+    for _ in range(3):
+        await reconcile_hosts(database, here)
+    [before] = await hosts.list_hosts(database, ADMIN)
+    assert (before.image, [one.image for one in fake.alive()]) == ("first", ["first"])
+
+    second = {**GROUP, "image": "second", "surge": False, "reason": "driver"}
+    assert (await hosts.set_image(database, ADMIN, **second)).outdated == 1
+
+    async def images() -> list[str]:
+        await reconcile_hosts(database, here)
+        return [one.image for one in fake.alive()]
+
+    await until(lambda: _is(images, ["second"]))
+    await reconcile_hosts(database, here)  # which sees it
+    ended = await hosts.list_intents(database, ADMIN, ended=True)
+    assert {one.why for one in ended} == {"", "its image is not second"}
+
+    await hosts.set_image(database, ADMIN, **{**second, "image": "bad", "surge": True})
+    store = DatabaseIntents(database)
+    now = await store.now()
+    [intent] = [one for one in await store.load("digitalocean", ()) if one.state is IntentState.EXISTS]
+    await store.save(intent, msgspec.structs.replace(intent, image="bad", failures=2, failed_at=now))
+    await reconcile_hosts(database, here)
+    [group] = await hosts.list_desired(database, ADMIN)
+    assert (group.image, group.surge, group.outdated) == ("second", True, 1)
+    [event] = [one for one in await hosts.list_events(database, ADMIN) if one.call == "replace"]
+    assert (
+        event.detail
+        == f"the image bad of gpu-h100x1-80gb in nyc2 {MODEL} is given up: its first hosts failed"
+    )
+    async with database.read() as connection:
+        found = await connection.execute(
+            text("SELECT object_id, reason FROM audit_log WHERE action = 'hosts.give_up_image'")
+        )
+    assert [tuple(row) for row in found] == [
+        (f"digitalocean/nyc2/gpu-h100x1-80gb/{MODEL}", "the first hosts of the image bad failed")
+    ]
+
+
+async def _is(read: Callable[[], Awaitable[object]], wanted: object) -> bool:
+    return await read() == wanted
 
 
 async def test_a_dry_run_writes_down_and_calls_nothing_once_an_hour(
@@ -517,9 +567,13 @@ async def test_the_command_line(
     wanted = await ask("set-desired", *place, "1", "--model", MODEL, "--reason", "launch")
     assert isinstance(wanted, dict)
     assert (wanted["desired"], wanted["running"]) == (1, 0)
+    told = await ask("set-image", *place, "77", "--model", MODEL, "--no-surge", "--reason", "driver")
+    assert isinstance(told, dict)
+    assert (told["image"], told["surge"]) == ("77", False)
     for _ in range(3):
         await reconcile_hosts(database, settings(url))
     [host] = await ask("list")  # type: ignore[misc]
+    assert host["image"] == "77"
     assert host["cost_usd"] == "0.06"
     [intent] = await ask("intents")  # type: ignore[misc]
     assert (intent["name"], intent["calls"]) == (host["name"], 1)

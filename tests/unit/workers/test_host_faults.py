@@ -61,6 +61,8 @@ def test_the_schedules_reach_every_fault_and_every_act(played: tuple[Counter[str
     assert all(faults[fault] >= 20 for fault in Fault), faults
     for act in ("Add", "Adopt", "Saw", "Missed", "Retire", "Release", "End", "Create", "Destroy"):
         assert counts[act] >= 30, (act, counts)
+    assert counts["GiveUpImage"] >= 3, counts
+    assert counts["images"] >= 10, counts
     assert counts["crashes"] >= 50
     assert counts["reclaims"] >= 50
     assert counts["overlaps"] >= 50
