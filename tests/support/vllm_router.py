@@ -87,24 +87,28 @@ class Child:
         httpx.post(f"{self.url}/failpoints", json=values, timeout=30.0).raise_for_status()
 
 
+def router_for(folder: Path, *engines: str) -> Child:
+    """The router in front of engines at these addresses, not started. It looks after them every second."""
+    port = free_port()
+    return Child(
+        folder / "router.log",
+        *(str(installed_router()), "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"),
+        *("--worker-urls", *engines, "--prometheus-port", str(free_port())),
+        *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"),
+        *("--health-failure-threshold", "1", "--health-success-threshold", "1"),
+        *("--cb-timeout-duration-secs", "1"),
+        port=port,
+        ready="/health",
+    )
+
+
 class Fleet:
     """Two simulated engines, the router in front of them, and one more engine that it does not know."""
 
     def __init__(self, folder: Path) -> None:
-        program = str(installed_router())
         self.engines = [self._engine(folder, f"engine-{number}") for number in range(2)]
         self.spare = self._engine(folder, "spare")
-        port = free_port()
-        self.router = Child(
-            folder / "router.log",
-            *(program, "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"),
-            *("--worker-urls", *(engine.url for engine in self.engines)),
-            *("--prometheus-port", str(free_port()), "--worker-startup-check-interval", "1"),
-            *("--health-check-interval-secs", "1", "--health-failure-threshold", "1"),
-            *("--health-success-threshold", "1", "--cb-timeout-duration-secs", "1"),
-            port=port,
-            ready="/health",
-        )
+        self.router = router_for(folder, *(engine.url for engine in self.engines))
 
     @staticmethod
     def _engine(folder: Path, name: str) -> Child:
