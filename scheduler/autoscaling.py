@@ -140,6 +140,8 @@ class LivePlanner(Listener):
         self._known = KnownPlaces()
         self._autoscaler = Autoscaler(settings=settings)
         self._specs: dict[str, ModelSpec] = {}
+        self._served: set[str] = set()
+        """The models whose capacity was taken from a replica."""
         self._times: dict[str, LifeTimes] = {}
         """By model: the measured times that its plan rests on."""
         self._counts: dict[str, DemandCounts] = {}
@@ -267,7 +269,9 @@ class LivePlanner(Listener):
     ) -> None:
         """Plan for a model by these figures. Those of the catalog (`served` false) only stand in until it is served."""
         known = self._specs.get(model.name)
-        if known is not None and not served:
+        if served:
+            self._served.add(model.name)
+        elif known is not None and model.name in self._served:
             capacity, targets = known.capacity, known.targets
         limits = self._limits.get(model.name, NO_LIMITS)
         times = self._times.get(model.name, NO_TIMES)

@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from core.errors import InvalidRequest, Unavailable
 from core.settings import Settings
 from workers import engine_install
@@ -24,10 +26,17 @@ log = logging.getLogger(__name__)
 
 
 async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
-    """The plan of this host, after installing what it needs.
+    """The plan of this host, after installing what it needs. Its kind is the one that the settings name, if any.
 
     Raises InvalidRequest for settings that cannot be served, and Unavailable when the engine cannot be installed.
     """
+    plan = await _planned(settings, catalog, host_id)
+    if settings.host_kind in catalog.hosts and settings.engine != "external":
+        return msgspec.structs.replace(plan, host_kind=settings.host_kind)
+    return plan
+
+
+async def _planned(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
     match settings.engine:
         case "sim" if "," in settings.model or "[" in settings.model:
             models = parse_models(settings.model)

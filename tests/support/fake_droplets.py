@@ -16,7 +16,7 @@ from sim.digitalocean.cloud import FakeCloud, Request, Response
 from sim.digitalocean.faults import Cut
 from workers.providers.droplet_api import ApiReply, NoAnswer
 from workers.providers.intents import Act, Intent, IntentState, Overtaken
-from workers.providers.interface import CallResult, DesiredHosts, HostGroup, ObservedHost
+from workers.providers.interface import CallResult, DesiredHosts, EngineStart, HostGroup, ObservedHost
 from workers.providers.ownership import Claim, Owner
 from workers.providers.reconciler import Pace
 
@@ -192,8 +192,8 @@ class MemoryStore:
     async def reload(self, intent: Intent) -> Intent:
         return self.intents[intent.intent_id]
 
-    async def profile(self, model: str) -> str:
-        return ""
+    async def start(self, kind: str, model: str) -> EngineStart:
+        return EngineStart()
 
     async def image(self, group: HostGroup) -> str:
         return next((row.image for row in self.wanted if row.group == group), "")

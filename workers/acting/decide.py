@@ -32,6 +32,8 @@ CALL_WITHIN = timedelta(minutes=10)
 """A host whose creation was not called for so long is given up."""
 _ANY = 1 << 20
 """Stands for the number of regions where any will do."""
+ROOM_HOURS = 2
+"""Hours of all hosts for which a budget of the month needs room, so that one more is created."""
 GIVEN_UP = "it could not be created; the plan chooses again"
 
 
@@ -89,6 +91,11 @@ def decide_hosts(situation: Situation) -> Decision:
     for creation in sorted(situation.plan.create, key=lambda each: len(each.regions) or _ANY):
         decider.create(creation)
     return decider.decision
+
+
+def _serves(intent: Intent) -> bool:
+    """Whether a host has joined, is fit to serve, and stays."""
+    return intent.joined_at is not None and intent.refused_since is None and intent.reclaim_at is None
 
 
 class _Decider:
@@ -150,8 +157,10 @@ class _Decider:
 
     def _keep_budget(self, model: str | None) -> None:
         """The same for the budget of one model, or of the platform."""
-        newest = sorted(self._open.values(), key=lambda one: (one.requested_at, one.name), reverse=True)
-        for intent in newest:
+        least_loss = sorted(
+            self._open.values(), key=lambda one: (not _serves(one), one.requested_at, one.name), reverse=True
+        )
+        for intent in least_loss:
             if model not in (None, intent.model) or not intent.wanted or intent.kind in self._at.contracted:
                 continue
             mode, budget = self._mode(intent.model), self._budget(model)
@@ -159,7 +168,7 @@ class _Decider:
             if mode is Mode.OFF or budget is None or self._spent(model) + rate <= budget:
                 continue
             why = self._over_budget(model, budget, rate)
-            if refusal := self._kept(intent) or self._minimum(intent.model):
+            if refusal := self._kept(intent) or self._minimum(intent):
                 self._note_destroy(intent, why, mode, "refused", refusal)
                 continue
             result: ActResult = "dry-run" if mode is Mode.DRY_RUN else "done"
@@ -167,14 +176,16 @@ class _Decider:
             if result == "done":
                 self._retire(intent, why)
 
-    def _minimum(self, model: str) -> str:
-        """Why no host of a model may go; empty = enough are left for its minimum."""
-        hosts = [one for one in self._open.values() if one.model == model]
-        least = self._at.limits[model].min_awake
-        each = max(1, self._awake(model) // max(1, sum(one.joined_at is not None for one in hosts)))
-        if (sum(one.wanted for one in hosts) - 1) * each >= least:
+    def _minimum(self, intent: Intent) -> str:
+        """Why a host may not go; empty = as many replicas as the minimum are awake without it."""
+        model, least = intent.model, self._at.limits[intent.model].min_awake
+        serving = sum(_serves(one) for one in self._at.intents if one.wanted and one.model == model)
+        each = -(-self._awake(model) // max(1, serving))
+        gone = sum(_serves(one) for one, _ in self.decision.retired if one.model == model)
+        left = self._awake(model) - each * (gone + _serves(intent))
+        if left >= least:
             return ""
-        return f"at least {least} replicas have to be awake, and a host has {each}"
+        return f"at least {least} replicas have to be awake, and without it {max(0, left)} would be"
 
     def create(self, creation: PlannedCreation) -> None:
         """Desire as many more hosts as the plan asks for beside those that it knew of."""
@@ -288,8 +299,9 @@ class _Decider:
         for model in (group.model, None):
             budget = self._budget(model)
             _, rate = self._expected(self._at.providers, model, contracted=False)
-            if budget is not None and self._spent(model) + rate + price > budget:
-                return self._over_budget(model, budget, rate + price)
+            # Else it would be retired for the same budget as soon as it serves.
+            if budget is not None and self._spent(model) + ROOM_HOURS * (rate + price) > budget:
+                return self._over_budget(model, budget, ROOM_HOURS * (rate + price), hours=ROOM_HOURS)
         return ""
 
     def _budget(self, model: str | None) -> int | None:
@@ -303,10 +315,11 @@ class _Decider:
         spent = self._at.money.spent
         return sum(spent.values()) if model is None else spent.get(model, 0)
 
-    def _over_budget(self, model: str | None, budget: int, rate: int) -> str:
+    def _over_budget(self, model: str | None, budget: int, cost: int, *, hours: int = 1) -> str:
+        until = "the next hour" if hours == 1 else f"the next {hours} hours with it"
         return (
             f"the month's budget of {'the platform' if model is None else model} is {pico_to_usd(budget)} USD: "
-            f"{pico_to_usd(self._spent(model))} are spent, and the next hour would cost {pico_to_usd(rate)}"
+            f"{pico_to_usd(self._spent(model))} are spent, and {until} would cost {pico_to_usd(cost)}"
         )
 
     def _expected(

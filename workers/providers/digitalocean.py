@@ -35,6 +35,7 @@ from workers.providers.interface import (
     Account,
     CallResult,
     Endings,
+    EngineStart,
     HostRequest,
     HostStatus,
     Listing,
@@ -114,7 +115,9 @@ class DigitalOceanHosts:
     def __init__(self, api: DropletApi, options: DropletOptions, now: Callable[[], datetime]) -> None:
         self._api, self._options, self._now = api, options, now
         # The largest that there can be: a token of full length, and names as long as names may be.
-        longest = HostRequest("n" * 64, "r" * 100, "k" * 100, "m" * 100, "p" * 100, "t" * 120)
+        longest = HostRequest(
+            "n" * 64, "r" * 100, "k" * 100, "m" * 100, EngineStart("p" * 100, 10**4), "t" * 120
+        )
         if (size := len(self._user_data(longest).encode())) > MAX_USER_DATA:
             raise InvalidRequest(
                 f"user data may have {size} bytes with what Penstock adds, DigitalOcean takes {MAX_USER_DATA}"
@@ -200,7 +203,13 @@ class DigitalOceanHosts:
             return own
         kind = request.kind if request.kind in options.kinds else ""
         boot = FirstBoot(
-            request.join_token, options.schedulers, request.region, kind, request.model, request.profile
+            request.join_token,
+            options.schedulers,
+            request.region,
+            kind,
+            request.model,
+            request.start.profile,
+            str(request.start.replicas),
         )
         return user_data(own, boot)
 

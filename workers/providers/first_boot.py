@@ -41,6 +41,8 @@ class FirstBoot(msgspec.Struct, frozen=True):
     """Model to serve; empty = the default."""
     profile: str = ""
     """Profile of the model; empty = one that fits."""
+    replicas: str = "0"
+    """How many; 0 = as many as its GPUs hold."""
 
 
 def script(boot: FirstBoot) -> str:

@@ -64,6 +64,15 @@ class ObservedHost(msgspec.Struct, frozen=True):
     """From which it was made, as the provider names it; empty = it does not say."""
 
 
+class EngineStart(msgspec.Struct, frozen=True):
+    """What a host runs of its model."""
+
+    profile: str = ""
+    """Empty = the first that fits."""
+    replicas: int = 0
+    """0 = as many as its GPUs hold, of a kind that the catalog does not have."""
+
+
 class HostRequest(msgspec.Struct, frozen=True):
     """A host to create. Its name is unique to the intent and is also its tag."""
 
@@ -72,8 +81,7 @@ class HostRequest(msgspec.Struct, frozen=True):
     kind: str
     model: str = ""
     """The model that it is wanted for; empty = whatever comes."""
-    profile: str = ""
-    """The profile of the model that it runs; empty = the first that fits."""
+    start: EngineStart = EngineStart()
     join_token: str = ""
     """With which its agent joins; empty = it is given none."""
     image: str = ""

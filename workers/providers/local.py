@@ -127,8 +127,8 @@ class LocalProcesses:
         if request.model:  # a profile that was named is another model's
             env |= {
                 "PENSTOCK_MODEL": request.model,
-                "PENSTOCK_PROFILE": request.profile,
-                "PENSTOCK_REPLICAS": "0",
+                "PENSTOCK_PROFILE": request.start.profile,
+                "PENSTOCK_REPLICAS": str(request.start.replicas),
             }
         output = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         pid = os.posix_spawn(

@@ -37,6 +37,7 @@ from workers.providers.intents import (
 from workers.providers.interface import (
     CallResult,
     DesiredHosts,
+    EngineStart,
     HostGroup,
     HostProvider,
     HostRequest,
@@ -99,8 +100,8 @@ class IntentStore(Protocol):
     async def reload(self, intent: Intent) -> Intent:
         """The intent as it is now."""
 
-    async def profile(self, model: str) -> str:
-        """The profile with which new hosts serve a model; empty = the first that fits."""
+    async def start(self, kind: str, model: str) -> EngineStart:
+        """How a new host of a kind begins to serve a model."""
 
     async def image(self, group: HostGroup) -> str:
         """The image from which a group's hosts are made; empty = the provider's settings say."""
@@ -352,13 +353,15 @@ class Reconciler:
             result = _not_sent(error)
             await self._keep(intent, lambda one: after_create(one, result, now), result)
             return result
-        image = await self._store.image(intent.group)
+        image, start = (
+            await self._store.image(intent.group),
+            await self._store.start(intent.kind, intent.model),
+        )
         try:
             called = await self._store.save(intent, before_create(intent, now, image))
         except Overtaken:
             return None
-        profile = await self._store.profile(intent.model) if intent.model else ""
-        request = HostRequest(intent.name, intent.region, intent.kind, intent.model, profile, token, image)
+        request = HostRequest(intent.name, intent.region, intent.kind, intent.model, start, token, image)
         try:
             result = await self._provider.create(request)
         except InvalidRequest as error:

@@ -10,9 +10,18 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
+from workers.added_models import read_catalog
 from workers.host_credentials import revoke
+from workers.host_fit import profile_on, replicas_on
 from workers.providers.intents import Act, Add, Adopt, Create, Destroy, Intent, IntentState, Overtaken
-from workers.providers.interface import CallResult, DesiredHosts, HostGroup, ObservedHost, Outcome
+from workers.providers.interface import (
+    CallResult,
+    DesiredHosts,
+    EngineStart,
+    HostGroup,
+    ObservedHost,
+    Outcome,
+)
 from workers.providers.ownership import Claim, Owner
 from workers.providers.reconciler import Pace
 from workers.providers.tables import desired_hosts, host_events, host_intents, host_providers
@@ -180,11 +189,19 @@ class DatabaseIntents:
         async with self._database.read() as connection:
             return await database_id(connection)
 
-    async def profile(self, model: str) -> str:
-        """The profile with which new hosts serve a model; empty = the first that fits."""
+    async def start(self, kind: str, model: str) -> EngineStart:
+        """How a new host of a kind begins to serve a model; a chosen profile that does not fit there is left out."""
         async with self._database.read() as connection:
-            found: str | None = await connection.scalar(_PROFILE, {"model": model})
-            return found or ""
+            chosen: str | None = await connection.scalar(_PROFILE, {"model": model})
+            catalog = await read_catalog(connection)
+        known = catalog.models.get(model)
+        if known is None:
+            return EngineStart()
+        profile = profile_on(catalog, known, kind, chosen or "") or profile_on(catalog, known, kind)
+        if profile is None:
+            return EngineStart()
+        named = profile.name if profile.name == chosen else ""
+        return EngineStart(named, replicas_on(catalog, kind, profile))
 
     async def image(self, group: HostGroup) -> str:
         """The image from which a group's hosts are made; empty = the provider's settings say."""

@@ -142,7 +142,7 @@ class _Arranger:
         )
 
     def _gpus(self, replica: ReplicaObservation) -> int:
-        return self._specs[replica.model].capacity.gpus
+        return len(replica.gpu_ids) or self._specs[replica.model].capacity.gpus
 
     def most_valuable(self) -> str | None:
         """The model with the most valuable missing replica; None when none is missing."""

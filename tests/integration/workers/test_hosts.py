@@ -77,7 +77,7 @@ async def test_a_droplet_is_told_how_to_join_with_a_token_that_works_once(
     assert 'PENSTOCK_SCHEDULERS="10.0.0.2:8010"' in droplet.user_data
     assert f'PENSTOCK_MODEL="{MODEL}"' in droplet.user_data
     assert 'PENSTOCK_PROFILE="lora"' in droplet.user_data
-    assert "PENSTOCK_REPLICAS=0" in droplet.user_data
+    assert 'PENSTOCK_REPLICAS="1"' in droplet.user_data
     assert 'PENSTOCK_HOST_KIND="gpu-h100x1-80gb"' in droplet.user_data
     found = re.search(r"pj_[A-Za-z0-9_-]{43}", droplet.user_data)
     assert found is not None

@@ -302,7 +302,7 @@ def test_the_minimum_persons_and_contracted_hosts_stay_beyond_the_budget() -> No
     decision = decided(plan, hosts, rows, **over(101, budget=100, least=3))
     assert [intent.name for intent, _ in decision.retired] == ["host-3"]
     assert ("destroy", "refused") in results(decision)
-    assert "at least 3 replicas have to be awake, and a host has 2" in details(decision)
+    assert "at least 3 replicas have to be awake, and without it 2 would be" in details(decision)
     persons = decided(plan, hosts, [DesiredHosts(NYC, 3)], **over(101, budget=100))
     assert (persons.retired, set(results(persons))) == ([], {("destroy", "refused")})
     contracted = HostGroup("digitalocean", "nyc2", CONTRACTED, "m")
@@ -310,6 +310,34 @@ def test_the_minimum_persons_and_contracted_hosts_stay_beyond_the_budget() -> No
         plan, [host(1, contracted)], [DesiredHosts(contracted, 1, "plan")], **over(101, budget=100)
     )
     assert paid == Decision({}, [], [])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"fit_at": None, "refused_since": NOW},
+        {"reclaim_at": NOW + timedelta(minutes=4)},
+        {"joined_at": None, "fit_at": None, "status": "new"},
+    ],
+)
+def test_the_only_host_that_serves_is_not_the_one_that_goes_for_the_budget(other: dict[str, object]) -> None:
+    rows, plan = [DesiredHosts(NYC, 2, "plan")], StoredPlan((PlannedModel("m", 1),))
+    hosts = [host(1, **other), host(2, requested_at=NOW - timedelta(minutes=30))]
+    decision = decided(plan, hosts, rows, **over(101, budget=100, least=1))
+    assert [intent.name for intent, _ in decision.retired] == ["host-1"]
+    assert [(act.target, act.result) for act in decision.acts] == [("host-1", "done"), ("host-2", "refused")]
+
+
+def test_replicas_on_hosts_that_joined_by_themselves_count_for_the_minimum() -> None:
+    rows, plan = [DesiredHosts(NYC, 1, "plan")], StoredPlan((PlannedModel("m", 5),))
+    decision = decided(plan, [host(1)], rows, **over(101, budget=100, least=0))
+    assert [intent.name for intent, _ in decision.retired] == ["host-1"]
+
+
+def test_no_host_is_created_that_the_same_budget_would_soon_stop() -> None:
+    plan = create()
+    assert results(decided(plan, **over(91, budget=100))) == [("create", "done")]
+    assert results(decided(plan, **over(93, budget=100))) == [("create", "refused")]
 
 
 def test_the_next_provider_is_tried_where_one_is_at_its_ceiling() -> None:

@@ -3,10 +3,12 @@
 import pytest
 
 from core.errors import InvalidRequest
+from core.settings import Settings
 from workers.catalog import CatalogModel, EngineProfile, load_catalog
 from workers.host_fit import check_fit, gpus_of, kinds_for, profile_on, replicas_on
 from workers.host_models import parse_models, plan_models
 from workers.plan import HostPlan, plan_sim, plan_vllm
+from workers.prepare import prepare
 
 CATALOG = load_catalog()
 B300, SPOT, NVL4 = "gpu-b300x8-2304gb-contracted", "gpu-b300x8-2304gb-spot", "gb200-nvl4"
@@ -62,3 +64,11 @@ def test_as_many_replicas_as_the_gpus_of_each_model_hold() -> None:
     for name, most in (("minimax-m2.5", 4), ("qwen3.5-397b", 4)):
         profile = next(each.profile for each in plan.replicas if each.model.name == name)
         assert sum(each.model.name == name for each in plan.replicas) == most // profile.gpus
+
+
+async def test_a_host_is_of_the_kind_that_its_settings_name() -> None:
+    spot = Settings(engine="sim", model="deepseek-v3.2", host_kind=SPOT, replicas=0)
+    plan = await prepare(spot, CATALOG, "h")
+    assert (plan.host_kind, len(plan.replicas)) == (SPOT, 1)
+    plain = Settings(engine="sim", model="deepseek-v3.2")
+    assert (await prepare(plain, CATALOG, "h")).host_kind == B300

@@ -272,5 +272,11 @@ def test_hosts_are_counted_with_the_replicas_of_the_profile_that_they_will_run()
         return spec.kinds[0].per_host, spec.capacity.gpus, spec.capacity.dp_ranks
 
     assert specs("deepseek-v3.2", ScalingLimits(host_kinds=(spot,))) == (1, 8, 1)
+    changed = Allowed({"deepseek-v3.2": ScalingLimits(host_kinds=(spot,))})
+    planner = LivePlanner(CATALOG, changed)
+    planner.plan({}, [], [], 2.0)
+    changed.limits = {"deepseek-v3.2": ScalingLimits(host_kinds=(spot,), profile="dp8")}
+    planner.plan({}, [], [], 4.0)
+    assert planner._specs["deepseek-v3.2"].capacity.dp_ranks == 8, "no replica has shown another capacity"
     assert specs("deepseek-v3.2", ScalingLimits(host_kinds=(spot,), profile="dp8")) == (1, 8, 8)
     assert specs("llama-3.3-70b", ScalingLimits(host_kinds=(one,))) == (4, 2, 1)
