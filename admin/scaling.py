@@ -17,13 +17,21 @@ from admin.transactions import read, write
 from core.db import Database
 from core.errors import Conflict, InvalidRequest
 from core.money import pico_to_usd, usd_to_pico
+from tenants.names import clean_places
 from tenants.roles import PLATFORM_ADMIN, READERS
 from workers.acting.plan import Mode
 from workers.added_models import read_catalog
 from workers.catalog import CatalogModel, load_catalog
 from workers.host_fit import check_fit
 from workers.models import read_models
-from workers.scaling import NO_LIMITS, ScalingLimits, limits_problem, read_host_prices, read_limits
+from workers.scaling import (
+    NO_LIMITS,
+    RegionReplicas,
+    ScalingLimits,
+    limits_problem,
+    read_host_prices,
+    read_limits,
+)
 from workers.tables import model_scaling
 
 NONE = "none"
@@ -51,6 +59,8 @@ class ScalingView(msgspec.Struct, frozen=True):
     """The profile with which those hosts serve it; empty = the first that fits."""
     acting: str = AS_PLATFORM
     """Whether the plan is acted on for it: off, dry-run, on, or as the platform."""
+    regions: list[str] = []
+    """Replicas that are awake in single regions, as REGION=MIN-MAX, beside the limits of all."""
 
 
 async def list_scaling(database: Database, actor: Actor, *, model: str | None = None) -> list[ScalingView]:
@@ -85,6 +95,7 @@ async def set_scaling(
     budget_usd_per_month: str | None = None,
     acting: str | None = None,
     profile: str | None = None,
+    regions: Sequence[str] | None = None,
     reason: str | None = None,
 ) -> ScalingView:
     """Set the limits of a model; what is not given stays as it is. The budget `none` removes that limit.
@@ -95,11 +106,20 @@ async def set_scaling(
     price or none of the model's profiles runs on it.
     """
     require(actor, PLATFORM_ADMIN)
-    given = (min_awake, max_awake, budget_usd_per_hour, host_kinds, budget_usd_per_month, acting, profile)
+    given = (
+        min_awake,
+        max_awake,
+        budget_usd_per_hour,
+        host_kinds,
+        budget_usd_per_month,
+        acting,
+        profile,
+        regions,
+    )
     if all(each is None for each in given):
         raise InvalidRequest(
-            "give min_awake, max_awake, budget_usd_per_hour, budget_usd_per_month, host_kinds, acting or profile: "
-            "there is nothing to change"
+            "give min_awake, max_awake, budget_usd_per_hour, budget_usd_per_month, host_kinds, acting, profile or "
+            "regions: there is nothing to change"
         )
     async with write(database, actor) as connection:
         known = await scaled_model(connection, model)
@@ -117,12 +137,16 @@ async def set_scaling(
             if budget_usd_per_month is None
             else parse_budget(budget_usd_per_month, "budget_usd_per_month"),
             before.profile if profile is None else _profile(known, profile),
+            before.regions if regions is None else tuple(_region(each) for each in regions),
         )
         if (problem := limits_problem(limits)) is not None:
             raise InvalidRequest(problem[1], param=problem[0])
         if host_kinds is not None or profile is not None:
             _check_kinds(known, limits, await read_host_prices(connection))
-        figures = msgspec.structs.asdict(limits) | {"host_kinds": list(limits.host_kinds)}
+        figures = msgspec.structs.asdict(limits) | {
+            "host_kinds": list(limits.host_kinds),
+            "regions": msgspec.to_builtins(limits.regions),
+        }
         await connection.execute(
             insert(model_scaling)
             .values(model=model, **figures)
@@ -158,6 +182,18 @@ async def scaled_model(connection: AsyncConnection, name: str) -> CatalogModel:
             f"{name!r} is served by external engines, which Penstock does not scale", param="model"
         )
     return known
+
+
+def _region(text: str) -> RegionReplicas:
+    """The limits of `REGION=MIN-MAX`. Raises InvalidRequest."""
+    region, _, numbers = text.partition("=")
+    least, _, most = numbers.partition("-")
+    if not all(each.isascii() and each.isdigit() and len(each) <= 6 for each in (least, most)):
+        raise InvalidRequest(
+            f"regions has {text[:80]!r}; write REGION=MIN-MAX, such as tor1=1-4", param="regions"
+        )
+    names = clean_places([region], "regions") or []
+    return RegionReplicas(names[0], int(least), int(most))
 
 
 def _profile(model: CatalogModel, name: str) -> str:
@@ -217,4 +253,5 @@ def _view(model: str, stored: dict[str, ScalingLimits]) -> ScalingView:
         _usd(limits.budget_usd_pico_per_month),
         limits.profile,
         AS_PLATFORM if limits.acting is None else limits.acting.value,
+        [f"{each.region}={each.min_awake}-{each.max_awake}" for each in limits.regions],
     )

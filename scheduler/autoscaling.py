@@ -21,6 +21,7 @@ from scheduler.core.autoscale.state import (
     HostOption,
     ModelSpec,
     Observation,
+    RegionLimits,
     ReplicaObservation,
     Rung,
     RungFigures,
@@ -89,6 +90,7 @@ def model_spec(
         math.inf if budget is None else budget / PICO_PER_USD,
         kinds,
         times.drain.mean_s,
+        tuple(RegionLimits(each.region, each.min_awake, each.max_awake) for each in limits.regions),
     )
 
 

@@ -28,6 +28,16 @@ DEFAULT_MAX = 64
 """Most replicas of a model awake, until an admin sets another number."""
 
 
+class RegionReplicas(msgspec.Struct, frozen=True):
+    """How many replicas of a model are awake in a region."""
+
+    region: str
+    """In lower case."""
+    min_awake: int = 0
+    """It comes before the budget."""
+    max_awake: int = DEFAULT_MAX
+
+
 class ScalingLimits(msgspec.Struct, frozen=True):
     """Limits of the autoscaler for one model. Without a row of its own a model has these defaults."""
 
@@ -44,6 +54,8 @@ class ScalingLimits(msgspec.Struct, frozen=True):
     """Most picodollars in a UTC month for the model's hosts that are not contracted; None = no limit."""
     profile: str = ""
     """The profile with which hosts that are created serve it; empty = the first that fits."""
+    regions: tuple[RegionReplicas, ...] = ()
+    """Limits of single regions, beside those of all."""
 
 
 NO_LIMITS = ScalingLimits()
@@ -93,6 +105,23 @@ def limits_problem(limits: ScalingLimits) -> tuple[str, str] | None:
         return "budget_usd_per_month", "budget_usd_per_month must not be negative"
     if len(set(limits.host_kinds)) < len(limits.host_kinds):
         return "host_kinds", f"host_kinds names a kind twice: {', '.join(limits.host_kinds)}"
+    if (problem := _regions_problem(limits)) is not None:
+        return "regions", problem
+    return None
+
+
+def _regions_problem(limits: ScalingLimits) -> str | None:
+    names = [each.region for each in limits.regions]
+    if len(set(names)) < len(names):
+        return f"regions names a region twice: {', '.join(names)}"
+    for each in limits.regions:
+        if not 0 <= each.min_awake <= each.max_awake <= MAX_REPLICAS:
+            return (
+                f"regions has {each.min_awake} to {each.max_awake} replicas in {each.region}; the first number must "
+                f"not exceed the second, which is at most {MAX_REPLICAS}"
+            )
+    if (least := sum(each.min_awake for each in limits.regions)) > limits.max_awake:
+        return f"regions wants {least} replicas awake, and max_awake is {limits.max_awake}"
     return None
 
 
@@ -120,6 +149,7 @@ def _limits(row: Row[Any]) -> ScalingLimits:
         None if row.acting is None else Mode(row.acting),
         None if row.budget_usd_pico_per_month is None else int(row.budget_usd_pico_per_month),
         row.profile,
+        msgspec.convert(row.regions, tuple[RegionReplicas, ...]),
     )
 
 
@@ -139,11 +169,15 @@ async def read_effective_limits(connection: AsyncConnection) -> dict[str, Scalin
     effective = {name: limits for name, (_, limits) in stored.items() if limits is not None}
     for model, hold in (await read_holds(connection)).items():
         limits = effective.get(model, NO_LIMITS)
-        effective[model] = msgspec.structs.replace(limits, min_awake=hold.awake, max_awake=hold.awake)
+        effective[model] = msgspec.structs.replace(
+            limits, min_awake=hold.awake, max_awake=hold.awake, regions=()
+        )
     for name, (gone, kept) in stored.items():
         if gone:
             effective[name] = (
-                RETIRED if kept is None else msgspec.structs.replace(kept, min_awake=0, max_awake=0)
+                RETIRED
+                if kept is None
+                else msgspec.structs.replace(kept, min_awake=0, max_awake=0, regions=())
             )
     return effective
 

@@ -159,6 +159,10 @@ class ScalingOut(ResponseModel):
     acting: Acting = Field(
         description="Whether the plan is acted on; platform = as the platform's switch says."
     )
+    regions: list[str] = Field(
+        description="Replicas that are awake in single regions, as REGION=MIN-MAX, beside the limits of all.",
+        examples=[["tor1=1-4"]],
+    )
 
 
 class ScalingUpdate(RequestBody):
@@ -180,6 +184,11 @@ class ScalingUpdate(RequestBody):
         max_length=100,
         description="A profile of the model for hosts that are created from now on, or first-fit.",
         examples=["dp8"],
+    )
+    regions: Annotated[list[Annotated[str, Field(max_length=80)]], Field(max_length=32)] | None = Field(
+        default=None,
+        description="Replicas that are awake in single regions, as REGION=MIN-MAX; they replace those that are set.",
+        examples=[["tor1=1-4"]],
     )
     reason: str | None = None
 

@@ -139,6 +139,14 @@ def set_scaling(
             help="Engine profile of hosts that are created from now on; first-fit = the first that fits.",
         ),
     ] = None,
+    regions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--region",
+            help="Replicas awake in a region, at least and at most, as REGION=MIN-MAX; repeat it; none = no limits of "
+            "regions.",
+        ),
+    ] = None,
     acting: Annotated[
         str | None,
         typer.Option("--acting", help="off | dry-run | on | platform: whether the plan is acted on."),
@@ -161,6 +169,7 @@ def set_scaling(
         budget_usd_per_month=month_budget,
         acting=acting,
         profile=profile,
+        regions=[] if regions == [scaling.NONE] else regions or None,
         reason=reason,
     )
     perform(change, data_dir, as_json)

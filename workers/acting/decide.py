@@ -177,15 +177,21 @@ class _Decider:
                 self._retire(intent, why)
 
     def _minimum(self, intent: Intent) -> str:
-        """Why a host may not go; empty = as many replicas as the minimum are awake without it."""
-        model, least = intent.model, self._at.limits[intent.model].min_awake
+        """Why a host may not go; empty = as many replicas as the minimum are awake without it, also in its region."""
+        model, limits, region = intent.model, self._at.limits[intent.model], intent.region.lower()
         serving = sum(_serves(one) for one in self._at.intents if one.wanted and one.model == model)
         each = -(-self._awake(model) // max(1, serving))
         gone = sum(_serves(one) for one, _ in self.decision.retired if one.model == model)
         left = self._awake(model) - each * (gone + _serves(intent))
-        if left >= least:
-            return ""
-        return f"at least {least} replicas have to be awake, and without it {max(0, left)} would be"
+        if left < limits.min_awake:
+            least = limits.min_awake
+            return f"at least {least} replicas have to be awake, and without it {max(0, left)} would be"
+        near = [one for one in self._open.values() if one.model == model and one.region.lower() == region]
+        there = each * (sum(one.wanted and _serves(one) for one in near) - _serves(intent))
+        least = max((row.min_awake for row in limits.regions if row.region == region), default=0)
+        if there < least:
+            return f"at least {least} replicas have to be awake in {region}, and without it {there} would be"
+        return ""
 
     def create(self, creation: PlannedCreation) -> None:
         """Desire as many more hosts as the plan asks for beside those that it knew of."""

@@ -14,6 +14,7 @@ from scheduler.core.autoscale.claims import (
     MIN_STAY_S,
     Claim,
     Desired,
+    Rank,
     Victim,
     claim,
     may_take,
@@ -21,7 +22,7 @@ from scheduler.core.autoscale.claims import (
     turn_in_s,
 )
 from scheduler.core.autoscale.creation import create_s
-from scheduler.core.autoscale.floors import Floor, removable_by_floors, shortfalls
+from scheduler.core.autoscale.floors import Floor, removable_by_floors, room_in, shortfalls
 from scheduler.core.autoscale.ladder import host_memory_gb, resting_rung, settled_rung, wake_s
 from scheduler.core.autoscale.plan import ReplicaPlan
 from scheduler.core.autoscale.retire import retire_order
@@ -126,7 +127,17 @@ class _Arranger:
     def _affords(self, replica: ReplicaObservation) -> bool:
         """Whether the replica may wake: its model is below its minimum or stays within its budget."""
         model = replica.model
-        return len(self._awake[model]) < self._specs[model].min_awake or self._spending.affords(replica)
+        below = len(self._awake[model]) < self._specs[model].min_awake
+        below = below or self._rank_there(replica) is Rank.MINIMUM
+        return below or self._spending.affords(replica)
+
+    def _has_room(self, replica: ReplicaObservation) -> bool:
+        """Whether another replica of its model may be awake in its region."""
+        limits, model = self._specs[replica.model].regions, replica.model
+        if not limits:
+            return True
+        awake = [*(other.region for other in self._awake[model]), *self._desired[model].coming]
+        return room_in(limits, awake, replica.region) > 0
 
     def _resting(self, model: str) -> list[ReplicaObservation]:
         """The model's replicas that may be woken: the quickest to wake first, then those that cost least."""
@@ -136,7 +147,7 @@ class _Arranger:
             (
                 row
                 for row in self._replicas
-                if row.model == model and row.replica_id not in awake and not row.held
+                if row.model == model and row.replica_id not in awake and not row.held and self._has_room(row)
             ),
             key=lambda row: (wake_s(spec, row), self._spending.idle_usd(row), row.replica_id),
         )
@@ -163,23 +174,32 @@ class _Arranger:
         return shortfalls(self._desired[model].floors, self._awake[model])
 
     def _precedence(self, model: str) -> tuple[int, bool, float]:
-        empty = any(self._is_empty(model, floor) for floor, _ in self._short(model))
+        ranks = [self._rank_in(floor, self._awake[model]) for floor, _ in self._short(model)]
         nth = len(self._awake[model]) + 1
-        return precedence(self._specs[model], self._desired[model], nth, only_there=empty)
+        there = max(ranks, default=Rank.OTHER)
+        return precedence(self._specs[model], self._desired[model], nth, there=there)
 
     def _is_empty(self, model: str, floor: Floor) -> bool:
         return not any(floor.has(replica) for replica in self._awake[model])
 
     def _claim(self, replica: ReplicaObservation, nth: int) -> Claim:
         """The claim of a replica as the `nth` of its model."""
-        model, desired = replica.model, self._desired[replica.model]
-        awake = [other for other in self._awake[model] if other.replica_id != replica.replica_id]
-        only = any(
-            floor.has(replica) and not any(floor.has(other) for other in awake)
-            for floor in desired.floors
-            if max(floor.need, floor.recent) > 0
-        )
-        return claim(self._specs[model], desired, nth, only_there=only)
+        spec, desired = self._specs[replica.model], self._desired[replica.model]
+        return claim(spec, desired, nth, there=self._rank_there(replica))
+
+    def _rank_there(self, replica: ReplicaObservation) -> Rank:
+        """The rank of a replica by what is needed in its places, beside the others that are awake there."""
+        awake = [other for other in self._awake[replica.model] if other.replica_id != replica.replica_id]
+        floors = (floor for floor in self._desired[replica.model].floors if floor.has(replica))
+        return max((self._rank_in(floor, awake) for floor in floors), default=Rank.OTHER)
+
+    @staticmethod
+    def _rank_in(floor: Floor, awake: Sequence[ReplicaObservation]) -> Rank:
+        """The rank of one more replica in the places of a floor."""
+        there = sum(floor.has(other) for other in awake)
+        if there < floor.least:
+            return Rank.MINIMUM
+        return Rank.FIRST if not there and max(floor.need, floor.recent) > 0 else Rank.OTHER
 
     def _candidates(self, model: str) -> list[ReplicaObservation]:
         """The resting replicas that may be woken for a model, those in places that need one first; the others only
@@ -187,6 +207,9 @@ class _Arranger:
         resting = [replica for replica in self._resting(model) if self._affords(replica)]
         short = self._short(model)
         there = [row for row in resting if any(floor.has(row) for floor, _ in short)]
+        apart = shortfalls(self._desired[model].floors, self._awake[model], lambda floor: floor.least)
+        if self._desired[model].most - len(self._awake[model]) <= sum(more for _, more in apart):
+            return [row for row in there if self._rank_there(row) is Rank.MINIMUM]
         if self._lack(model) <= sum(more for _, more in short):
             return there
         return [*there, *(row for row in resting if row not in there)]
@@ -212,7 +235,7 @@ class _Arranger:
             for replica in self._resting(model):
                 if len(awake) >= spec.max_awake:
                     break
-                if spare >= self._replaceable(replica):
+                if spare >= self._replaceable(replica) or not self._has_room(replica):
                     continue
                 host = self._hosts.get(replica.host_id)
                 if host is not None and host.contracted and self._fits(replica):

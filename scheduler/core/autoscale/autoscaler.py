@@ -14,7 +14,7 @@ from scheduler.core.autoscale.arrange import Arrangement, arrange
 from scheduler.core.autoscale.bound_demand import BoundDemand
 from scheduler.core.autoscale.claims import Desired
 from scheduler.core.autoscale.creation import Creations, Wanted, coming_replicas, create_s, in_creation
-from scheduler.core.autoscale.floors import Floor, shortfalls, spare_first
+from scheduler.core.autoscale.floors import Floor, room_in, shortfalls, spare_first
 from scheduler.core.autoscale.ladder import host_dwell_s
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
 from scheduler.core.autoscale.plan import Plan
@@ -177,7 +177,8 @@ class Autoscaler:
             came = sum(floor.has(replica) for replica in coming)
             need = max(int(floor.held > 0 and floor.need > 0), floor.need - came)
             kept[floor.where] = need - max(0, floor.need - came)
-            here.append(replace(floor, need=need, recent=max(need, floor.recent - came)))
+            recently, least = max(need, floor.recent - came), max(0, floor.least - came)
+            here.append(replace(floor, need=need, recent=recently, least=least))
         desired = Desired(
             aim,
             min(max(first, recent - len(coming)), aim),
@@ -187,6 +188,7 @@ class Autoscaler:
             observation.now - self._awake_at.get(name, observation.now),
             tuple(here),
             max(aim, spec.max_awake - len(coming)),
+            tuple(replica.region for replica in coming),
         )
         return desired, aim - max(0, target - len(coming)), kept
 
@@ -195,12 +197,17 @@ class Autoscaler:
     ) -> list[Wanted]:
         """The replicas of a model for which hosts are missing, `count` of them, those in some places first."""
         found = []
-        reasons = {floor.where: floor.reason for floor in self._floors[name]}
-        for where, short in arrangement.missing_there.get(name, {}).items():
+        short_there = arrangement.missing_there.get(name, {})
+        anywhere = arrangement.missing[name] - sum(short_there.values())
+        floors = {floor.where: floor for floor in self._floors[name]}
+        # Minima first: there may not be room for more below the maximum.
+        for where, short in sorted(short_there.items(), key=lambda row: not floors[row[0]].least):
             more = max(0, min(count, short - kept[where]))
             count -= more
-            found.append(Wanted(where, more, f"{name}: {more} more {reasons[where]}"))
-        return [*found, Wanted(UNBOUND, count, reason)]
+            floor = floors[where]
+            below = max(0, more - (floor.need - floor.least)) if floor.least else 0
+            found.append(Wanted(where, more, f"{name}: {more} more {floor.reason}", below))
+        return [*found, Wanted(UNBOUND, min(count, anywhere), reason)]
 
     def _spending(self, observation: Observation) -> Spending:
         specs = {name: model.spec for name, model in self._models.items()}
@@ -241,6 +248,12 @@ class Autoscaler:
                 reason += "; the rest costs nothing while no other model wants the GPUs"
         if short and not limited and target < count + missing:
             reason += f"; at most {spec.max_awake} may be awake"
+        awake = [row.region for row in present]
+        for region, most in ((limits.region, limits.most) for limits in spec.regions):
+            if room_in(spec.regions, awake, region) <= 0 and any(
+                Binding((region,)).within(floor.where) for floor, _ in short
+            ):
+                reason += f"; at most {most} may be awake in {region}"
         words = f"{spec.model}: {count} -> {target} awake: {reason}"
         rate = round(model.planned_rate + self._bound[spec.model].unserved_rate, 3)
         return _model_row(spec.model, present, target, rate, words, floors), removed
@@ -257,12 +270,23 @@ class Autoscaler:
         coming = {host.host_id for host in observation.creating}
         order = retire_order(present, spec.capacity)
         order = spare_first(floors, [row for row in order if row.host_id not in coming])
-        removed = order[: max(0, len(order) - spec.max_awake)]
+        # Replicas elsewhere leave room for the minimum of a region.
+        apart = shortfalls(floors, present, lambda floor: floor.least)
+        most = spec.max_awake - sum(more for _, more in apart)
+        removed = order[: max(0, len(order) - most)]
         reason = f"at most {spec.max_awake} may be awake"
+        reason += "".join(f", {more} of them {floor.where.words}" for floor, more in apart)
         for replica in removed:
             spending.release(replica)
+        for limits in spec.regions:
+            there = [row for row in order if row not in removed and row.region.lower() == limits.region]
+            for replica in there[: max(0, len(there) - limits.most)]:
+                removed.append(replica)
+                spending.release(replica)
+                reason = f"at most {limits.most} may be awake in {limits.region}"
         if spending.exceeds(spec.model):
-            removed += over_budget(spec, order[len(removed) :], spending)
+            left = [row for row in order if row not in removed]
+            removed += over_budget(spec, left, spending, floors)
             reason = f"at most {spec.budget_usd_per_hour:.2f} USD per hour may be spent"
         return (removed, reason) if removed else None
 
@@ -280,7 +304,11 @@ class Autoscaler:
             spec = self._models[name].spec
             coming = len(coming_replicas(spec, observation.creating))
             below = max(0, spec.min_awake - coming - awake[name])
-            creations.add(spec, wanted, below, spending.whole(name))
+            there = [
+                row.region for row in arrangement.replicas if row.model == name and row.rung is Rung.AWAKE
+            ]
+            there += [row.region for row in coming_replicas(spec, observation.creating)]
+            creations.add(spec, wanted, below, spending.whole(name), there)
         return creations
 
     def _destroy(

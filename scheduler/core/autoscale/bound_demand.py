@@ -1,6 +1,7 @@
 """Demand of one model that is bound to regions or classes of GPU: measured, and the floors that follow."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -74,8 +75,8 @@ class BoundDemand:
     def floors(self, now: float) -> list[Floor]:
         """The replicas that are needed in some places, those of parts of places first."""
         settings = self._settings
-        return in_order(
-            Floor(
+        found = {
+            where: Floor(
                 where,
                 planner.need,
                 planner.max_needed(now - settings.swap_stabilization_s),
@@ -84,7 +85,12 @@ class BoundDemand:
                 f"{where.words}: {planner.reason}",
             )
             for where, planner in self._planners.items()
-        )
+        }
+        for limits in self._spec.regions:
+            where = Binding((limits.region,))
+            if limits.least:
+                found[where] = _at_least(found.get(where, Floor(where, 0)), limits.least)
+        return in_order(found.values())
 
     @property
     def unserved_rate(self) -> float:
@@ -95,6 +101,20 @@ class BoundDemand:
             if not any(where != other and where.within(other) for other in self._unserved)
         )
         return sum(self._planners[where].planned_rate for where in sorted(whole))
+
+
+def _at_least(floor: Floor, least: int) -> Floor:
+    """A floor with the least that an admin wants there."""
+    return replace(
+        floor,
+        need=max(floor.need, least),
+        recent=max(floor.recent, least),
+        kept=max(floor.kept, least),
+        reason=floor.reason
+        if floor.need >= least
+        else f"{floor.where.words}: at least {least} are to be awake",
+        least=least,
+    )
 
 
 def _without_minimum(spec: ModelSpec) -> ModelSpec:

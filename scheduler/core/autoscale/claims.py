@@ -58,6 +58,8 @@ class Desired:
     """Replicas needed in some places, without those of hosts in creation; `in_order`."""
     most: int = 1 << 30
     """Most replicas awake, without those of hosts in creation."""
+    coming: tuple[str, ...] = ()
+    """The regions of the replicas that hosts in creation will run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +71,26 @@ class Claim:
     """Revenue per second."""
 
 
-def claim(spec: ModelSpec, desired: Desired, nth: int, *, only_there: bool = False) -> Claim:
+def claim(spec: ModelSpec, desired: Desired, nth: int, *, there: Rank = Rank.OTHER) -> Claim:
     """The claim of a model's `nth` replica; one that is not needed earns nothing.
 
-    `only_there`: it is the only one of a place in which demand needs it.
+    `there`: its rank by what is needed in its place.
     """
     usd_per_s = spec.usd_per_request * desired.rate / desired.needed if nth <= desired.needed else 0.0
     if nth <= spec.min_awake:
         return Claim(Rank.MINIMUM, usd_per_s)
-    first = only_there or (nth == 1 and desired.needed > 0)
-    return Claim(Rank.FIRST if first else Rank.OTHER, usd_per_s)
+    first = Rank.FIRST if nth == 1 and desired.needed > 0 else Rank.OTHER
+    return Claim(max(first, there), usd_per_s)
 
 
 def precedence(
-    spec: ModelSpec, desired: Desired, nth: int, *, only_there: bool = False
+    spec: ModelSpec, desired: Desired, nth: int, *, there: Rank = Rank.OTHER
 ) -> tuple[int, bool, float]:
     """Key of the order in which missing replicas are woken, the largest first.
 
     Among models without a replica, those for which requests are held come first, the longest unserved before others.
     """
-    own = claim(spec, desired, nth, only_there=only_there)
+    own = claim(spec, desired, nth, there=there)
     if own.rank is Rank.FIRST and desired.held:
         return own.rank, True, desired.unserved_s
     return own.rank, False, own.usd_per_s / max(1, spec.capacity.gpus)

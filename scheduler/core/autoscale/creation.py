@@ -2,9 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from scheduler.core.autoscale.floors import room_in
 from scheduler.core.autoscale.spending import ROUNDING_USD
 from scheduler.core.autoscale.state import (
     Binding,
@@ -73,6 +74,8 @@ class Wanted(NamedTuple):
     where: Binding
     missing: int
     reason: str
+    below: int = 0
+    """Those of them that are missing to the minimum of the place."""
 
 
 class Creations:
@@ -84,30 +87,40 @@ class Creations:
         self._on_their_way = Counter(host.kind for host in creating)
         self._on_their_way_to = Counter((host.kind, host.region.lower()) for host in creating)
 
-    def add(self, spec: ModelSpec, wanted: Sequence[Wanted], below_minimum: int, spent_usd: float) -> None:
+    def add(
+        self,
+        spec: ModelSpec,
+        wanted: Sequence[Wanted],
+        below_minimum: int,
+        spent_usd: float,
+        awake: Iterable[str] = (),
+    ) -> None:
         """Choose hosts for missing replicas of a model, `below_minimum` of which the budget may not prevent.
 
         The kinds are tried in the model's order. A kind that failed is left out while its pause lasts, and then tried
         with one host at a time until one succeeds. `spent_usd`: what the model's hosts cost per hour now. What may
-        run anywhere comes last in `wanted`, and gets what hosts for some places run beside.
+        run anywhere comes last in `wanted`, and gets what hosts for some places run beside. `awake`: the regions of the
+        replicas that are awake or come.
         """
-        beside = 0
-        for where, missing, reason in wanted:
+        beside, present = 0, list(awake)
+        for where, missing, reason, below_there in wanted:
             missing -= 0 if where.bound else beside
             notes: list[str] = []
-            for option in spec.kinds:
+            for option, regions in _places(spec, where):
                 if missing <= 0:
                     break
-                regions = regions_of(option, where)
-                if where.bound and not regions:
-                    continue
-                count, regions, note = self._count(option, missing, regions)
+                most = room_in(spec.regions, present, regions[0]) if spec.regions and regions else missing
+                count, regions, note = self._count(option, min(missing, most), regions)
                 if note:
                     notes.append(note)
                 room = _affordable(option, spec.budget_usd_per_hour - spent_usd)
-                count = min(count, max(room, -(-below_minimum // option.per_host)))
+                below = max(below_minimum, below_there)
+                count = min(count, max(room, -(-below // option.per_host)))
+                if spec.regions:
+                    count = min(count, most // option.per_host)
                 if count <= 0:
                     continue
+                present += count * option.per_host * list(regions[:1])
                 why = "; ".join([reason, *notes])
                 self.found.append(HostCreationView(option.kind, spec.model, count, why, regions))
                 self._on_their_way[option.kind] += count
@@ -115,6 +128,7 @@ class Creations:
                     self._on_their_way_to[option.kind, regions[0]] += count
                 missing -= count * option.per_host
                 below_minimum -= count * option.per_host
+                below_there -= count * option.per_host
                 spent_usd += count * option.usd_per_hour
             beside += max(0, -missing)
 
@@ -152,6 +166,19 @@ class Creations:
             (region,) if region else (),
             f"{name} failed {failed.count} times, one host at a time",
         )
+
+
+def _places(spec: ModelSpec, where: Binding) -> Iterator[tuple[HostOption, tuple[str, ...]]]:
+    """The kinds of hosts that may be created for demand, and where: one region after the other where they have limits;
+    nowhere in particular for demand that may be served anywhere."""
+    for option in spec.kinds:
+        regions = regions_of(option, where)
+        if spec.regions and not where.bound:
+            regions = option.regions
+        if spec.regions:
+            yield from ((option, (region,)) for region in regions)
+        elif regions or not where.bound:
+            yield option, regions
 
 
 def regions_of(option: HostOption, where: Binding) -> tuple[str, ...]:

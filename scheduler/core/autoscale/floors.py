@@ -7,7 +7,7 @@ there are. A floor only says how many of them, at least, are in its places.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler.core.autoscale.state import Binding, ReplicaObservation
+from scheduler.core.autoscale.state import Binding, RegionLimits, ReplicaObservation
 
 _ANY = 1 << 20
 """Stands for the number of names where any will do."""
@@ -27,10 +27,18 @@ class Floor:
     held: int = 0
     """Requests that wait for a replica there."""
     reason: str = ""
+    least: int = 0
+    """Replicas that an admin wants awake there always."""
 
     def has(self, replica: ReplicaObservation) -> bool:
         """Whether a replica is in these places."""
         return self.where.allows(replica.region, replica.gpu)
+
+
+def room_in(limits: Iterable[RegionLimits], awake: Iterable[str], region: str) -> int:
+    """How many more replicas may be awake in `region`, where those that are or come are in the regions `awake`."""
+    there = sum(other.lower() == region.lower() for other in awake)
+    return min((each.most - there for each in limits if each.region == region.lower()), default=1 << 20)
 
 
 def in_order(floors: Iterable[Floor]) -> list[Floor]:

@@ -6,6 +6,7 @@ for its model. Contracted hosts cost nothing: their hours are paid for in any ca
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from scheduler.core.autoscale.floors import Floor
 from scheduler.core.autoscale.state import CreatingHost, HostObservation, ModelSpec, ReplicaObservation
 
 ROUNDING_USD = 1e-6
@@ -87,12 +88,12 @@ class Spending:
 
 
 def over_budget(
-    spec: ModelSpec, awake: Sequence[ReplicaObservation], spending: Spending
+    spec: ModelSpec, awake: Sequence[ReplicaObservation], spending: Spending, floors: Sequence[Floor] = ()
 ) -> list[ReplicaObservation]:
     """Replicas of `awake`, the model's in the order of removal, to put to rest so that it is within its budget again.
 
-    They leave host by host, because only a host without awake replicas costs less, and never below the minimum.
-    `spending` counts them as released afterwards.
+    They leave host by host, because only a host without awake replicas costs less, and never below the minimum, nor
+    below that of a place, which `floors` have. `spending` counts them as released afterwards.
     """
     by_host: dict[str, list[ReplicaObservation]] = {}
     for replica in awake:
@@ -102,6 +103,13 @@ def over_budget(
         if not spending.exceeds(spec.model):
             break
         if spending.free(group[0]) or len(awake) - len(gone) - len(group) < spec.min_awake:
+            continue
+        left = [replica for replica in awake if replica not in gone and replica not in group]
+        if any(
+            sum(floor.has(other) for other in left) < floor.least
+            for floor in floors
+            if any(floor.has(replica) for replica in group)
+        ):
             continue
         for replica in group:
             spending.release(replica)

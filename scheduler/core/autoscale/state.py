@@ -214,6 +214,16 @@ class HostOption(msgspec.Struct, frozen=True):
     """Class of its GPUs; empty = not known."""
 
 
+class RegionLimits(msgspec.Struct, frozen=True):
+    """How many replicas of a model are awake in a region."""
+
+    region: str
+    """In lower case."""
+    least: int = 0
+    """It comes before the budget."""
+    most: int = 1 << 20
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """What the autoscaler knows of a model."""
 
@@ -233,3 +243,5 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """Kinds of hosts for further replicas, in the order in which they are tried; empty = none are created."""
     drain_s: float = 0.0
     """Seconds in which a replica drains, as measured; 0 = never was."""
+    regions: tuple[RegionLimits, ...] = ()
+    """Limits of single regions, beside `min_awake` and `max_awake`."""

@@ -18,7 +18,7 @@ from tests.support.waiting import until
 from workers.acting.plan import Mode
 from workers.catalog import load_catalog
 from workers.models import ModelSpec
-from workers.scaling import RETIRED, ScalingDirectory, ScalingLimits, read_effective_limits
+from workers.scaling import RETIRED, RegionReplicas, ScalingDirectory, ScalingLimits, read_effective_limits
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
 READER = Actor(kind="cli", id="f", label="f", role="finance")
@@ -49,6 +49,24 @@ async def test_an_admin_changes_one_limit_at_a_time_and_takes_all_back(database:
     assert (rows[4].object_id, rows[4].reason, rows[4].after["source"]) == (MODEL, "it is over", "default")
 
 
+async def test_limits_of_regions_are_set_read_and_replaced(database: Database) -> None:
+    await models.add_model(database, ADMIN, name=MODEL)
+    after = await scaling.set_scaling(database, ADMIN, model=MODEL, regions=["TOR1=1-4", "nyc2=0-2"])
+    assert after.regions == ["tor1=1-4", "nyc2=0-2"]
+    kept = await scaling.set_scaling(database, ADMIN, model=MODEL, max_awake=6)
+    assert (kept.max_awake, kept.regions) == (6, after.regions)
+    async with database.read() as connection:
+        limits = (await read_effective_limits(connection))[MODEL]
+    assert limits.regions == (RegionReplicas("tor1", 1, 4), RegionReplicas("nyc2", 0, 2))
+    until_then = await acting.hold_replicas(
+        database, ADMIN, model=MODEL, awake=2, hold_for=timedelta(hours=1), reason="launch"
+    )
+    assert until_then.awake == 2
+    async with database.read() as connection:
+        assert (await read_effective_limits(connection))[MODEL].regions == ()
+    assert (await scaling.set_scaling(database, ADMIN, model=MODEL, regions=[])).regions == []
+
+
 async def test_wrong_limits_are_refused(database: Database) -> None:
     await models.add_model(database, ADMIN, name=MODEL)
     await models.add_model(database, ADMIN, name="deepseek-v3.2")
@@ -77,6 +95,13 @@ async def test_wrong_limits_are_refused(database: Database) -> None:
         InvalidRequest, "'gb200-nvl4' have no price", model="deepseek-v3.2", host_kinds=["gb200-nvl4"]
     )
     await refused(InvalidRequest, "has no profile 'dp9'", profile="dp9")
+    for wrong in ("tor1", "tor1=1", "tor1=a-b", "tor1=-1-2", "tor1=1-9999999"):
+        await refused(InvalidRequest, f"regions has '{wrong}'; write REGION=MIN-MAX", regions=[wrong])
+    await refused(InvalidRequest, "regions contains 'to r'", regions=["to r=0-1"])
+    await refused(InvalidRequest, "3 to 2 replicas in tor1", regions=["tor1=3-2"])
+    await refused(InvalidRequest, "at most 1024", regions=["tor1=0-2000"])
+    await refused(InvalidRequest, "names a region twice", regions=["tor1=0-1", "TOR1=0-2"])
+    await refused(InvalidRequest, "wants 5 replicas awake", regions=["tor1=3-4", "nyc2=2-2"], max_awake=4)
     await scaling.set_scaling(database, ADMIN, model="deepseek-v3.2", host_kinds=["gpu-h200x8-1128gb"])
     await refused(
         InvalidRequest, "'dp8' of 'deepseek-v3.2' does not run on hosts", model="deepseek-v3.2", profile="dp8"
@@ -175,6 +200,7 @@ def test_the_commands_print_what_holds(pg_url: str, redis_url: str, monkeypatch:
     assert found == {
         "model": MODEL, "min_awake": 1, "max_awake": 8, "budget_usd_per_hour": "128.00", "host_kinds": [KIND],
         "source": "admin", "budget_usd_per_month": None, "profile": "", "acting": "platform",
+        "regions": [],
     }  # fmt: skip
     assert penstock("scaling", MODEL) == [found]
     found = penstock("set-scaling", MODEL, "--budget", "none", "--host-kind", "none")
