@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.model_life import retire_model
@@ -20,6 +21,9 @@ from workers.engine_args import check_arguments
 from workers.model_definition import Fit, NewModel, define
 from workers.tables import added_models
 from workers.wire import basis_of
+
+DRY_RUN = "not added"
+"""In place of the status of a model that was only checked."""
 
 
 class AddedView(msgspec.Struct, frozen=True):
@@ -52,12 +56,13 @@ async def add(
     today: date,
     note: str | None = None,
     unchecked: bool = False,
+    dry_run: bool = False,
 ) -> AddedView:
     """Store the entry of a model and offer it; its requests are refused until it has a price.
 
-    A retired model that was added before gets the new entry. With `unchecked` the engine's parser is not asked. Raises
-    InvalidRequest for a model that does not fit, and for arguments that the parser refuses; Conflict when the name is
-    taken; Unavailable without an engine environment.
+    A retired model that was added before gets the new entry. With `unchecked` the engine's parser is not asked; with
+    `dry_run` all is checked and nothing stored. Raises InvalidRequest for a model that does not fit, and for arguments
+    that the parser refuses; Conflict when the name is taken; Unavailable without an engine environment.
     """
     require(actor, PLATFORM_ADMIN)
     note = None if note is None else clean_reason(note)
@@ -70,15 +75,15 @@ async def add(
     if new.name in catalog.models:
         raise Conflict(f"{new.name!r} is a model of the catalog; offer it without --host-kind", param="name")
     model, fit = define(catalog.hosts, new, today)
+    async with database.read() as connection:
+        await _find_retired(connection, new.name)  # before the parser is asked, which takes seconds
     if not unchecked:
         await check_arguments(model, engine_env)
+    if dry_run:
+        return _view(model, fit, DRY_RUN, checked=not unchecked)
     async with write(database, actor) as connection:
         await lock_models(connection)
-        before = await find_model(connection, new.name)
-        if before is not None and before.status != "retired":
-            raise Conflict(
-                f"there is a model {new.name!r} already ({before.status}); remove it first", param="name"
-            )
+        before = await _find_retired(connection, new.name)
         await store_model(connection, before, new.name, None, note)
         row = insert(added_models).values(name=new.name, definition=encode_model(model))
         await connection.execute(
@@ -87,6 +92,14 @@ async def add(
         after = await require_model(connection, new.name)
         await record_model(connection, actor, "model.add", before, after)
     return _view(model, fit, after.status, checked=not unchecked)
+
+
+async def _find_retired(connection: AsyncConnection, name: str) -> ModelView | None:
+    """The retired model of a name; None = there is none. Raises Conflict for one that is offered."""
+    found = await find_model(connection, name)
+    if found is not None and found.status != "retired":
+        raise Conflict(f"there is a model {name!r} already ({found.status}); remove it first", param="name")
+    return found
 
 
 async def remove(database: Database, actor: Actor, *, name: str, note: str | None = None) -> ModelView:

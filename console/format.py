@@ -123,6 +123,12 @@ def short_id(value: UUID | str | None) -> Formatted:
     return Formatted(f"…{text[-8:]}" if len(text) > 12 else text, text)
 
 
+def sentence(message: str) -> str:
+    """An error's message as a sentence. The name vLLM keeps its small letter."""
+    begun = message if message.startswith("vLLM") else message[:1].upper() + message[1:]
+    return begun if begun.endswith((".", "?", "!")) else f"{begun}."
+
+
 def words(name: str) -> str:
     """An identifier with spaces for dots and underscores: `tenant.create` becomes "tenant create"."""
     return name.replace("_", " ").replace(".", " · ")

@@ -238,11 +238,19 @@ def parse_changes(words: Iterable[str]) -> dict[str, ArgValue | None]:
 def read_profile(path: Path) -> ProfileFile:
     """The parts of a profile in a TOML file. Raises InvalidRequest with what is wrong in it."""
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), ProfileFile)
+        return parse_profile(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise InvalidRequest(f"cannot read the profile {path}: {error.strerror}", param="profile") from None
-    except (ValueError, msgspec.ValidationError) as error:
+    except UnicodeDecodeError as error:
         raise InvalidRequest(f"the profile {path} is wrong: {error}", param="profile") from None
+
+
+def parse_profile(content: str, name: str) -> ProfileFile:
+    """The parts of a profile in the TOML of the file `name`. Raises InvalidRequest with what is wrong in it."""
+    try:
+        return msgspec.convert(tomllib.loads(content), ProfileFile)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"the profile {name} is wrong: {error}", param="profile") from None
 
 
 def _check_gpus(new: NewModel, host: HostKind) -> None:

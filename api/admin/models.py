@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Response
 from pydantic import Field
 
 from admin import acting as admin_acting
@@ -68,6 +68,7 @@ class ModelAdd(RequestBody):
     profile: dict[str, Any] = Field(default={}, description="args, env and figures that are known better.")
     note: str | None = Field(default=None, max_length=500)
     unchecked: bool = Field(default=False, description="Do not ask the engine's parser about the arguments.")
+    dry_run: bool = Field(default=False, description="Only check and compute; nothing is stored.")
 
 
 class AliasUpdate(RequestBody):
@@ -284,8 +285,13 @@ def _add_life_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
 def _add_added_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.post("/models/added", status_code=201)
-    async def add_any_model(body: ModelAdd, actor: Annotated[Actor, Depends(deps.actor)]) -> dict[str, Any]:
-        """Add a model that the catalog does not have: its fit, where its figures start, its engine's command."""
+    async def add_any_model(
+        body: ModelAdd, actor: Annotated[Actor, Depends(deps.actor)], response: Response
+    ) -> dict[str, Any]:
+        """Add a model that the catalog does not have: its fit, where its figures start, its engine's command.
+
+        A dry run answers the same with status 200.
+        """
         require(actor, PLATFORM_ADMIN)
         view = await added_models.add(
             deps.database,
@@ -295,7 +301,10 @@ def _add_added_routes(routes: APIRouter, deps: AdminDeps) -> None:
             today=datetime.now(UTC).date(),
             note=body.note,
             unchecked=body.unchecked,
+            dry_run=body.dry_run,
         )
+        if body.dry_run:
+            response.status_code = 200
         shown: dict[str, Any] = msgspec.to_builtins(view)
         return shown
 

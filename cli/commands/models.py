@@ -283,6 +283,9 @@ def add_model(
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="With it: do not ask the engine's parser about the arguments.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With it: only check and compute; nothing is stored.")
+    ] = False,
     engine_env: Annotated[
         Path | None,
         typer.Option("--engine-env", help="The engine's environment; default: as `penstock engine`."),
@@ -305,9 +308,9 @@ def add_model(
     Example: penstock models add Qwen/Qwen3-32B --host-kind gpu-h100x8-640gb --gpus 2 --arg max-model-len=32768
     """
     if host_kind is None:
-        if any((gpus, weights, revision, arg, profile, unchecked)):
+        if any((gpus, weights, revision, arg, profile, unchecked, dry_run)):
             raise InvalidRequest(
-                "--gpus, --weights, --revision, --arg, --profile and --unchecked go with --host-kind"
+                "--gpus, --weights, --revision, --arg, --profile, --unchecked and --dry-run go with --host-kind"
             )
         spec = external_spec(context_len, max_output_tokens, embeddings)
         perform(partial(models.add_model, name=name, note=note, spec=spec), data_dir, as_json)
@@ -321,6 +324,7 @@ def add_model(
         today=datetime.now(UTC).date(),
         note=note,
         unchecked=unchecked,
+        dry_run=dry_run,
     )
     perform(act, data_dir, as_json)
 

@@ -17,6 +17,7 @@ from console.components.dialogs import primary, secondary
 from console.components.table import Cell, Column, Row, cell, data_table, set_rows
 from console.deps import Console
 from console.format import count, moment
+from console.panels.added_model import open_added_model_form
 from console.panels.model_life import (
     acts_cell,
     open_alias_form,
@@ -49,6 +50,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     await page.read()
     with page_head("Models and prices", "US dollars per million tokens. Times are UTC."):
         if viewer.is_admin:
+            secondary("Add model", viewer.act(page.new_model), icon="add_box")
             secondary("New alias", viewer.act(page.new_alias), icon="alternate_email")
         if viewer.may_bill:
             link_button("Re-rate a past month", "/periods?tab=changes", "history")
@@ -177,6 +179,10 @@ class _ModelsPage:
         model = next((one for one in self.models if one.name == row), None)
         if model is not None:
             await start_act(self.console, self.viewer, act, model, offered(self.models), self.reload)
+
+    async def new_model(self) -> None:
+        """Open the form of a model that the catalog does not have."""
+        open_added_model_form(self.console, self.viewer, self.reload)
 
     async def new_alias(self) -> None:
         """Open the form of an alias."""

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from nicegui import ui
 
-from admin import model_life
+from admin import added_models, model_life
 from admin import models as admin_models
 from admin.models import ModelView
 from console.components.base import notice
@@ -48,7 +48,7 @@ def acts_cell(model: ModelView) -> Cell:
     if model.alias_of is None and not (model.status == "retired" and model.redirected):
         acts.append(("replace", "Replace", ""))
     if model.status != "retired" or model.redirected:
-        acts.append(("retire", "Retire", "bad"))
+        acts.append(("retire", "Remove" if model.origin == "added" else "Retire", "bad"))
     return actions_cell(acts, model.name)
 
 
@@ -168,15 +168,19 @@ def _open_replace_form(
 
 
 def _open_retire_form(console: Console, viewer: Viewer, model: ModelView, done: Done) -> None:
+    added = model.origin == "added"
+    act, done_word = ("Remove", "removed") if added else ("Retire", "retired")
+
     async def save() -> bool:
-        await model_life.retire_model(console.database, viewer.actor, name=model.name, note=_text(note))
-        toast_ok(f"{model.name} is retired.")
+        take_away = added_models.remove if added else model_life.retire_model
+        await take_away(console.database, viewer.actor, name=model.name, note=_text(note))
+        toast_ok(f"{model.name} is {done_word}.")
         await done()
         return True
 
     with form_dialog(
-        f"Retire {model.name} now?",
-        "Retire",
+        f"{act} {model.name} now?",
+        act,
         viewer,
         save,
         sub="Requests for it get 404 model_retired, and no replica is planned for it. Its usage stays in all reports.",

@@ -165,7 +165,7 @@ async def save_below_cost(viewer: Viewer, conflict: Conflict, question: str) -> 
     return answer is not None
 
 
-async def _save_price(console: Console, viewer: Viewer, facts: dict[str, Any]) -> bool:
+async def save_price(console: Console, viewer: Viewer, facts: dict[str, Any]) -> bool:
     """Save a price; one below cost only after a confirmation. Returns False when that is not given."""
     try:
         await admin_prices.set_price(console.database, viewer.actor, **facts)
@@ -178,6 +178,37 @@ async def _save_price(console: Console, viewer: Viewer, facts: dict[str, Any]) -
     return True
 
 
+class RateFields:
+    """The fields of a price's rates in dollars per million tokens."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[str, ui.input] = {}
+        with ui.element("div").classes("fields"):
+            for name, label in CLASSES.items():
+                self._boxes[name] = text_input(label, hint=OPTIONAL.get(name, "")).props(
+                    "inputmode=decimal prefix=$"
+                )
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is given."""
+        return not any((box.value or "").strip() for box in self._boxes.values())
+
+    def read(self) -> dict[str, str | None] | None:
+        """The rates by class, None for one that follows another; None when a field is wrong, which says so then."""
+        rates: dict[str, str | None] = {}
+        for name, box in self._boxes.items():
+            box.error = None
+            if name in OPTIONAL and not (box.value or "").strip():
+                rates[name] = None
+                continue
+            try:
+                rates[name] = parse_rate(box.value or "")
+            except ValueError as error:
+                box.error = str(error)
+        return None if any(box.error for box in self._boxes.values()) else rates
+
+
 def open_price_form(
     console: Console,
     viewer: Viewer,
@@ -186,24 +217,15 @@ def open_price_form(
     done: Callable[[], Awaitable[None]],
 ) -> None:
     """Open the form of a price: rates, tier, organisation and start."""
-    rates: dict[str, ui.input] = {}
 
     async def save() -> bool:
-        values: dict[str, str] = {}
-        for name, box in rates.items():
-            if name in OPTIONAL and not (box.value or "").strip():
-                continue
-            try:
-                values[name] = parse_rate(box.value or "")
-                box.error = None
-            except ValueError as error:
-                box.error = str(error)
+        values = rates.read()
         try:
             begins = parse_instant(start.value or "")
             start.error = None
         except ValueError as error:
             start.error = str(error)
-        if start.error or any(box.error for box in rates.values()):
+        if start.error or values is None:
             return False
         facts = {
             "model": model.value,
@@ -211,12 +233,9 @@ def open_price_form(
             "tenant_id": UUID(whose.value) if whose.value else None,
             "effective_from": begins,
             "reason": (reason.value or "").strip() or None,
-            "input": values["input"],
-            "output": values["output"],
-            "cached_input": values.get("cached_input"),
-            "reasoning": values.get("reasoning"),
+            **values,
         }
-        if not await _save_price(console, viewer, facts):
+        if not await save_price(console, viewer, facts):
             return False
         toast_ok(f"The price of {model.value} is {'scheduled' if begins else 'set'}.")
         await done()
@@ -238,11 +257,7 @@ def open_price_form(
             tier.props("outlined dense")
             whose = ui.select({"": "Everyone (list price)", **tenants}, value="", label="Applies to")
             whose.props("outlined dense")
-        with ui.element("div").classes("fields"):
-            for name, label in CLASSES.items():
-                rates[name] = text_input(label, hint=OPTIONAL.get(name, "")).props(
-                    "inputmode=decimal prefix=$"
-                )
+        rates = RateFields()
         start = text_input("Begins (UTC)", hint="Date or date and time; empty for now.")
         start.props["placeholder"] = "2026-12-01 00:00"
         reason = text_input("Reason", hint="Kept in the audit log.").props("maxlength=500")

@@ -18,6 +18,8 @@ from playwright.async_api import (
     expect,
 )
 
+from sim.hub import FakeHub
+from tests.browser.hub import HUB_MODEL, engine_parser, hub_files
 from tests.browser.seed import PASSWORD
 from tests.browser.site import Site, running_site
 from tests.support.services import Services
@@ -48,9 +50,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def site(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The running console, seeded; shared by all tests of the worker."""
-    with running_site(services, tmp_path_factory.mktemp("console")) as running:
-        yield running
+    """The running console, seeded, with a model hub and an engine's parser; shared by all tests of the worker."""
+    base = tmp_path_factory.mktemp("console")
+    with FakeHub(HUB_MODEL, hub_files()).serve() as hub:
+        extra = {
+            "HF_ENDPOINT": hub,
+            "HF_HUB_CACHE": str(base / "hub"),
+            "HF_HUB_OFFLINE": "0",
+            "PENSTOCK_ADAPTER_MAX_MB": "2",
+            "PENSTOCK_ENGINE_ENV": str(engine_parser(base / "engine")),
+        }
+        with running_site(services, base, extra=extra) as running:
+            yield running
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

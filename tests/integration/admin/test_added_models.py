@@ -86,6 +86,24 @@ async def test_everybody_who_knows_the_catalog_knows_the_model(database: Databas
     assert [(row.name, row.origin) for row in await models.list_models(database, ADMIN)] == [(NAME, "added")]
 
 
+async def test_a_dry_run_shows_the_same_and_stores_nothing(database: Database, admin: Caller) -> None:
+    shown = await added_models.add(
+        database, ADMIN, new=new(), engine_env=Path("/nowhere"), today=TODAY, unchecked=True, dry_run=True
+    )
+    assert await models.list_models(database, ADMIN) == []
+    assert "model.add" not in await audit_actions(database)
+    body = {"name": NAME, "config": FP8, "host_kind": "gpu-h100x8-640gb", "gpus": 2, "unchecked": True}
+    told = await admin("POST", "/models/added", body | {"dry_run": True})
+    assert (told.status_code, told.json()["status"]) == (200, "not added")
+    assert await models.list_models(database, ADMIN) == []
+    stored = await add(database)
+    assert msgspec.structs.replace(shown, status="active") == stored
+    with pytest.raises(Conflict, match="there is a model"):
+        await added_models.add(
+            database, ADMIN, new=new(), engine_env=Path("/nowhere"), today=TODAY, unchecked=True, dry_run=True
+        )
+
+
 async def test_without_a_price_it_is_unpriced_and_break_even_proposes_one(database: Database) -> None:
     await add(database)
     assert [row.model for row in await prices.unpriced(database, ADMIN)] == [NAME]
