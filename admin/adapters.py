@@ -14,7 +14,7 @@ import msgspec
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.models import require_model
+from admin.models import list_models, require_model
 from admin.transactions import now_of, read_scoped, write_system
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, RequestTooLarge
@@ -175,6 +175,15 @@ async def _add(database: Database, actor: Actor, made: Adapter, limits: AdapterL
             object_id=made.id, after=view,
         )  # fmt: skip
         return view
+
+
+async def adapter_bases(database: Database, actor: Actor) -> list[str]:
+    """Names of the offered models whose engines take adapters. Raises PermissionDenied."""
+    models = await list_models(database, actor)
+    async with database.read() as connection:
+        known = (await read_catalog(connection)).models
+    offered = [one.name for one in models if one.status != "retired" and one.alias_of is None]
+    return [name for name in offered if name in known and largest_rank(known[name])]
 
 
 async def list_adapters(

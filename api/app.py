@@ -12,9 +12,10 @@ from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from admin.adapter_upload import UPLOAD_S
 from api import cors, errors, health, openapi
 from api.client_address import ClientAddresses
-from api.customer import adapters, anthropic, hotpath, llms_txt, models, not_available, responses
+from api.customer import anthropic, hotpath, llms_txt, models, not_available, responses
 from api.customer.member_deps import PREFIX
 from api.customer.model_views import ModelViews
 from api.deps import Deps
@@ -94,7 +95,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         deps.streams,
         deps.models,
     )
-    app.add_middleware(BodyDeadline, longer={f"{PREFIX}/adapters": adapters.UPLOAD_S})
+    app.add_middleware(BodyDeadline, longer={f"{PREFIX}/adapters": UPLOAD_S})
     app.add_middleware(
         ListingRate, per_min=settings.listings_per_min, addresses=addresses, now=time.monotonic
     )

@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.staticfiles import StaticFiles
 
+from admin.adapter_upload import UPLOAD_S
 from admin.logins import sign_in
 from console.access import AccessMiddleware, AccessRules, cookie_name, is_secure
 from console.deps import Console
@@ -21,6 +22,7 @@ from console.downloads import add_downloads
 from console.layout import frame
 from console.pages import (
     account,
+    adapters,
     alerts,
     audit,
     billing,
@@ -38,6 +40,7 @@ from console.pages import (
     usage,
 )
 from console.pages import request as request_page
+from console.panels.adapters import UPLOAD_PATH
 from console.plain import STATIC, asset_version, message_page, sign_in_page
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES, Viewer
 from core.body_deadline import BodyDeadline
@@ -85,6 +88,7 @@ PAGES = (
     Page("/account", "Account", PLATFORM_ROLES | TENANT_ROLES, account.build),
     Page("/home", "Home", TENANT_ROLES, home.build),
     Page("/billing", "Billing", TENANT_ROLES, billing.build),
+    Page("/adapters", "Adapters", TENANT_ROLES, adapters.build),
 )
 
 
@@ -95,6 +99,7 @@ def create_app(console: Console) -> FastAPI:
     _add_sign_in(app, console)
     add_downloads(app, console)
     finance.add_export_download(app, console)
+    adapters.add_upload(app, console)
     app.mount("/static", StaticFiles(directory=STATIC), name="console-static")
     version = asset_version()
     ui.add_head_html(
@@ -119,7 +124,7 @@ def create_app(console: Console) -> FastAPI:
     nicegui_app.config.quasar_config["loadingBar"] = {"skipHijack": True}
     access = AccessRules([(page.path.split("/{")[0], page.roles) for page in PAGES])
     app.add_middleware(AccessMiddleware, sessions=console.sessions, access=access)
-    app.add_middleware(BodyDeadline)
+    app.add_middleware(BodyDeadline, longer={UPLOAD_PATH: UPLOAD_S})
     return app
 
 

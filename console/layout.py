@@ -30,6 +30,7 @@ class NavItem(msgspec.Struct, frozen=True):
 
 NAVIGATION = (
     NavItem("Home", "/home", "rocket_launch", TENANT_ROLES),
+    NavItem("Adapters", "/adapters", "extension", TENANT_ROLES),
     NavItem("Overview", "/overview", "space_dashboard", PLATFORM_ROLES),
     NavItem("Pools", "/pools", "dns", PLATFORM_ROLES),
     NavItem("Tenants", "/tenants", "apartment", PLATFORM_ROLES, "Customers"),

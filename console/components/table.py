@@ -23,6 +23,8 @@ _CELL = r"""
         @click="$parent.$emit('act', {id: act.id, row: props.row.id})" />
     </template>
     <span v-else :class="props.value.mono ? 'mono' : ''" :title="props.value.h">{{ props.value.t }}</span>
+    <q-btn v-if="props.value.copy" flat dense no-caps class="row-act" label="Copy"
+      :aria-label="'Copy ' + props.value.t" :data-copy="props.value.t" />
     <span v-if="props.value.bar >= 0"
       :class="'bar cellbar ' + (props.value.bar >= 0.9 && !props.value.progress ? 'bad' : '')"><i
       :style="{display: 'block', width: Math.min(100, props.value.bar * 100) + '%'}"></i></span>
@@ -66,11 +68,12 @@ def cell(
     text: bool = False,
     bar: float | None = None,
     progress: bool = False,
+    copy: bool = False,
 ) -> Cell:
     """A cell with a value: a link with `href`, a badge with `tone`, a second line with `sub`.
 
     `wrap` is for sentences, `text` for names that may be long, `bar` a usage bar from 0 to 1,
-    with `progress` one of work that is done, which is not bad when it is full.
+    with `progress` one of work that is done, which is not bad when it is full. `copy` adds a button that copies it.
     """
     made: Cell = (
         {"t": value} if isinstance(value, str) else {"t": value.text, "h": value.exact, "s": value.sort}
@@ -87,6 +90,7 @@ def cell(
         ("wrap", wrap),
         ("text", text),
         ("progress", progress),
+        ("copy", copy),
     ):
         if given:
             made[name] = given

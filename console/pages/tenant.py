@@ -18,6 +18,7 @@ from console.format import moment, money
 from console.pages.alerts import alerts_panel
 from console.pages.audit import audit_rows, show_entry
 from console.pages.tenants import STATUS_TONES, change_status
+from console.panels.adapters import adapters_panel
 from console.panels.adjust import open_adjust_form
 from console.panels.contract import contract_panel
 from console.panels.documents import adjustments_table, documents_panel, payments_panel
@@ -48,6 +49,7 @@ _TABS = {
     "alerts": "Alerts",
     "keys": "Projects and keys",
     "limits": "Limits",
+    "adapters": "Adapters",
     "audit": "Audit",
 }
 
@@ -75,6 +77,8 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         await alerts_panel(console, viewer, tenant.id)
     elif tab == "keys":
         await keys_panel(console, viewer, tenant.id)
+    elif tab == "adapters":
+        await adapters_panel(console, viewer, tenant.id)
     elif tab == "limits":
         share_panel(console, viewer, tenant)
         await limits_panel(console, viewer, tenant.id)

@@ -1,5 +1,35 @@
 // Small parts that need no server: the drawer on narrow screens, the theme, copying. Loaded on every page.
 "use strict";
+// Sends chosen files as one form; the answer is what the server says, or 0 when the connection broke or the form closed.
+window.penstockUpload = (url, fields, ids, barId, most) => new Promise((done) => {
+  const form = new FormData();
+  for (const [name, value] of Object.entries(fields)) form.append(name, value);
+  let bytes = 0;
+  for (const id of ids) {
+    const input = document.getElementById(id);
+    const file = input?.files[0];
+    if (!file) return done({ status: 400, message: "Choose both files." });
+    bytes += file.size;
+    form.append(input.getAttribute("name"), file);
+  }
+  const told = (count) => count.toLocaleString("en-US");
+  if (bytes > most) return done({ status: 413, message: `The files have ${told(bytes)} bytes; at most ${told(most)} are accepted.` });
+  const bar = document.getElementById(barId);
+  const request = new XMLHttpRequest();
+  const broken = () => done({ status: 0, message: "The connection broke; nothing was stored. Try again." });
+  request.open("POST", url);
+  request.upload.addEventListener("progress", (event) => {
+    if (!bar.isConnected) request.abort();
+    else bar.value = event.loaded / event.total;
+  });
+  request.addEventListener("load", () => {
+    let message = request.responseText;
+    try { message = JSON.parse(message).message; } catch { message = message.slice(0, 300); }
+    done({ status: request.status, message });
+  });
+  for (const name of ["error", "abort", "timeout"]) request.addEventListener(name, broken);
+  request.send(form);
+});
 (() => {
   const root = document.documentElement;
   const setNav = (open) => {

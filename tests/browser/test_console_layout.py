@@ -10,7 +10,7 @@ from tests.browser.seed import ADMIN
 from tests.browser.site import Site
 
 ADMIN_PATHS = ("/overview", "/tenants", "/models", "/pools", "/usage", "/audit")
-TENANT_PATHS = ("/home", "/requests", "/usage", "/billing", "/alerts")
+TENANT_PATHS = ("/home", "/adapters", "/requests", "/usage", "/billing", "/alerts")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -28,7 +28,8 @@ async def test_no_page_is_wider_than_a_phone(phone: Person, site: Site) -> None:
     assert await phone.overflow() <= 0
     await phone.sign_in(ADMIN)
     tabs = [
-        f"/tenants/{site.northwind.tenant_id}?tab={tab}" for tab in ("overview", "keys", "limits", "audit")
+        f"/tenants/{site.northwind.tenant_id}?tab={tab}"
+        for tab in ("overview", "keys", "limits", "adapters", "audit")
     ]
     for path in (*ADMIN_PATHS, *tabs):
         await phone.open(path)
