@@ -5,8 +5,11 @@ Throughput at full load follows from the fitted figures of each engine profile u
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
+from typing import NamedTuple
+from uuid import UUID
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -20,7 +23,7 @@ from admin.breakeven_inputs import (
     parse_dollars,
     parse_share,
 )
-from admin.transactions import read
+from admin.transactions import now_of, read
 from billing.economics.breakeven import (
     Mix,
     TokenRates,
@@ -30,7 +33,8 @@ from billing.economics.breakeven import (
     shape_of,
 )
 from billing.economics.weights import coefficients
-from billing.pricing.prices import list_prices
+from billing.pricing.contracts import list_contracts
+from billing.pricing.prices import PriceView, list_prices
 from core.db import Database
 from core.errors import InvalidRequest
 from core.money import pico_per_token_to_per_mtok, pico_to_usd, usd_to_pico
@@ -172,17 +176,17 @@ async def compute(connection: AsyncConnection, catalog: Catalog, choice: Choice)
     )
 
 
-async def loss_warning(
-    connection: AsyncConnection, catalog: Catalog, *, model: str, tier: str, rates: PriceRates
-) -> str | None:
-    """What is wrong with a price at which a host loses money even at full load; None = nothing.
+class _Layouts(NamedTuple):
+    """A calculation, the layout that hosts which are created for the model get, and the other ones."""
 
-    The host runs the profile that hosts which are created for the model get.
+    view: BreakevenView
+    usual: LayoutView
+    others: list[LayoutView]
 
-    Nothing is said of a model that the catalog does not have, or whose host has no price.
-    """
-    if model not in catalog.models:
-        return None
+
+async def _layouts_of_new_hosts(
+    connection: AsyncConnection, catalog: Catalog, model: str, tier: str, rates: PriceRates
+) -> _Layouts:
     choice = Choice(
         model=model,
         tier=msgspec.convert(tier, Tier),
@@ -194,7 +198,21 @@ async def loss_warning(
     limits = (await read_limits(connection)).get(model)
     chosen = next((row for row in view.layouts if limits is not None and row.profile == limits.profile), None)
     usual = chosen or view.layouts[0]
-    others = [row for row in view.layouts if row is not usual]
+    return _Layouts(view, usual, [row for row in view.layouts if row is not usual])
+
+
+async def loss_warning(
+    connection: AsyncConnection, catalog: Catalog, *, model: str, tier: str, rates: PriceRates
+) -> str | None:
+    """What is wrong with a price at which a host loses money even at full load; None = nothing.
+
+    The host runs the profile that hosts which are created for the model get.
+
+    Nothing is said of a model that the catalog does not have, or whose host has no price.
+    """
+    if model not in catalog.models:
+        return None
+    view, usual, others = await _layouts_of_new_hosts(connection, catalog, model, tier, rates)
     if usual.host_usd_per_hour is None or _pays(usual):
         return None
     mix = view.mix
@@ -213,35 +231,78 @@ async def loss_warning(
     return said + (f"; at this price these profiles pay: {', '.join(paying)}" if paying else "")
 
 
-async def discount_warning(connection: AsyncConnection, catalog: Catalog, discount_bps: int) -> str | None:
+async def discount_warning(
+    connection: AsyncConnection,
+    catalog: Catalog,
+    discount_bps: int,
+    *,
+    tenant_id: UUID,
+    start: datetime | None,
+    end: datetime | None,
+) -> str | None:
     """Which list prices that pay for a full host a discount in basis points puts below cost; None = none.
 
-    Prices that are below cost without it were confirmed when they were set.
+    The discount is one of a contract of `tenant_id` from `start` (None = now) to `end` (None = open). Prices of the
+    customer's own are not discounted, and prices that are below cost without it were confirmed when they were set.
     """
     if not 0 < discount_bps <= WHOLE_BPS:
         return None
-    found = []
-    for price in await list_prices(connection):
-        if price.tenant_id is not None or price.model not in catalog.models:
+    every = await list_prices(connection, tenant_id=tenant_id)
+    own = {(price.model, price.tier) for price in every if price.tenant_id and price.contract_id is None}
+    found: dict[str, None] = {}
+    for price in every:
+        mine = price.tenant_id is None and (price.model, price.tier) not in own
+        if not mine or not _overlaps(price, start, end) or price.model not in catalog.models:
             continue
-        whole = PriceRates(price.input, price.cached_input, price.output)
-        less = PriceRates(*(_discounted(rate, discount_bps) for rate in msgspec.structs.astuple(whole)))
-        facts = {"model": price.model, "tier": price.tier}
-        if await loss_warning(connection, catalog, **facts, rates=less) is None:
-            continue
-        if await loss_warning(connection, catalog, **facts, rates=whole) is None:
-            found.append(price.model if price.tier == "standard" else f"{price.model} ({price.tier})")
+        rates = PriceRates(price.input, price.cached_input, price.output)
+        if await _loses(connection, catalog, price.model, price.tier, rates, discount_bps):
+            found[price.model if price.tier == "standard" else f"{price.model} ({price.tier})"] = None
     if not found:
         return None
-    named = ", ".join(found[:MAX_NAMED]) + (" and others" if len(found) > MAX_NAMED else "")
+    named = ", ".join(list(found)[:MAX_NAMED]) + (" and others" if len(found) > MAX_NAMED else "")
     return (
         f"below cost: with {discount_bps / 100:g} % off, a host at full load is not paid for any more by the price of "
         f"{named}"
     )
 
 
-def _discounted(rate: str, discount_bps: int) -> str:
-    return format(Decimal(rate) * (WHOLE_BPS - discount_bps) / WHOLE_BPS, "f")
+async def discounted_loss(
+    connection: AsyncConnection, catalog: Catalog, *, model: str, tier: str, rates: PriceRates
+) -> str | None:
+    """What is wrong with a list price that pays, but not with the largest discount of a contract; None = nothing."""
+    if model not in catalog.models:
+        return None
+    now = await now_of(connection)
+    most = max(
+        (
+            contract.discount_bps
+            for contract in await list_contracts(connection)
+            if contract.effective_to is None or contract.effective_to > now
+        ),
+        default=0,
+    )
+    if not most or not await _loses(connection, catalog, model, tier, rates, most):
+        return None
+    return f"below cost with the {most / 100:g} % off of a contract: at full load a host is not paid for by it any more"
+
+
+def _overlaps(price: PriceView, start: datetime | None, end: datetime | None) -> bool:
+    """Whether a price holds at some time between two instants."""
+    begins, ends = datetime.fromisoformat(price.effective_from), price.effective_to
+    late = end is not None and begins >= end
+    over = start is not None and ends is not None and datetime.fromisoformat(ends) <= start
+    return not late and not over
+
+
+async def _loses(
+    connection: AsyncConnection, catalog: Catalog, model: str, tier: str, rates: PriceRates, discount_bps: int
+) -> bool:
+    """Whether a price that pays for a full host does not with a discount, which is a part of the revenue."""
+    usual = (await _layouts_of_new_hosts(connection, catalog, model, tier, rates)).usual
+    if usual.host_usd_per_hour is None or usual.breakeven_utilisation is None:
+        return False
+    left = Decimal(WHOLE_BPS - discount_bps) / WHOLE_BPS
+    return left < Decimal(usual.breakeven_utilisation) <= 1
 
 
 def _pays(row: LayoutView) -> bool:

@@ -83,14 +83,6 @@ async def add_contract(
     """
     require(actor, *PLATFORM_ROLES)
     check_currency(currency)
-    async with read(database, actor, PLATFORM_ROLES) as connection:
-        warning = await discount_warning(connection, await read_catalog(connection), discount_bps)
-    if warning is not None and not below_cost:
-        raise Conflict(
-            f"this discount is {warning}; confirm with below_cost (--below-cost) to save it",
-            code=PRICE_BELOW_COST,
-            param="below_cost",
-        )
     facts = {
         "effective_from": instant_fact(effective_from),
         "effective_to": instant_fact(effective_to),
@@ -100,7 +92,17 @@ async def add_contract(
         "automatic_payment": automatic_payment,
         "sla": sla,
         "reason": clean_reason(reason),
-    } | ({} if warning is None else {"below_cost": warning})
+    }
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        warning = await _loss(connection, tenant_id, facts)
+    if warning is not None:
+        if not below_cost:
+            raise Conflict(
+                f"this discount is {warning}; confirm with below_cost (--below-cost) to save it",
+                code=PRICE_BELOW_COST,
+                param="below_cost",
+            )
+        facts["below_cost"] = warning
     return await under_limit(
         database,
         actor,
@@ -112,6 +114,18 @@ async def add_contract(
     )
 
 
+async def _loss(connection: AsyncConnection, tenant_id: UUID, facts: Facts) -> str | None:
+    """Of what a contract's discount warns."""
+    return await discount_warning(
+        connection,
+        await read_catalog(connection),
+        facts["discount_bps"],
+        tenant_id=tenant_id,
+        start=parse_instant(facts["effective_from"]),
+        end=parse_instant(facts["effective_to"]),
+    )
+
+
 async def apply_contract(
     connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
 ) -> ContractView:
@@ -119,6 +133,12 @@ async def apply_contract(
     assert tenant_id is not None  # noqa: S101 - requests of this kind always name it
     committed = facts["commit_monthly_usd"]
     commit = None if committed is None else accounts.parse_usd(committed, "commit_monthly_usd")
+    if "below_cost" not in facts and (warning := await _loss(connection, tenant_id, facts)) is not None:
+        raise Conflict(
+            f"this discount is {warning} since it was asked for; reject it, and ask again with below_cost "
+            "(--below-cost)",
+            code=PRICE_BELOW_COST,
+        )
     account = await accounts.get_account(connection, tenant_id)
     if commit is not None and account.mode == "prepaid":
         raise InvalidRequest(

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from admin.actor import Actor, require
 from admin.approval_limit import Acting, Facts, instant_fact, parse_instant, under_limit
 from admin.audit import record
-from admin.breakeven import PriceRates, loss_warning
+from admin.breakeven import PriceRates, discounted_loss, loss_warning
 from admin.transactions import read
 from billing.pricing import prices
 from billing.pricing.prices import PriceView, Rates, Unpriced
@@ -60,7 +60,7 @@ async def set_price(
         output,
         output if reasoning is None else reasoning,
     )
-    warning = await _loss(database, actor, model, tier, rates)
+    warning = await _loss(database, actor, model, tier, rates, listed=tenant_id is None)
     if warning is not None and not below_cost:
         raise Conflict(
             f"this price is {warning}; confirm with below_cost (--below-cost) to save it",
@@ -90,8 +90,10 @@ async def set_price(
     )
 
 
-async def _loss(database: Database, actor: Actor, model: str, tier: str, rates: Rates) -> str | None:
-    """Of what a price warns; None for one that is in no range, which is refused later."""
+async def _loss(
+    database: Database, actor: Actor, model: str, tier: str, rates: Rates, *, listed: bool
+) -> str | None:
+    """Of what a price warns; None for one that is in no range, which is refused later. List prices are discounted."""
     try:
         rates.to_pico()
     except InvalidRequest:
@@ -100,9 +102,11 @@ async def _loss(database: Database, actor: Actor, model: str, tier: str, rates: 
         return None
     shown = PriceRates(rates.input, rates.cached_input, rates.output)
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        return await loss_warning(
-            connection, await read_catalog(connection), model=model, tier=tier, rates=shown
-        )
+        catalog = await read_catalog(connection)
+        warning = await loss_warning(connection, catalog, model=model, tier=tier, rates=shown)
+        if warning is None and listed:
+            warning = await discounted_loss(connection, catalog, model=model, tier=tier, rates=shown)
+        return warning
 
 
 async def apply_price(

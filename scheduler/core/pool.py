@@ -15,7 +15,7 @@ from scheduler.core.cost import Gate, ScoreInputs, Vector
 from scheduler.core.model_stats import ModelStats
 from scheduler.core.prefix_index import PrefixIndex
 from scheduler.core.prefix_tree import PrefixTree
-from scheduler.core.replica import Replica, speeds
+from scheduler.core.replica import Replica, alike, speeds
 from scheduler.core.rules import BANDS
 from scheduler.wire import PlaceRequest
 from workers.step_time import decode_step_s, sequence_s
@@ -200,7 +200,7 @@ class Pool:
         preferred or avoided for what is merely not known of it.
         """
         estimate, stated = replica.meter.estimate, replica.stated
-        if not estimate.count and self.observed is not None and self.observed[0] == speeds(stated):
+        if not estimate.count and self.observed is not None and alike(self.observed[0], speeds(stated)):
             estimate.inherit(self.observed[1])
         replica.capacity = estimate.apply(stated)
 

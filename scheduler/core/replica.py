@@ -100,9 +100,20 @@ class DerivedCapacity:
         return uncached * self.prefill_s_per_token + context_pairs(uncached, prompt) * self.prefill_pair_s
 
 
+PROBED = 0.15
+"""Relative difference of figures that fresh engines of one profile are probed with."""
+
+
 def speeds(stated: Capacity) -> tuple[float, ...]:
-    """The stated figures that are learnt: estimates of equal ones can be compared."""
+    """The stated figures that are learnt: estimates of like ones can be compared."""
     return stated.prefill_tokens_per_s, stated.step_base_s, stated.step_per_seq_s, stated.step_experts_s
+
+
+def alike(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether two `speeds` are of one kind of engine: equal, or probed of two engines of one profile."""
+    return all(
+        abs(mine - theirs) <= PROBED * max(mine, theirs) for mine, theirs in zip(one, other, strict=True)
+    )
 
 
 @dataclass(slots=True, eq=False)

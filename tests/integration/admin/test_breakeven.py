@@ -12,9 +12,11 @@ from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
 from admin import contracts, economics, models, prices, scaling
+from admin.approval_limit import Acting
 from admin.breakeven import BreakevenView, LayoutView, breakeven
 from admin.breakeven_inputs import Choice
 from admin.targets import set_targets
+from admin.transactions import write
 from cli.main import app
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, PermissionDenied
@@ -192,6 +194,38 @@ async def test_a_discount_below_cost_waits_for_a_confirmation(database: Database
     assert made.discount_bps == 9_000
     other = (await make_organisation(database, "Other")).tenant_id
     await contracts.add_contract(database, ADMIN, tenant_id=other, reason="a deal", discount_bps=100)
+    # A price that pays, but not with the discount that holds.
+    with pytest.raises(Conflict, match="below cost with the 90 % off of a contract") as later:
+        await prices.set_price(database, ADMIN, model=DEEPSEEK, input="2.9", output="9")
+    assert later.value.code == prices.PRICE_BELOW_COST
+
+
+async def test_a_discount_concerns_neither_own_prices_nor_those_of_other_times(database: Database) -> None:
+    tenant_id = (await make_organisation(database, "Acme")).tenant_id
+    await prices.set_price(database, ADMIN, model=DEEPSEEK, input="8.125", cached_input="0.075", output="24")
+    terms = {"tenant_id": tenant_id, "reason": "a deal", "discount_bps": 9_000}
+    with pytest.raises(Conflict, match="below cost"):
+        await contracts.add_contract(database, ADMIN, **terms)
+    await contracts.add_contract(database, ADMIN, **terms | {"discount_bps": 333})  # no whole picodollars
+    await contracts.end_contract(
+        database, ADMIN, contract_id=(await contracts.list_contracts(database, ADMIN, tenant_id=tenant_id))[0].id,
+        reason="over",
+    )  # fmt: skip
+    await prices.set_price(database, ADMIN, model=DEEPSEEK, tenant_id=tenant_id, input="9", output="24")
+    await contracts.add_contract(database, ADMIN, **terms)
+
+
+async def test_a_discount_that_has_come_below_cost_before_its_approval_is_refused(database: Database) -> None:
+    tenant_id = (await make_organisation(database, "Acme")).tenant_id
+    await prices.set_price(database, ADMIN, model=DEEPSEEK, input="8", output="24")
+    facts = {
+        "effective_from": None, "effective_to": None, "discount_bps": 4_000, "commit_monthly_usd": None,
+        "payment_days": 30, "automatic_payment": False, "sla": None, "reason": "a deal",
+    }  # fmt: skip
+    await prices.set_price(database, ADMIN, model=DEEPSEEK, input="2", output="6.4", below_cost=True)
+    async with write(database, ADMIN) as connection:
+        with pytest.raises(Conflict, match="since it was asked for"):
+            await contracts.apply_contract(connection, Acting(ADMIN, "ada"), tenant_id, facts)
 
 
 async def test_a_price_that_pays_and_a_model_of_unknown_cost_need_none(database: Database) -> None:
