@@ -151,12 +151,14 @@ def test_a_long_answer_tells_before_its_end() -> None:
 
 def test_a_replica_without_answers_is_believed_to_err_as_others_that_state_the_same() -> None:
     fleet, other = Fleet(), msgspec.structs.replace(SLOW, prefill_tokens_per_s=5_000.0)
-    every = (status("a"), status("b"), status("c", other))
+    probed = msgspec.structs.replace(SLOW, step_base_s=1.1 * SLOW.step_base_s)
+    every = (status("a"), status("b"), status("c", other), status("d", probed))
     fleet.heartbeat(beat(*every), 0.0)
     now = answered(fleet, "a", 20, 0.0)
     fleet.heartbeat(beat(*every), now)
     assert believed(fleet, "b").step_base_s == believed(fleet, "a").step_base_s != SLOW.step_base_s
     assert believed(fleet, "c") == other
+    assert believed(fleet, "d").step_base_s == pytest.approx(1.1 * believed(fleet, "a").step_base_s)
 
 
 def test_another_incarnation_begins_with_what_its_pool_knows_and_learns_anew() -> None:
