@@ -36,10 +36,11 @@ from workers.rollouts import (
     read_rollouts,
 )
 from workers.tables import rollouts
-from workers.wire import ANY_DISTANCE
 
 BASE_NAME = "base"
 """Name of the version that hosts and catalog say."""
+ANSWER_BOUNDS = {"min_agreement": 0.25, "max_logprob_distance": 1.0}
+"""Of a rollout whose answers are compared, where it gives no others."""
 
 
 class RolloutView(msgspec.Struct, frozen=True):
@@ -133,8 +134,8 @@ async def start_rollout(
                 param="model",
             )
         agrees = after.keeps_weights(before) if same_answer is None else same_answer
-        meant = {"min_agreement": 0.0, "max_logprob_distance": ANY_DISTANCE} if same_answer is False else {}
-        chosen = _strategy({**meant, **(strategy or {}), "same_answer": agrees})
+        bounds = {} if same_answer is False else ANSWER_BOUNDS
+        chosen = _strategy({**bounds, **(strategy or {}), "same_answer": agrees})
         await _check_tenants(connection, chosen.canary_tenants)
         view = _view(await add_rollout(connection, model, before, after, chosen, why))
         await record_change(connection, actor, model, "model.rollout_start", None, view, why)

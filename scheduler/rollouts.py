@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
@@ -161,7 +161,7 @@ class RolloutRunner:
             ):
                 continue
             members = self._members(model, state, now)
-            self._move(model, spec, steady_moves(members, spec.version), Strategy().with_any_answer(), now)
+            self._move(model, spec, steady_moves(members, spec.version), Strategy(), now)
 
     def _step_alone(self, rollout: Rollout, state: SchedulerState, now: float) -> None:
         """Decide on one rollout. A mistake in that stops neither other rollouts nor the scheduler, which would fail on
@@ -214,9 +214,8 @@ class RolloutRunner:
             self._store.put(rollout, update)
         if found.state is not rollout.state:
             self._say(rollout, found)
-        back = rollout.state is RolloutState.ROLLING_BACK
-        strategy = rollout.strategy.with_any_answer() if back else rollout.strategy
-        self._move(rollout.model, rollout.target, found.moves, strategy, now)
+        compared = {each.name for each in members if each.version == before}
+        self._move(rollout.model, rollout.target, found.moves, rollout.strategy, now, compared)
 
     def _wanted_of(self, rollout: Rollout, members: Sequence[Member]) -> int:
         """The most replicas that were awake before the rollout left its canary, beside those that it has started.
@@ -311,9 +310,11 @@ class RolloutRunner:
         return now >= self._refused.get(name, _NO_FAILURE).next_at
 
     def _move(
-        self, model: str, spec: EngineSpec, moves: Sequence[Move], strategy: Strategy, now: float
-    ) -> None:
-        """Send the commands of moves."""
+        self, model: str, spec: EngineSpec, moves: Sequence[Move], strategy: Strategy, now: float,
+        compared: Set[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        """Send the commands of moves. The answers of all replicas but `compared` may be any: they are beside those of
+        another version than the one that is replaced."""
         for move in moves:
             if move.name in self._changing or not self._may_try(move.name, now):
                 continue
@@ -321,9 +322,11 @@ class RolloutRunner:
                 str(uuid7()), move.name, "resume" if move.action == "start" else move.action, strategy.drain_s
             )
             if move.action == "deploy":
-                command.spec, command.same_answer = msgspec.json.encode(spec), strategy.same_answer
-                command.min_agreement = strategy.min_agreement
-                command.max_logprob_distance = strategy.max_logprob_distance
+                command.spec = msgspec.json.encode(spec)
+                if move.name in compared:
+                    command.same_answer = strategy.same_answer
+                    command.min_agreement = strategy.min_agreement or 0.0
+                    command.max_logprob_distance = strategy.max_logprob_distance
             if move.action == "start":
                 self._surged.add(move.name)
             self._open[command.command_id] = _Open(model, move, spec.version)

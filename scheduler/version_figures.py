@@ -80,8 +80,8 @@ class VersionComparison(Listener):
         self._models: dict[str, dict[str, _Version]] = {}
         self._version_of: dict[str, str] = {}
         """By incarnation of an engine."""
-        self._new: dict[str, str] = {}
-        """By model: its new version."""
+        self._before_after: dict[str, tuple[str, str]] = {}
+        """By model."""
 
     def watch(self, models: Mapping[str, tuple[str, str]]) -> None:
         """Keep the requests of these models alone, for the versions before and after."""
@@ -89,7 +89,7 @@ class VersionComparison(Listener):
             model: {version: self._models.get(model, {}).get(version) or _Version() for version in versions}
             for model, versions in models.items()
         }
-        self._new = {model: after for model, (_, after) in models.items()}
+        self._before_after = dict(models)
         if not models:
             self._version_of = {}
 
@@ -101,8 +101,10 @@ class VersionComparison(Listener):
                 known = self._version_of.setdefault(status.boot_id, status.version)
                 if (version := versions.get(known)) is not None:
                     version.counters[status.boot_id] = status.counters
-                    if status.quality is not None and known == self._new[status.model]:
-                        version.quality[status.boot_id] = status.quality
+                    quality = status.quality
+                    # A replica may have come from another version, of which the rollout says nothing.
+                    if quality is not None and (quality.beside, known) == self._before_after[status.model]:
+                        version.quality[status.boot_id] = quality
 
     def on_place(self, client: str, placement: Placement, tier: str, at: float) -> None:
         """Note since when, and until when, a version serves."""

@@ -45,8 +45,9 @@ def compare(before: Sequence[Proof], now: Sequence[Proof]) -> AnswerQuality | No
 
 def problem(rule: AnswerRule, before: Sequence[Proof], now: Sequence[Proof]) -> str:
     """Why an engine with the answers `now` must not serve, as a clause; empty = it may."""
-    if rule.same and (why := difference(before, now)):
-        return f"it has not the stored greedy answer: {why}"
+    if rule.same:  # the bounds would refuse a tie, after which all tokens are different
+        why = difference(before, now)
+        return f"it has not the stored greedy answer: {why}" if why else ""
     found = compare(before, now)
     if found is None:
         return ""
@@ -56,7 +57,8 @@ def problem(rule: AnswerRule, before: Sequence[Proof], now: Sequence[Proof]) -> 
             f"{rule.min_agreement:.0%} are required"
         )
     distance = found.logprob_distance
-    if distance is not None and distance > rule.max_logprob_distance:
+    # vLLM gives -9999 for a token without probability, so two answers may be further apart than ANY_DISTANCE.
+    if distance is not None and ANY_DISTANCE > rule.max_logprob_distance < distance:
         return (
             f"the log-probabilities of its answers differ by {distance:.2f} from those of before, and at most "
             f"{rule.max_logprob_distance:.2f} are allowed"

@@ -14,7 +14,7 @@ from core.clock import Clock
 from core.errors import CalledOff, Conflict, EngineFailed, InvalidRequest, PenstockError
 from core.ids import incarnation
 from workers import engine_sleep
-from workers.answer_quality import AnswerRule, compare, problem
+from workers.answer_quality import ANY_ANSWER, AnswerRule, compare, problem
 from workers.backoff import Backoff
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_process import EngineProcess
@@ -71,7 +71,9 @@ class ReplicaRunner(HeldEngine):
         not serve, which then starts again by a command alone. `fetch` has the weights on this host before the engine
         starts. `gpus_taken` says why its GPUs are not free; its engine then stays stopped.
         """
-        self._base, self._reference, self._rule = plan, deployed.reference, deployed.rule
+        self._base, self._rule = plan, deployed.rule
+        self._reference, self._beside = deployed.reference or deployed.answers, deployed.beside
+        """The answers that its next engine's are compared with, and the version that gave them."""
         self._quality: AnswerQuality | None = None
         """Its answers beside those of the version before."""
         self._proved: tuple[Proof, ...] = ()
@@ -113,7 +115,8 @@ class ReplicaRunner(HeldEngine):
     @property
     def deployed(self) -> Deployed:
         """The version that it runs, for the state file."""
-        return Deployed(self.plan.spec, self._reference, self._rule)
+        same, other = (self._reference, ()) if self._rule.same else ((), self._reference)
+        return Deployed(self.plan.spec, same, self._rule, other, self._beside)
 
     def status(self) -> ReplicaStatus:
         """The status for the heartbeat."""
@@ -280,7 +283,8 @@ class ReplicaRunner(HeldEngine):
         if same_ranks:
             if why := problem(self._rule, self._reference, proofs):
                 raise EngineRefused(f"version {self.plan.spec.version or 'base'} must not serve: {why}")
-            self._quality = compare(self._reference, proofs)
+            if (found := compare(self._reference, proofs)) is not None:
+                self._quality = msgspec.structs.replace(found, beside=self._beside)
         # The baseline and the counters of its scrape change together, so that no heartbeat has tokens of the warm-up
         # without the baseline.
         metrics, scraped_at = await engine_sleep.quiet(self._api, self._clock)
@@ -380,21 +384,25 @@ class ReplicaRunner(HeldEngine):
 
         A running engine gets `deadline_s` seconds to end its requests, ends, and starts anew; a sleeping one ends, and
         a stopped one stays so. The new engine serves only if its greedy answers are as close to those of the one
-        before it as `rule` says. Raises InvalidRequest for a version that this replica cannot run, with nothing
-        changed, and Conflict when its stop is called off, or when requests are left at the deadline: it is as before
-        then.
+        before it as `rule` says; they may be any where no engine of the version that is replaced has answered. Raises
+        InvalidRequest for a version that this replica cannot run, with nothing changed, and Conflict when its stop is
+        called off, or when requests are left at the deadline: it is as before then.
         """
         plan = self._base.of_version(spec)
         if plan == self.plan:
             return
         again = self._life.phase not in (*ASLEEP, Phase.STOPPED, Phase.STOPPING)
-        reference = tuple(self._proofs) or self._proved or self._reference
+        replaced, beside = self.plan.spec.version, self._beside
+        if reference := tuple(self._proofs) or self._proved:
+            beside = replaced
+        else:
+            reference = self._reference
         if self._life.phase is not Phase.STOPPED:
             await self._stop(deadline_s, quiet_s=SLEEP_QUIET_S, whole=True)
         # Nothing is awaited from the end of the old engine on, so that no other command starts it again.
         self.plan, self.capacity = plan, plan.capacity
-        self._proofs, self._proved, self._reference, self._rule = [], (), reference, rule
-        self._quality = None
+        self._proofs, self._proved, self._reference, self._beside = [], (), reference, beside
+        self._rule, self._quality = rule if beside == replaced else ANY_ANSWER, None
         self._save()
         if again:
             self._start_again()

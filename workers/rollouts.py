@@ -78,16 +78,11 @@ class Strategy(msgspec.Struct, frozen=True):
     """By which the share of accepted draft tokens may be below that of the old version."""
     same_answer: bool = True
     """Whether a new engine must give the stored greedy answer before it serves."""
-    min_agreement: float = 0.25
-    """Least share of the tokens of the stored greedy answers that a new engine must give before it serves."""
-    max_logprob_distance: float = 1.0
-    """Largest mean difference of their log-probabilities, in nats."""
-
-    def with_any_answer(self) -> "Strategy":
-        """The same for engines whose answers are not compared, as of a version that has served before."""
-        return msgspec.structs.replace(
-            self, same_answer=False, min_agreement=0.0, max_logprob_distance=ANY_DISTANCE
-        )
+    min_agreement: float | None = None
+    """Least share of the tokens of the stored greedy answers that a new engine must give before it serves; None = any,
+    as for rollouts that began before there was this bound."""
+    max_logprob_distance: float | None = None
+    """Largest mean difference of their log-probabilities, in nats; None = any."""
 
     @property
     def has_canary(self) -> bool:
@@ -120,7 +115,7 @@ def check_strategy(strategy: Strategy) -> None:
     """Raise InvalidRequest for the first figure that is out of range."""
     for name, (least, most) in _RANGES.items():
         value = getattr(strategy, name)
-        if not least <= value <= most:
+        if value is not None and not least <= value <= most:
             raise InvalidRequest(f"{name} is {value}, must be {least:g} to {most:g}", param=name)
     if strategy.max_surge == strategy.max_unavailable == 0:
         raise InvalidRequest(

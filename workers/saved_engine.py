@@ -36,9 +36,14 @@ class Deployed(msgspec.Struct, frozen=True):
 
     spec: EngineSpec = EngineSpec()
     reference: tuple[Proof, ...] = ()
-    """The greedy answers, by rank, of the engine before, to which those of its own are compared; empty = none."""
+    """The greedy answers, by rank, of the engine before, which those of its own must be; empty = none. An agent that
+    knows no `rule` reads them so, too."""
     rule: AnswerRule = AnswerRule()
     """How close they must be, so that it serves."""
+    answers: tuple[Proof, ...] = ()
+    """In place of `reference` where `rule` asks for less than the same."""
+    beside: str | None = None
+    """The version of the engine that gave them; None = not known."""
 
 
 BASE_VERSION = Deployed()

@@ -185,6 +185,8 @@ class AnswerQuality(msgspec.Struct, frozen=True):
     """Share of the tokens that are the same, 0 to 1."""
     logprob_distance: float | None = None
     """Mean difference of the log-probabilities of those, in nats; None = the engine gives none."""
+    beside: str | None = None
+    """The version of that earlier engine; None = an agent before this field does not say it."""
 
 
 class ReplicaStatus(msgspec.Struct):

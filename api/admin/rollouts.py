@@ -61,8 +61,8 @@ class StrategyOut(ResponseModel):
     max_length_ratio: float
     max_acceptance_drop: float
     same_answer: bool
-    min_agreement: float
-    max_logprob_distance: float
+    min_agreement: float | None = Field(description="null = any")
+    max_logprob_distance: float | None = Field(description="In nats; null = any.")
 
 
 class RolloutOut(ResponseModel):

@@ -45,10 +45,12 @@ def start(
         ),
     ] = None,
     min_agreement: Annotated[
-        float | None, typer.Option(help="Least share of its tokens that they must give (0.25).")
+        float | None,
+        typer.Option(help="Least share of its tokens that they must give (0.25; any with --any-answer)."),
     ] = None,
     max_logprob_distance: Annotated[
-        float | None, typer.Option(help="Of the log-probabilities of those, in nats (1.0).")
+        float | None,
+        typer.Option(help="Of the log-probabilities of those, in nats (1.0; any with --any-answer)."),
     ] = None,
     max_surge: Annotated[int | None, typer.Option(help="Replicas beyond the usual number.")] = None,
     max_unavailable: Annotated[int | None, typer.Option(help="Replicas that may be missing.")] = None,

@@ -175,4 +175,10 @@ async def test_what_cannot_be_rolled_out_is_refused(offered: Database) -> None:
         await begin(offered, engine_version=None)
     made = await begin(offered, revision="abc")
     assert not made.strategy.same_answer
+    assert (made.strategy.min_agreement, made.strategy.max_logprob_distance) == (0.25, 1.0)
     assert msgspec.json.encode(made)
+
+
+async def test_any_answer_has_no_bounds_but_those_that_are_given(offered: Database) -> None:
+    made = await begin(offered, same_answer=False, strategy={"max_logprob_distance": 2.0})
+    assert (made.strategy.min_agreement, made.strategy.max_logprob_distance) == (None, 2.0)

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 import scheduler.rollouts
+from admin.rollouts import ANSWER_BOUNDS
 from core.db import Database
 from scheduler.core.rollout import Decision, Situation
 from scheduler.core.state import SchedulerState
@@ -19,7 +20,7 @@ from tests.support.scheduling import MODEL, beat, replica
 from workers.acting.plan import PoolAct
 from workers.engine_spec import EngineSpec
 from workers.rollouts import Progress, Rollout, RolloutState, RolloutUpdate, Strategy
-from workers.wire import ANY_DISTANCE, CommandResult, ReplicaCommand, ReplicaState, ReplicaStatus
+from workers.wire import CommandResult, ReplicaCommand, ReplicaState, ReplicaStatus
 
 NEW = EngineSpec(engine_version="0.33.0")
 NOW = datetime(2026, 11, 28, tzinfo=UTC)
@@ -49,7 +50,7 @@ class World:
         self.runner.connect(
             lambda runner, command: self.commands.append(command), self.condemned.__contains__
         )
-        quick: dict[str, Any] = {"min_ready_s": 0.0, "bake_s": 0.0} | strategy
+        quick: dict[str, Any] = {"min_ready_s": 0.0, "bake_s": 0.0, **ANSWER_BOUNDS} | strategy
         self.rollout = Rollout(
             uuid4(), MODEL, EngineSpec(), NEW, Strategy(**quick), RolloutState.PROGRESSING, "faster", NOW, NOW, None,
             Progress(),
@@ -128,10 +129,29 @@ def test_a_roll_back_asks_for_no_stored_answer() -> None:
     world.store.active = {MODEL: world.rollout}
     [back] = world.look(row("a", NEW.version, ReplicaState.FAILED, phase="unfit"), row("b"))
     assert (back.replica_id, back.same_answer, back.spec) == ("a", False, b"{}")
-    assert (back.min_agreement, back.max_logprob_distance) == (0.0, ANY_DISTANCE)
+    assert (back.min_agreement, back.max_logprob_distance) == (0.0, None)
     world.answer(back)
     world.look(row("a"), row("b"))
     assert (world.update.state, world.update.reason) == (RolloutState.ROLLED_BACK, "faster")
+
+
+def test_answers_are_compared_with_those_of_the_version_before_alone() -> None:
+    world = World(max_unavailable=2, max_surge=0)
+    world.rollout = msgspec.structs.replace(world.rollout, before=EngineSpec(engine_version="0.32.1"))
+    world.store.active = {MODEL: world.rollout}
+    new_host, promoted = world.look(row("a"), row("b", world.rollout.before.version))
+    assert (new_host.replica_id, new_host.same_answer) == ("a", False)
+    assert (new_host.min_agreement, new_host.max_logprob_distance) == (0.0, None)
+    assert (promoted.replica_id, promoted.same_answer) == ("b", True)
+    assert (promoted.min_agreement, promoted.max_logprob_distance) == (0.25, 1.0)
+
+
+def test_a_rollout_of_before_the_bounds_asks_for_no_answer() -> None:
+    world = World()
+    stored = msgspec.convert({"same_answer": False, "min_ready_s": 0.0, "bake_s": 0.0}, Strategy)
+    world.store.active = {MODEL: msgspec.structs.replace(world.rollout, strategy=stored)}
+    [command] = world.look(row("a"), row("b"))
+    assert (command.same_answer, command.min_agreement, command.max_logprob_distance) == (False, 0.0, None)
 
 
 def test_an_agent_that_knows_no_rollouts_ends_it() -> None:

@@ -143,11 +143,13 @@ def test_the_counters_of_an_engine_stay_with_its_version_when_its_replica_has_th
 
 def test_the_answers_of_the_worst_new_replica_are_shown() -> None:
     world = World()
-    worse = AnswerQuality(0.5, 0.2)
+    worse = AnswerQuality(0.5, 0.2, OLD)
     beats = beat(
         replica("a", boot_id=BOOTS[OLD], quality=AnswerQuality(0.1, 9.0)),  # beside a version before it
-        replica("b", boot_id=BOOTS[NEW], version=NEW, quality=AnswerQuality(0.9, 0.4)),
+        replica("b", boot_id=BOOTS[NEW], version=NEW, quality=AnswerQuality(0.9, 0.4, OLD)),
         replica("c", boot_id="boot-c", version=NEW, quality=worse),
+        replica("d", boot_id="boot-d", version=NEW, quality=AnswerQuality(0.0, 9.0, "other")),
+        replica("e", boot_id="boot-e", version=NEW, quality=AnswerQuality(0.0, 9.0)),
     )
     world.comparison.on_heartbeat(beats, lambda name: 0, 1.0)
     old, new = world.figures(2.0)

@@ -45,6 +45,20 @@ def test_what_a_rule_refuses(rule: AnswerRule, words: str) -> None:
     assert bool(words) == bool(problem(rule, before, now))
 
 
+def test_a_tie_is_the_same_answer_whatever_comes_after_it() -> None:
+    before = [Proof(tuple("abcd"), margins=(0.1, 5.0, 5.0, 5.0))]
+    assert (
+        problem(AnswerRule(same=True, min_agreement=0.25, max_logprob_distance=0.1), before, [answer("Xbcd")])
+        == ""
+    )
+
+
+def test_any_answer_may_have_tokens_without_probability() -> None:
+    before, now = [answer("ab", -1.0, -1.0)], [answer("ab", -1.0, -9999.0)]
+    assert problem(ANY_ANSWER, before, now) == ""
+    assert "differ by 4999.00" in problem(AnswerRule(same=False, max_logprob_distance=1.0), before, now)
+
+
 @given(st.lists(st.text("ab", max_size=6), max_size=4), st.lists(st.text("ab", max_size=6), max_size=4))
 def test_agreement_is_a_share_and_whole_for_the_same_answers(one: list[str], other: list[str]) -> None:
     before, now = [answer(text) for text in one], [answer(text) for text in other]

@@ -465,6 +465,47 @@ def test_the_stored_answer_is_asked_once() -> None:
         run_instantly(run(monkeypatch))
 
 
+def test_a_version_is_not_held_to_the_answers_of_one_before_the_version_that_it_replaces() -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        await host.runner.command("stop", 5.0)
+        await host.runner.deploy(EngineSpec(revision="b"), rule=ANY_ANSWER, deadline_s=60.0)
+        host.garbles = True  # as the weights of b, which have not answered yet
+        await host.runner.deploy(EngineSpec(revision="c"), rule=AnswerRule(), deadline_s=60.0)
+        await host.runner.command("resume", 5.0)
+        await asyncio.sleep(5.0)
+        status = host.runner.status()
+        assert status.state is ReplicaState.READY
+        assert status.quality is not None
+        assert status.quality.beside == ""
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
+@pytest.mark.parametrize("rule", [AnswerRule(), ANY_ANSWER, AnswerRule(same=False, min_agreement=0.9)])
+def test_an_agent_of_before_the_rules_finds_an_answer_only_where_it_must_be_the_same(
+    rule: AnswerRule,
+) -> None:
+    async def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        host = Host(monkeypatch)
+        running = asyncio.create_task(host.runner.run())
+        await asyncio.sleep(5.0)
+        await host.runner.command("stop", 5.0)
+        await host.runner.deploy(EngineSpec(revision="b"), rule=rule, deadline_s=60.0)
+        kept = host.runner.deployed
+        assert bool(kept.reference) == rule.same
+        assert (kept.rule, kept.beside) == (rule, "")
+        assert (kept.reference or kept.answers) == host.runner._reference != ()
+        running.cancel()
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_instantly(run(monkeypatch))
+
+
 def test_a_version_that_comes_while_the_engine_loads_is_held_to_the_answer_of_the_last_one() -> None:
     async def run(monkeypatch: pytest.MonkeyPatch) -> None:
         host = Host(monkeypatch)
