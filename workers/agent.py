@@ -33,6 +33,7 @@ from workers.economics import HostAccount, ReplicaShare
 from workers.engine_api import EngineApi
 from workers.engine_command import engine_command
 from workers.engine_guard import agent_key
+from workers.engine_install import may_run
 from workers.engine_process import EngineProcess
 from workers.engine_spec import EngineSpec, environment
 from workers.external import external_engines
@@ -362,15 +363,14 @@ class Agent:
     def _check_environment(self, spec: EngineSpec) -> None:
         """Raise InvalidRequest when this host has not the engine of a version."""
         directory = environment(self._settings.engine_env, spec)
-        if (
-            spec.engine_version
-            and self._settings.engine != "sim"
-            and not (directory / "bin" / "python").exists()
-        ):
-            raise InvalidRequest(
-                f"this host has no engine {spec.engine_version}: {directory} is not there",
-                param="engine_version",
-            )
+        if not spec.engine_version or self._settings.engine == "sim" or may_run(directory):
+            return
+        why = "is not installed to the end" if directory.exists() else "is not there"
+        raise InvalidRequest(
+            f"this host has no engine {spec.engine_version}: {directory} {why}; `penstock engine install --version "
+            f"{spec.engine_version} --lock FILE` installs it",
+            param="engine_version",
+        )
 
     def _is_exact(self, plan: ReplicaPlan) -> bool:
         """Whether the replica's engine should publish KV events. Raises InvalidRequest for an unknown setting."""

@@ -15,7 +15,7 @@ class AnswerRule(msgspec.Struct, frozen=True):
     same: bool = True
     """The same tokens, up to ties, with the same log-probabilities, up to rounding."""
     min_agreement: float = 0.0
-    """Least share of tokens that are the same."""
+    """Least share of tokens that are the same, or least cosine of embeddings."""
     max_logprob_distance: float = ANY_DISTANCE
     """Largest mean difference of their log-probabilities, in nats."""
 
@@ -24,11 +24,15 @@ ANY_ANSWER = AnswerRule(same=False)
 
 
 def compare(before: Sequence[Proof], now: Sequence[Proof]) -> AnswerQuality | None:
-    """The answers to the same prompts side by side; None for embeddings, and where one is missing.
+    """The answers to the same prompts side by side; None where one is missing.
 
+    Embeddings agree as far as the least cosine of two of them says, and those of different dimensions not at all.
     Greedy answers that have parted say nothing of each other any more, so what comes after the first different token
     counts as different.
     """
+    cosines = [old.cosine(new) for old, new in zip(before, now, strict=False) if old.vector or new.vector]
+    if cosines:
+        return AnswerQuality(min(1.0, max(0.0, min(cosines))))
     tokens = agreed = 0
     moved: list[float] = []
     for old, new in zip(before, now, strict=False):
@@ -52,10 +56,14 @@ def problem(rule: AnswerRule, before: Sequence[Proof], now: Sequence[Proof]) -> 
     if found is None:
         return ""
     if found.agreement < rule.min_agreement:
-        return (
-            f"its greedy answers agree with those of before in {found.agreement:.0%} of the tokens, and "
-            f"{rule.min_agreement:.0%} are required"
+        embeds = any(each.vector for each in (*before, *now))
+        agree = (
+            f"embeddings have the cosine {found.agreement:.2f} to those of before"
+            if embeds
+            else f"greedy answers agree with those of before in {found.agreement:.0%} of the tokens"
         )
+        least = f"{rule.min_agreement:.2f} is" if embeds else f"{rule.min_agreement:.0%} are"
+        return f"its {agree}, and {least} required"
     distance = found.logprob_distance
     # vLLM gives -9999 for a token without probability, so two answers may be further apart than ANY_DISTANCE.
     if distance is not None and ANY_DISTANCE > rule.max_logprob_distance < distance:

@@ -34,6 +34,8 @@ _REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
 _STAMPS = "penstock-steps.json"
 PROVIDED = "provided"
 """The only step of an environment that a container image provides; nothing is installed into it."""
+_LAST = "check"
+"""The last step of every other one."""
 _ALTERNATIVE = "`penstock up --engine sim` runs without an engine package"
 _CHECK = (
     "import importlib.metadata as m, torch, vllm; from vllm.platforms import current_platform as p; "
@@ -152,11 +154,11 @@ def install(
     with _locked(env):
         stamps = _read(env)
         if stamps.kind not in ("", kind):
-            shutil.rmtree(env, ignore_errors=True)
-            stamps = _Stamps()
+            stamps = _Stamps()  # the first step removes what is there
         stamps.kind, stamps.release = kind, release
         job = _Job(env, kind, release or pinned(kind), lock or pinned_lock(kind), torch_index, stamps)
         fingerprints = _fingerprints(job.release, kind)
+        _forget_stale(job, fingerprints)
         for number, (name, fingerprint) in enumerate(fingerprints.items(), start=1):
             title = _TITLES[name].format(job.release)
             if stamps.done.get(name) == fingerprint and (env / "bin" / "python").exists():
@@ -170,6 +172,17 @@ def install(
             stamps.done[name] = fingerprint
             _write(env, stamps)
     return status(env)
+
+
+def may_run(env: Path) -> bool:
+    """Whether engines may start from `env`: no installation of whichever release has begun in it without an end.
+
+    An environment without a stamp file was made by other means, and is left to who has made it.
+    """
+    if not (env / "bin" / "python").exists():
+        return False
+    done = _read(env).done
+    return PROVIDED in done or _LAST in done or not (env / _STAMPS).exists()
 
 
 _TITLES = {
@@ -209,10 +222,27 @@ def _fingerprints(release: Release, kind: Kind) -> dict[str, str]:
     }
 
 
+def _forget_stale(job: _Job, fingerprints: dict[str, str]) -> None:
+    """Write what stays of an earlier installation before anything changes, so that one that is interrupted says so."""
+    stamps = job.stamps
+    stamps.done = {name: done for name, done in stamps.done.items() if fingerprints.get(name) == done}
+    if stamps.done == fingerprints:
+        return
+    stamps.done.pop(_LAST, None)
+    stamps.version = ""
+    job.env.mkdir(exist_ok=True)
+    _write(job.env, stamps)
+
+
 def _environment(job: _Job, note: Note) -> None:
-    command = [sys.executable, "-m", "venv", "--clear", str(job.env)]
-    _run(command, note, "the virtual environment cannot be made")
     job.stamps.done.clear()
+    _write(job.env, job.stamps)
+    for old in job.env.iterdir():  # as --clear does, but for the stamps
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        elif old.name != _STAMPS:
+            old.unlink()
+    _run([sys.executable, "-m", "venv", str(job.env)], note, "the virtual environment cannot be made")
 
 
 def _torch(job: _Job, note: Note) -> None:

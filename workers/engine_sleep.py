@@ -49,10 +49,14 @@ class Proof(msgspec.Struct, frozen=True):
     """By which each token was more probable than the next best, in nats."""
     vector: tuple[float, ...] = ()
 
+    def cosine(self, other: "Proof") -> float:
+        """Of their embeddings; 0 for those of different dimensions."""
+        return _cosine(self.vector, other.vector)
+
     def difference(self, other: "Proof") -> str:
         """How `other` shows different weights, as a clause; empty when it does not."""
         if self.vector or other.vector:
-            cosine = _cosine(self.vector, other.vector)
+            cosine = self.cosine(other)
             return (
                 ""
                 if cosine >= MIN_COSINE

@@ -56,11 +56,7 @@ def profile_of(model: CatalogModel, base: EngineProfile, spec: EngineSpec) -> En
             f"replica of the profile {base.name} has {base.gpus} and {base.dp_ranks}; a rollout keeps both",
             param="profile",
         )
-    for param, word in (("engine_version", spec.engine_version), ("revision", spec.revision)):
-        if word and not _WORD.fullmatch(word):
-            raise InvalidRequest(
-                f"{param} is {word[:80]!r}; it must be letters, digits and . _ + - only", param=param
-            )
+    _check_words(spec)
     check_arguments(spec.args)
     if fixed := sorted(_FIXED_ARGS & spec.args.keys()):
         raise InvalidRequest(
@@ -79,7 +75,21 @@ def profile_of(model: CatalogModel, base: EngineProfile, spec: EngineSpec) -> En
 
 
 def environment(engine_env: Path, spec: EngineSpec) -> Path:
-    """Directory of the engine of a version, beside the host's own: `.engine-0.33.0` beside `.engine`."""
+    """Directory of the engine of a version, beside the host's own: `.engine-0.33.0` beside `.engine`.
+
+    Where that is a symbolic link, it is beside what the link leads to. Raises InvalidRequest for a version that is no
+    part of a path.
+    """
     if not spec.engine_version:
         return engine_env
-    return engine_env.with_name(f"{engine_env.name}-{spec.engine_version}")
+    _check_words(spec)
+    base = engine_env.resolve()
+    return base.with_name(f"{base.name}-{spec.engine_version}")
+
+
+def _check_words(spec: EngineSpec) -> None:
+    for param, word in (("engine_version", spec.engine_version), ("revision", spec.revision)):
+        if word and not _WORD.fullmatch(word):
+            raise InvalidRequest(
+                f"{param} is {word[:80]!r}; it must be letters, digits and . _ + - only", param=param
+            )

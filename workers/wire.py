@@ -182,7 +182,7 @@ class AnswerQuality(msgspec.Struct, frozen=True):
     """The greedy answers of a version's engine beside those of the engine before it, to the same fixed prompts."""
 
     agreement: float
-    """Share of the tokens that are the same, 0 to 1."""
+    """Share of the tokens that are the same, 0 to 1; of embeddings the least cosine."""
     logprob_distance: float | None = None
     """Mean difference of the log-probabilities of those, in nats; None = the engine gives none."""
     beside: str | None = None

@@ -1,6 +1,5 @@
 """`penstock engine`: the engine's own environment."""
 
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from cli.added_model import engine_environment
 from cli.context import AsJson, emit
 from core.errors import InvalidRequest
 from workers import engine_install
@@ -19,8 +19,6 @@ from workers.engine_lock import compile_lock, read_lock
 from workers.engine_spec import EngineSpec, environment
 
 app = typer.Typer(help="vLLM in an environment of its own.", no_args_is_help=True)
-
-_CHECKOUT = Path(__file__).resolve().parents[2]
 
 EngineEnv = Annotated[
     Path | None,
@@ -57,8 +55,13 @@ def install(
             "give --version and --lock together; `penstock engine lock VERSION` makes a lock", param="lock"
         )
     found = _kind(kind)
-    env = environment(_env(engine_env), EngineSpec(engine_version=version))
-    release = None if lock is None else read_lock(lock, version)
+    own = engine_environment(engine_env)
+    env = environment(own, EngineSpec(engine_version=version))
+    if version and env.resolve() == own.resolve():
+        raise InvalidRequest(
+            f"{env} leads to {own}, the environment of the pinned version; remove the link", param="version"
+        )
+    release = None if lock is None else read_lock(lock, version, found)
     add = partial(engine_install.install, env, found, torch_index=torch_index, release=release, lock=lock)
     result = _with_bar(add) if sys.stderr.isatty() else add(engine_install.print_step)
     emit(result, as_json)
@@ -96,7 +99,8 @@ def status(
 
     Example: penstock engine status --json
     """
-    emit(engine_install.status(environment(_env(engine_env), EngineSpec(engine_version=version))), as_json)
+    env = environment(engine_environment(engine_env), EngineSpec(engine_version=version))
+    emit(engine_install.status(env), as_json)
 
 
 def _kind(text: str) -> Kind:
@@ -107,11 +111,6 @@ def _kind(text: str) -> Kind:
             return text
         case _:
             raise InvalidRequest(f"--kind is {text!r}; it must be auto, cpu or gpu", param="kind")
-
-
-def _env(given: Path | None) -> Path:
-    found = given or Path(os.environ.get("PENSTOCK_ENGINE_ENV") or _CHECKOUT / ".engine")
-    return found.resolve()  # as the agent does, so that other versions stand beside the real one
 
 
 def _with_bar(add: Callable[[Callable[[Step], None]], EngineStatus]) -> EngineStatus:

@@ -70,10 +70,10 @@ user() {
   install -d -m 0700 /etc/penstock
 }
 
-agent() {
+agent() (  # in a process of its own, so that relative paths of the arguments stay what they are
   mkdir -p "$prefix"
   if [ "$source" != "$(realpath "$prefix")" ]; then
-    tar -C "$source" --exclude=.git --exclude=.venv --exclude=.engine --exclude=.tools --exclude=__pycache__ --exclude=./tests --exclude=./docs --exclude=./bench -cf - . |
+    tar -C "$source" --exclude=.git --exclude=.venv --exclude=.engine '--exclude=.engine-*' --exclude=.tools --exclude=__pycache__ --exclude=./tests --exclude=./docs --exclude=./bench -cf - . |
       tar -C "$prefix" -xf -
   fi
   cd "$prefix"
@@ -81,7 +81,7 @@ agent() {
   .venv/bin/pip install --quiet --require-hashes -r requirements/uv.txt
   .venv/bin/uv pip sync --quiet --python .venv/bin/python --require-hashes --compile-bytecode requirements/runtime.txt
   .venv/bin/uv pip install --quiet --python .venv/bin/python --no-deps --offline --editable .
-}
+)
 
 engine() {
   local other  # VERSION=LOCK, of rollouts

@@ -4,6 +4,7 @@ import argparse
 import configparser
 import importlib.util
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -193,6 +194,29 @@ def test_an_image_is_filled_by_the_prefetch_and_its_stages_are_noted(tmp_path: P
     assert said.read_text().splitlines()[-2:] == fetched
     stages = (tmp_path / "opt" / "image-stages.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in stages] == ["agent", "weights"]
+
+
+def test_relative_paths_are_those_of_the_caller_and_no_engine_is_copied(tmp_path: Path) -> None:
+    tools = tmp_path / "opt" / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    for name in ("python", "pip", "uv"):
+        (tools / name).symlink_to("/bin/true")
+    (tools / "penstock").write_text(
+        '#!/bin/sh\necho "$*" >> said\nfor last; do :; done\ncat "$last" >> said || true\n'
+    )
+    (tools / "penstock").chmod(0o755)
+    (tmp_path / "new.txt").write_text("the lock\n")
+    script = tmp_path / "checkout" / "deploy" / "images" / "prepare.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy(IMAGES / "prepare.sh", script)
+    for name in (".engine", ".engine-0.33.0", "workers"):
+        (tmp_path / "checkout" / name).mkdir()
+    where = ("--prefix", "opt", "--engine-env", "engine", "--data-dir", "data", "--without-system")
+    subprocess.run([script, *where, "--engine", "cpu", "--also", "0.33.0=new.txt"], check=True, cwd=tmp_path)
+    other = "engine install --kind cpu --engine-env engine --version 0.33.0 --lock new.txt"
+    assert (tmp_path / "said").read_text().splitlines()[-2:] == [other, "the lock"]
+    copied = {each.name for each in (tmp_path / "opt").iterdir()}
+    assert copied == {".venv", "deploy", "image-stages.tsv", "workers"}  # no engine of the checkout
 
 
 @pytest.mark.parametrize(

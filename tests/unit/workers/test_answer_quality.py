@@ -23,7 +23,6 @@ def test_agreement_ends_with_the_first_different_token_of_each_answer() -> None:
     assert shorter is not None
     assert (shorter.agreement, shorter.logprob_distance) == (0.5, None)
     assert compare([], now) is None
-    assert compare([Proof(vector=(1.0,))], [Proof(vector=(1.0,))]) is None
 
 
 @pytest.mark.parametrize(
@@ -43,6 +42,21 @@ def test_what_a_rule_refuses(rule: AnswerRule, words: str) -> None:
     before, now = [answer("abcd", -1.0, -1.0, -1.0, -1.0)], [answer("aXYZ", -1.6, -1.0, -1.0, -1.0)]
     assert words in problem(rule, before, now)
     assert bool(words) == bool(problem(rule, before, now))
+
+
+@pytest.mark.parametrize(
+    ("vector", "cosine"), [((3.0, 4.0), 1.0), ((4.0, 3.0), 0.96), ((-4.0, 3.0), 0.0), ((3.0, 4.0, 0.0), 0.0)]
+)
+def test_embeddings_agree_by_the_least_cosine(vector: tuple[float, ...], cosine: float) -> None:
+    before, now = [Proof(vector=(3.0, 4.0))] * 2, [Proof(vector=(3.0, 4.0)), Proof(vector=vector)]
+    found = compare(before, now)
+    assert found is not None
+    assert (found.agreement, found.logprob_distance) == (pytest.approx(cosine), None)
+    why = problem(AnswerRule(same=False, min_agreement=0.25), before, now)
+    assert why == (
+        "" if cosine else "its embeddings have the cosine 0.00 to those of before, and 0.25 is required"
+    )
+    assert problem(ANY_ANSWER, before, now) == ""
 
 
 def test_a_tie_is_the_same_answer_whatever_comes_after_it() -> None:

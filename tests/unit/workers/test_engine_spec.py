@@ -67,3 +67,14 @@ def test_an_engine_version_has_a_directory_beside_the_hosts_own() -> None:
     assert environment(Path("/opt/vllm/.engine"), EngineSpec(engine_version="0.33.0")) == Path(
         "/opt/vllm/.engine-0.33.0"
     )
+
+
+def test_it_is_beside_what_a_link_leads_to_and_a_part_of_a_path(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "vllm").mkdir(parents=True)
+    link = tmp_path / ".engine"
+    link.symlink_to(tmp_path / "disk" / "vllm")
+    spec = EngineSpec(engine_version="0.33.0")
+    assert environment(link, spec) == tmp_path / "disk" / "vllm-0.33.0"
+    assert environment(link, EngineSpec()) == link
+    with pytest.raises(InvalidRequest, match=r"engine_version is '\.\./x'; it must be letters"):
+        environment(link, EngineSpec(engine_version="../x"))
