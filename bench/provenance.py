@@ -1,27 +1,30 @@
 """The provenance that every measurement states beside its figures."""
 
 import platform
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 
+from cli.commands.sim.played import commit
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def provenance() -> dict[str, str]:
-    """Return `date` (UTC, ISO 8601 to the second), `commit` (short; "unknown" outside of a checkout) and `machine`."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    """Return `date` (UTC, ISO 8601 to the second), `commit` as `commit_of` gives it, and `machine`."""
     memory = psutil.virtual_memory().total / 2**30
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit_of(ROOT),
         "machine": f"{_processor()}, {psutil.cpu_count()} cores, {memory:.0f} GiB, "
         f"Python {platform.python_version()}",
     }
+
+
+def commit_of(root: Path) -> str:
+    """Return a checkout's short commit, + if files outside of docs/ differ from it; "unknown" where there is none."""
+    return commit(root) or "unknown"
 
 
 def _processor() -> str:

@@ -1,6 +1,5 @@
 """A whole platform for a benchmark: `penstock up` of this or another checkout, and a tenant as a real one."""
 
-import functools
 import json
 import os
 import signal
@@ -134,15 +133,6 @@ def python_of(repo: Path) -> str:
     """Return the interpreter of a checkout's own environment; without one, the one that runs this."""
     own = repo / ".venv" / "bin" / "python"
     return str(own) if own.exists() else sys.executable
-
-
-def commit_of(repo: Path) -> str:
-    """Return the checkout's short commit, with + when files outside of docs/ differ from it."""
-    run = functools.partial(subprocess.run, cwd=repo, capture_output=True, text=True, check=False)
-    commit = run(["git", "rev-parse", "--short", "HEAD"]).stdout.strip() or "unknown"
-    return commit + (
-        "+" if run(["git", "status", "--porcelain", "-uno", "--", ".", ":!docs"]).stdout.strip() else ""
-    )
 
 
 def up_knows(repo: Path, option: str) -> bool:

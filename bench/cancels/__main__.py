@@ -31,8 +31,8 @@ from bench.cancels import report
 from bench.cancels.run import Outcome, Platform, Run
 from bench.chaos.traffic import Customer
 from bench.performance import unpublishable
-from bench.provenance import provenance
-from bench.stack import ROOT, Stack, commit_of
+from bench.provenance import commit_of, provenance
+from bench.stack import ROOT, Stack
 from sim.engine.request_log import VARIABLE
 
 OUT = ROOT / "bench" / "out"

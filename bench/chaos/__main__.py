@@ -31,8 +31,8 @@ from bench.chaos import report
 from bench.chaos.disk import own_mounts
 from bench.chaos.run import Outcome, Run
 from bench.performance import unpublishable
-from bench.provenance import provenance
-from bench.stack import ROOT, commit_of
+from bench.provenance import commit_of, provenance
+from bench.stack import ROOT
 
 OUT = ROOT / "bench" / "out"
 PUBLISHED_FAULTS = 1000

@@ -35,9 +35,9 @@ from bench.gateway.peers import PEERS
 from bench.gateway.tables import tables
 from bench.gateway.targets import ASKING, FLOORS, MAX_NUM_SEQS, Cores, Rig
 from bench.performance import DOCS, FLAME, FLAME_WHOLE, plot, publish, unpublishable
-from bench.provenance import provenance
+from bench.provenance import commit_of, provenance
 from bench.report import Record, Report
-from bench.stack import ROOT, commit_of, up_knows
+from bench.stack import ROOT, up_knows
 
 OUT = ROOT / "bench" / "out"
 console = Console(stderr=True)

@@ -15,7 +15,8 @@ from bench.gateway.load import Client, Target
 from bench.gateway.load_process import end_process
 from bench.gateway.mock_engine import MODEL
 from bench.gateway.peers import PEERS, Peer
-from bench.stack import ROOT, Stack, commit_of, up_knows
+from bench.provenance import commit_of
+from bench.stack import ROOT, Stack, up_knows
 from core.child import free_port
 
 MAX_NUM_SEQS = 4096

@@ -27,8 +27,8 @@ from bench.gateway.targets import MAX_NUM_SEQS, Cores, Rig, url
 from bench.hostile import report
 from bench.performance import unpublishable
 from bench.processes import waited_s
-from bench.provenance import provenance
-from bench.stack import ROOT, Stack, commit_of
+from bench.provenance import commit_of, provenance
+from bench.stack import ROOT, Stack
 from gateway.limits import body_limit
 
 OUT = ROOT / "bench" / "out"

@@ -36,8 +36,8 @@ from bench.load.memory import private_bytes
 from bench.load.result import Result, Sample, settled
 from bench.performance import unpublishable
 from bench.processes import Groups, cpu_by_group
-from bench.provenance import provenance
-from bench.stack import ROOT, commit_of
+from bench.provenance import commit_of, provenance
+from bench.stack import ROOT
 
 OUT = ROOT / "bench" / "out"
 SECONDS, STREAMS, RATE, EVENTS = 600, 2000, 200.0, 5.0

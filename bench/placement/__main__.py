@@ -2,15 +2,18 @@
 and plots, and the summary in docs/scheduling.md.
 
 What has been played is kept under bench/out/placement, so that it can be stopped and goes on where it was; pages are
-written after every study. Remove that directory after a change to scheduler or simulator: figures of two versions do
-not mix. With --keep, studies that are not played now stay on the pages with the commit of their run, and pages are
-written once at the end; use it only where our rows of a study that stays are the same at both commits.
+written after every study. Figures of two versions do not mix: a file there that was begun at another commit, or with
+changed files, is refused; remove it to play it anew. With --keep, studies that are not played now stay on the pages
+with the facts of their run, and pages are written once at the end; use it only where our rows of a study that stays
+are the same at both commits.
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -25,8 +28,8 @@ from rich.progress import (
 from bench.placement.data import Played
 from bench.placement.publish import publish
 from bench.placement.studies import STUDIES, Study
-from bench.provenance import provenance
-from core.errors import PenstockError
+from bench.provenance import commit_of, provenance
+from core.errors import InvalidRequest, PenstockError
 from sim.pool.compare import Players, Setting
 from sim.pool.comparison import Outcome, Plan, ProgressCallbacks, compare
 from sim.pool.journal import Journal
@@ -87,9 +90,7 @@ def play(
     loads = tuple(load for each, load in study.points if each == shed)
     setting = Setting(study.workload, (study.model,), study.hosts, 0.0, shed=shed)
     plan = Plan(setting, tuple(dict.fromkeys((OURS, *study.policies))), loads, args.seeds)
-    journal = Journal(args.work / f"{study.name}-{shed}.jsonl", plan.subject(), resume=True)
-    if "commit" not in journal.notes:
-        journal.note("commit", provenance()["commit"])
+    journal = opened(args.work / f"{study.name}-{shed}.jsonl", plan.subject(), commit_of(ROOT))
     pool = study.workload, study.model, study.hosts
     known = knees.get(pool) or kept_knee(journal)
     outcome = with_progress(plan, players, journal, f"{title}, shed {shed}", known)
@@ -97,6 +98,26 @@ def play(
         journal.note("knee", {name: getattr(outcome.knee, name) for name in Knee.__slots__})
     knees[pool] = outcome.knee
     return journal.notes["commit"], outcome
+
+
+def opened(path: Path, subject: Mapping[str, Any], at: str) -> Journal:
+    """Begin a journal at a commit, or go on with the one that was begun at it.
+
+    Raises InvalidRequest where the journal's figures are of another version of the code, or may be: it states another
+    commit or none, or one that does not tell the code (`unknown`, or + for changed files).
+    """
+    journal = Journal(path, subject, resume=True)
+    if not journal.rows and not journal.notes:
+        journal.note("commit", at)
+        return journal
+    begun = journal.notes.get("commit", "")
+    if begun != at or begun == "unknown" or begun.endswith("+"):
+        raise InvalidRequest(
+            f"{path} was begun at commit {begun or '(not stated)'}, this is {at}: figures of two versions do not mix; "
+            "check out that commit without changed files, or remove the file to play it anew",
+            param="work",
+        )
+    return journal
 
 
 def kept_knee(journal: Journal) -> Knee | None:

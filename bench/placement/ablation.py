@@ -17,7 +17,8 @@ TIE = 0.01
 INTRODUCTION = f"""Written by `make bench-placement`; do not edit. Each row switches one mechanism off by a setting
 (`sim/pool/ablation.py`). A figure is the goodput with the mechanism over that without it, less 1, and then the TTFT p50
 and p90 with it over those without it: below 1 it makes first tokens earlier. ▲ and ▼ mark what is better or worse with
-it beyond chance. *Over all* weighs every point alike. A mechanism *ties* where its interval over all points contains 0
+it beyond chance. *Over all* compares sums over the points, of goodput as a share of the workload's knee; every point
+counts once, however many blocks its runs have. A mechanism *ties* where its interval over all points contains 0
 and lies within ±{100 * TIE:g} %, or contains 0 and no single point gains beyond chance. Of those that tie it is said
 where first tokens come earlier beyond chance at some points, and later at none."""
 
@@ -50,8 +51,12 @@ def ablation_rows(played: Sequence[tuple[Study, Knee, Sequence[Row]]]) -> list[A
         pooled: Pairs = []
         for study, knee, rows in played:
             for shed, load in study.points:
-                points.append(_pairs(rows, policy, shed, load))
-                pooled += [(_relative(ours, knee), _relative(without, knee)) for ours, without in points[-1]]
+                pairs = _pairs(rows, policy, shed, load)
+                points.append(pairs)
+                pooled += [
+                    (_relative(ours, knee, len(pairs)), _relative(without, knee, len(pairs)))
+                    for ours, without in pairs
+                ]
         if pooled:
             over_all = _gain(pooled)
             found.append(AblationRow(name, about, over_all, points, _verdict(over_all, points)))
@@ -111,9 +116,10 @@ def _pairs(rows: Sequence[Row], name: str, shed: str, load: float) -> Pairs:
     ]
 
 
-def _relative(block: Block, knee: Knee) -> Block:
-    """Return the block with its goodput as a share of the workload's knee, so that workloads weigh alike by length."""
-    return {**block, "s": 1.0, "met": block["met"] / max(1e-9, block["s"]) / knee.rate_rps}
+def _relative(block: Block, knee: Knee, blocks: int) -> Block:
+    """Return the block with its goodput as a share of the knee, and with the weight of one of a point's `blocks`."""
+    weight = 1.0 / blocks
+    return {**block, "s": weight, "met": weight * block["met"] / max(1e-9, block["s"]) / knee.rate_rps}
 
 
 def _gain(pairs: Pairs) -> Bounds:

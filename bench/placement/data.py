@@ -2,8 +2,8 @@
 and what mechanisms gain. Studies of an earlier run may stay beside those that are played now."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.placement.ablation import AblationRow
@@ -32,6 +32,9 @@ class Facts:
 
     date: str
     commit: str
+    """Commit at which the rows were played. Pages are written from them, by the code of a later one too."""
+    machine: str
+    seeds: int
     knee_rps: float
     seconds: float
     warmup_s: float
@@ -56,6 +59,8 @@ def shown(played: Played, conditions: Mapping[str, Any]) -> Shown:
     facts = Facts(
         conditions["date"],
         played.commit or conditions["commit"],
+        conditions["machine"],
+        conditions["seeds"],
         round(played.knee.rate_rps, 3),
         setting.seconds,
         setting.warmup_s,
@@ -69,13 +74,10 @@ def shown(played: Played, conditions: Mapping[str, Any]) -> Shown:
 
 def kept(data: Mapping[str, Any], studies: Sequence[Study] = STUDIES) -> list[Shown]:
     """Return the studies that the data of an earlier run hold."""
-    conditions = data["conditions"]
-    alike = {name: conditions[name] for name in ("date", "commit") if name in conditions}
-    names = {field.name for field in fields(Facts)}
     return [
         Shown(
             study,
-            Facts(**{**alike, **{name: value for name, value in found.items() if name in names}}),
+            Facts(**found),
             [restored(row) for row in data["standings"] if row["study"] == study.name],
         )
         for study in studies
@@ -91,7 +93,7 @@ def kept_ablation(data: Mapping[str, Any]) -> list[AblationRow]:
     ]
 
 
-def as_json(studies: Sequence[Shown], ablation: Sequence[AblationRow], conditions: Mapping[str, Any]) -> str:
+def as_json(studies: Sequence[Shown], ablation: Sequence[AblationRow]) -> str:
     """Return JSON with one standing per line, so that a new run gives a readable diff."""
     facts = {each.study.name: asdict(each.facts) for each in studies}
     rows = [
@@ -110,19 +112,33 @@ def as_json(studies: Sequence[Shown], ablation: Sequence[AblationRow], condition
         )
         for row in ablation
     ]
-    rest = {name: value for name, value in conditions.items() if name != "commit"}  # each study has its own
     return (
-        f'{{"conditions": {json.dumps(rest)},\n"figures": "value, low and high of the 95 % interval by blocks",\n'
+        '{"figures": "value, low and high of the 95 % interval by blocks",\n'
         f'"studies": {json.dumps(facts, indent=1)},\n"ablation": [\n{_lines(gains)}\n],\n'
         f'"standings": [\n{_lines(rows)}\n]}}\n'
     )
 
 
 def when(studies: Sequence[Shown]) -> str:
-    """Return the date and commit of the studies: that of most of them first, then those of others with their titles."""
+    """Return the dates and commits at which the studies were played, as `_by_most` gives them."""
+    return _by_most(studies, lambda facts: f"{facts.date[:10]}, commit {facts.commit}")
+
+
+def where(studies: Sequence[Shown]) -> str:
+    """Return the machines and numbers of seeds of the studies, as `_by_most` gives them."""
+    return _by_most(studies, lambda facts: f"{facts.machine}, {facts.seeds} seeds")
+
+
+def seeds(studies: Sequence[Shown]) -> str:
+    """Return the numbers of seeds of the studies, as `_by_most` gives them."""
+    return _by_most(studies, lambda facts: f"{facts.seeds} seeds")
+
+
+def _by_most(studies: Sequence[Shown], said: Callable[[Facts], str]) -> str:
+    """Return what is said of most studies first, then what is said of others with their titles."""
     groups: dict[str, list[str]] = {}
     for each in studies:
-        groups.setdefault(f"{each.facts.date[:10]}, commit {each.facts.commit}", []).append(each.study.title)
+        groups.setdefault(said(each.facts), []).append(each.study.title)
     first, *others = sorted(groups, key=lambda at: -len(groups[at]))
     return "; ".join([first, *(f"{' and '.join(groups[at])}: {at}" for at in others)])
 

@@ -1,15 +1,14 @@
 """Where published policies win: points of the comparison at which one of them is better beyond chance."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from bench.placement.data import Shown, when
+from bench.placement.data import Shown, seeds, when
 from sim.pool.blocks import Bounds
 from sim.pool.registry import RIVALS
 from sim.pool.report import Standing
 
 
-def losses_text(present: Sequence[Shown], conditions: Mapping[str, Any]) -> str:
+def losses_text(present: Sequence[Shown]) -> str:
     """Return the text between the marks of docs/simulator.md."""
     lines, points, lost = [], 0, 0
     for each in present:
@@ -29,7 +28,7 @@ def losses_text(present: Sequence[Shown], conditions: Mapping[str, Any]) -> str:
                 lines.append(f"| {each.study.title} | {load:g} | {shed} | {cells} |")
     return "\n\n".join(
         [
-            f"{when(present)}; {conditions['seeds']} seeds. All present policies that are better than ours beyond "
+            f"{when(present)}; {seeds(present)}. All present policies that are better than ours beyond "
             f"chance, at {len(lines)} of {points} points; at {lost} of them "
             "in goodput. First tokens are compared with those of policies that serve fewer requests in time, too.",
             "\n".join(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.placement.ablation import AblationRow, ablation_rows, ablation_text, percent
-from bench.placement.data import Played, Shown, as_json, kept, kept_ablation, shown, when
+from bench.placement.data import Played, Shown, as_json, kept, kept_ablation, seeds, shown, when, where
 from bench.placement.factorial import factorial_text
 from bench.placement.losses import losses_text
 from bench.placement.plots import draw_ablation, draw_comparison
@@ -40,24 +40,24 @@ def publish(
         raise InvalidRequest("the ablation is over all its studies: play all of them, or none", param="only")
     rows = ablation_rows([(each.study, each.knee, each.rows) for each in ablated])
     gains = rows or ([] if before is None else kept_ablation(before))
-    data.write_text(as_json(studies, gains, conditions))
+    data.write_text(as_json(studies, gains))
     paths = [data]
     compared = [each for each in studies if each.study.group != "ablation"]
     present = [each for each in compared if each.study.group == "present"]
     points = best_others(present)
     if points:
         paths += [docs / "results" / "placement.md", docs / "images" / "scheduling-comparison.svg"]
-        paths[-2].write_text(page_text(compared, conditions))
+        paths[-2].write_text(page_text(compared))
         draw_comparison([(each.study, best) for each, best in points], paths[-1])
     if rows:
         paths += [docs / "results" / "ablation.md", docs / "images" / "scheduling-ablation.svg"]
         of_ablation = [each for each in studies if each.study.group == "ablation"]
-        text = head(of_ablation, conditions)
+        text = head(of_ablation)
         paths[-2].write_text(
             ablation_text([each.study for each in ablated], rows, text, image("ablation", "../"))
         )
         draw_ablation(rows, paths[-1])
-    return paths + _parts_of_pages(docs, studies, gains, conditions)
+    return paths + _parts_of_pages(docs, studies, gains)
 
 
 def _joined(played: Sequence[Shown], earlier: Sequence[Shown]) -> list[Shown]:
@@ -68,28 +68,22 @@ def _joined(played: Sequence[Shown], earlier: Sequence[Shown]) -> list[Shown]:
     return sorted(every, key=lambda each: place.get(each.study.name, len(place)))
 
 
-def _parts_of_pages(
-    docs: Path, studies: Sequence[Shown], gains: Sequence[AblationRow], conditions: Mapping[str, Any]
-) -> list[Path]:
+def _parts_of_pages(docs: Path, studies: Sequence[Shown], gains: Sequence[AblationRow]) -> list[Path]:
     """Write what stands between the marks of scheduling.md and simulator.md; returns the pages."""
     paths = []
     present = [each for each in studies if each.study.group == "present"]
     page = docs / "scheduling.md"
     if page.exists() and present and gains:
-        page.write_text(between_marks(page.read_text(), overview_text(studies, gains, conditions)))
+        page.write_text(between_marks(page.read_text(), overview_text(studies, gains)))
         paths.append(page)
     page = docs / "simulator.md"
     if page.exists() and present:
-        page.write_text(between_marks(page.read_text(), losses_text(present, conditions)))
+        page.write_text(between_marks(page.read_text(), losses_text(present)))
         paths.append(page)
     return paths
 
 
-def overview_text(
-    studies: Sequence[Shown],
-    rows: Sequence[AblationRow],
-    conditions: Mapping[str, Any],
-) -> str:
+def overview_text(studies: Sequence[Shown], rows: Sequence[AblationRow]) -> str:
     """Return the summary of both pages: our scheduler beside the best published policy, and what mechanisms gain."""
     present, ablated = (
         [each for each in studies if each.study.group == group] for group in ("present", "ablation")
@@ -98,7 +92,7 @@ def overview_text(
     lines += [f"| `{row.name}`: {row.about} | {percent(row.over_all)} | {row.verdict} |" for row in rows]
     return "\n\n".join(
         [
-            f"{when(present)}; {conditions['seeds']} seeds. [All policies and conditions](results/placement.md).",
+            f"{when(present)}; {seeds(present)}. [All policies and conditions](results/placement.md).",
             *(
                 f"{title}:\n\n{summary(some)}"
                 for title, held_out in (("Tuned workloads", False), ("Held-out workloads", True))
@@ -128,15 +122,16 @@ def image(name: str, root: str = "") -> str:
     return f"![{about[name]}]({root}images/scheduling-{name}.svg)"
 
 
-def head(studies: Sequence[Shown], conditions: Mapping[str, Any]) -> str:
+def head(studies: Sequence[Shown]) -> str:
     """Return the conditions as a paragraph."""
     there = {each.study.title for each in studies}
     group = studies[0].study.group
     left = [study.title for study in STUDIES if study.group == group and study.title not in there]
     rest = f" Not played yet: {'; '.join(left)}." if left else ""
     return (
-        f"{when(studies)}; {conditions['machine']}, {conditions['seeds']} seeds that share no rows of "
-        "a trace as long as it has enough. The workloads are a part of all, named with the "
+        f"{when(studies)}; {where(studies)}. That is when and where the runs were played; tables and text are written "
+        "from their figures. Seeds share no rows of a trace as long as it has enough. "
+        "The workloads are a part of all, named with the "
         f"policies in `bench/placement/studies.py`.{rest} A run is at least ten lifetimes of an answer after two of "
         "warm-up; arrivals go on for one more. Stated speeds, which policies read, are off by a factor drawn for each "
         f"seed (standard deviation {100 * RATE_ERROR:.0f} % for prefill, {100 * STEP_ERROR:.0f} % for a step). "
@@ -145,14 +140,14 @@ def head(studies: Sequence[Shown], conditions: Mapping[str, Any]) -> str:
     )
 
 
-def page_text(studies: Sequence[Shown], conditions: Mapping[str, Any]) -> str:
+def page_text(studies: Sequence[Shown]) -> str:
     """Return the page of the comparison."""
     present = [each for each in studies if each.study.group == "present"]
     parts = [
         "# Placement beside published policies",
         "Written by `make bench-placement`; do not edit. [Comparing policies](../simulator.md#comparing-policies) "
         "defines the terms and the policies.",
-        head(present, conditions),
+        head(present),
         "Without refusals above the knee (shed zero at 1.2) a queue that serves timely requests before late ones "
         "sheds the late ones by starvation. Read goodput there together with the TTFT, and compare policies "
         "where all shed the same share (equal).",
@@ -166,13 +161,17 @@ def page_text(studies: Sequence[Shown], conditions: Mapping[str, Any]) -> str:
     if crossed:
         parts += [
             "## Each placement with each queue",
+            f"{when(crossed)}; {where(crossed)}.",
             factorial_text([(each.study, each.standings) for each in crossed]),
         ]
     parts += [_details(each) for each in present]
     older = [each for each in studies if each.study.group == "older"]
     if older:
         parts.append("## Older policies")
-        parts.append("Load balancers, and policies that their projects have replaced, for reference only.")
+        parts.append(
+            "Load balancers, and policies that their projects have replaced, for reference only. "
+            f"{when(older)}; {where(older)}."
+        )
         parts += [_details(each) for each in older]
     return "\n\n".join(parts) + "\n"
 

@@ -27,9 +27,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.gateway.load import Target
 from bench.gateway.load_process import LoadProcess
 from bench.performance import publish, unpublishable
-from bench.provenance import provenance
+from bench.provenance import commit_of, provenance
 from bench.report import Record, Report
-from bench.stack import ROOT, Stack, commit_of
+from bench.stack import ROOT, Stack
 from bench.through.books import Books
 from bench.through.tables import tables
 from gateway.interval import stream_interval

@@ -22,14 +22,14 @@ def data() -> dict[str, Any]:
 def test_what_others_win_is_what_the_data_of_the_comparison_say(data: dict[str, Any]) -> None:
     text = (DOCS / "simulator.md").read_text()
     present = [each for each in kept(data) if each.study.group == "present"]
-    assert text == between_marks(text, losses_text(present, data["conditions"]))
+    assert text == between_marks(text, losses_text(present))
 
 
 def test_the_summary_is_what_the_data_of_the_comparison_say(data: dict[str, Any]) -> None:
     text = (DOCS / "scheduling.md").read_text()
-    assert text == between_marks(text, overview_text(kept(data), kept_ablation(data), data["conditions"]))
+    assert text == between_marks(text, overview_text(kept(data), kept_ablation(data)))
 
 
 def test_the_page_of_the_comparison_is_what_the_data_say(data: dict[str, Any]) -> None:
     compared = [each for each in kept(data) if each.study.group != "ablation"]
-    assert (DOCS / "results" / "placement.md").read_text() == page_text(compared, data["conditions"])
+    assert (DOCS / "results" / "placement.md").read_text() == page_text(compared)

@@ -1,18 +1,22 @@
-"""The index of results gives the dates and commits that the pages state."""
+"""The index of results gives the dates and commits that the pages state, and pages state commits that exist."""
 
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "docs" / "results"
 ROW = re.compile(
     r"^\| \[[^]]+\]\((?P<page>[\w-]+\.md)\) \|.*\| (?P<dates>[^|]*) \| (?P<commits>[^|]*)\|$", re.MULTILINE
 )
 DATE = re.compile(r"(?<![\d-])\d{4}-\d{2}-\d{2}(?![\d-])")
 COMMIT = re.compile(r"\bcommits? ([0-9a-f]{7,12}\+?)")
 HASH = re.compile(r"\b[0-9a-f]{7,12}\+?")
+UNKNOWN = "(not in this history)"
+"""Stands behind a commit that the history does not have: it was rewritten after the figures were measured."""
 
 
 def rows() -> dict[str, tuple[str, str]]:
@@ -45,3 +49,45 @@ def test_whatever_else_the_index_says_of_a_page_stands_on_it(page: str) -> None:
     text, (dates, commits) = (RESULTS / page).read_text(), rows()[page]
     for each in [*DATE.findall(dates), *HASH.findall(commits)]:
         assert each in text, f"{page} says nothing of {each}"
+
+
+def git(*arguments: str) -> str:
+    """What git says about the repository; empty where there is none, or no git."""
+    try:
+        run = subprocess.run(
+            ["git", *arguments],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return ""
+    return run.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def history() -> list[str]:
+    """The commits up to this one; skips in an export and in a shallow checkout, which do not have them."""
+    if not (ROOT / ".git").exists() or git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("the history is not here")
+    return git("rev-list", "HEAD").split()
+
+
+def commits_of(path: Path) -> list[tuple[str, bool]]:
+    """The commits that a page states, each with whether it is marked as unknown."""
+    text = " ".join(path.read_text().split())
+    stated = [(each[1], text[each.end() :]) for each in COMMIT.finditer(text)]
+    if path == RESULTS / "README.md":
+        for _, commits in rows().values():
+            stated += [(each[0], commits[each.end() :]) for each in HASH.finditer(commits)]
+    return [(commit.rstrip("+"), rest.lstrip().startswith(UNKNOWN)) for commit, rest in stated]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted((ROOT / "docs").rglob("*.md")) if COMMIT.search(path.read_text())]
+    + [RESULTS / "README.md"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_every_commit_that_a_page_states_is_in_the_history_or_marked(path: Path, history: list[str]) -> None:
+    for commit, marked in commits_of(path):
+        known = any(each.startswith(commit) for each in history)
+        assert known != marked, f"{path.name}: {commit} is {'known, but marked' if known else 'unknown'}"

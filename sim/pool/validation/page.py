@@ -91,7 +91,10 @@ def _sweep_table(sweeps: Sequence[SweepError]) -> list[str]:
 
 
 def _worst_table(sweeps: Sequence[SweepError]) -> list[str]:
-    lines = ["| sweep | point | TPOT measured | replayed | error | cause |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| sweep | point | TPOT measured | replayed | error | cause, where it is known |",
+        "|---|---|---|---|---|---|",
+    ]
     for each in sweeps:
         worst = each.worst
         lines.append(

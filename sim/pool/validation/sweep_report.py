@@ -17,6 +17,8 @@ FEW_USERS = 64
 TPOT_LIMIT = 0.10
 TTFT_LIMIT = 0.35
 """Largest medians of absolute errors (0 = none) at points that were not fitted."""
+NEAR = 0.03
+"""Largest absolute error of TPOT at fitted points for which those beyond the fit are explained by lying there."""
 
 
 class PointError(msgspec.Struct, frozen=True):
@@ -62,7 +64,7 @@ class SweepError(msgspec.Struct, frozen=True):
     worst: PointError
     """The point with the largest error of TPOT, of those whose cache was not full."""
     cause: str
-    """Why the worst point is off, as far as the figures say."""
+    """Why the worst point is off where the figures show it; else what is known of it."""
 
     def tpot_median(self, *uses: str) -> float | None:
         """Median absolute error of TPOT over the points of these uses; None = there are none."""
@@ -142,16 +144,17 @@ def overall(errors: Sequence[SweepError]) -> tuple[float, float]:
 
 
 def cause_of(worst: PointError, points: Sequence[PointError]) -> str:
-    """Why a point is off, by rules over its sweep: each is checked on the figures, and none is a guess.
+    """Why a point is off, by rules over its sweep.
 
-    Where no rule holds, the cause says what has been looked at.
+    That a point lies beyond the fit is a cause only where the fit is near up to there. Where no rule holds, what has
+    been looked at is said.
     """
     same = [point for point in points if point.shape == worst.shape]
     return (
         _faulty(worst, same)
-        or _extrapolated(worst, points)
+        or _beyond(worst, points)
         or _traded(worst, points)
-        or _bent(worst, same)
+        or _bent(worst, [point for point in same if point.use != "full cache"])
         or "not found; excluded: preemptions, times that fall with more users, users or lengths beyond the fit, "
         "lengths traded for others, a bend between the neighbours"
     )
@@ -170,18 +173,37 @@ def _faulty(worst: PointError, same: Sequence[PointError]) -> str:
     return ""
 
 
-def _extrapolated(worst: PointError, points: Sequence[PointError]) -> str:
-    """What of the point lies beyond all that was fitted; empty where nothing does."""
+def _beyond(worst: PointError, points: Sequence[PointError]) -> str:
+    """What of the point lies beyond the fit, and whether the fit is near up to there; empty where nothing does."""
     fitted = [point for point in points if point.use == "fitted"]
-    if worst.concurrency > max((point.concurrency for point in fitted), default=0):
-        return "more users than any fitted point has: extrapolated"
     alike = [point for point in fitted if point.shape == worst.shape]
-    if not alike:
-        return "lengths that were not fitted"
-    most = max(point.concurrency for point in alike)
-    if worst.concurrency > most:
-        return f"more users than any fitted point of these lengths has ({most}): extrapolated"
-    return ""
+    if fitted and not alike:
+        return _other_lengths(worst, fitted)
+    if not alike or worst.concurrency <= max(map(_users, alike)):
+        return ""
+    last = max(alike, key=_users)
+    beyond = f"lies beyond the fit, which has these lengths up to {last.concurrency} users"
+    if abs(last.tpot_error) <= NEAR:
+        return f"{beyond}, where the error is {last.tpot_error:+.1%}: extrapolated"
+    return f"not known; it {beyond}, but the error is {last.tpot_error:+.1%} there already"
+
+
+def _other_lengths(worst: PointError, fitted: Sequence[PointError]) -> str:
+    """The same of a point whose lengths were not fitted."""
+    beyond = "lies beyond the fit, which does not have these lengths"
+    furthest = max(fitted, key=lambda point: abs(point.tpot_error))
+    if abs(furthest.tpot_error) <= NEAR:
+        return f"{beyond} and is within {abs(furthest.tpot_error):.1%} of all that it has: extrapolated"
+    at_once = ", ".join(
+        f"{1e3 * point.tpot_s:.1f} ms at {point.shape} (replayed {1e3 * point.replayed_tpot_s:.1f})"
+        for point in fitted
+        if point.concurrency == worst.concurrency
+    )
+    return (
+        f"not known; it {beyond}, but the error is {furthest.tpot_error:+.0%} at a point that it has "
+        f"({furthest.shape}, {furthest.concurrency} users)"
+        + (f"; measured with as many users: {at_once}" if at_once else "")
+    )
 
 
 def _traded(worst: PointError, points: Sequence[PointError]) -> str:

@@ -528,17 +528,23 @@ def test_studies_of_an_earlier_run_stay_where_they_are_kept(tmp_path: Path) -> N
     publish([of(study) for study in (present[0], *ablation)], CONDITIONS, tmp_path)
     data = tmp_path / "data" / "scheduling-comparison.json"
     before, table = json.loads(data.read_text()), (tmp_path / "results" / "ablation.md").read_text()
-    publish([of(present[1])], {**CONDITIONS, "commit": "def"}, tmp_path, keep=True)
+    later = {**CONDITIONS, "commit": "def", "machine": "n", "seeds": 3}
+    publish([of(present[1])], later, tmp_path, keep=True)
     after = json.loads(data.read_text())
     assert [each for each in after["standings"] if each["study"] != present[1].name] == before["standings"]
     assert {name: facts["commit"] for name, facts in after["studies"].items()} == {
         **{study.name: "abc" for study in (present[0], *ablation)},
         present[1].name: "def",
     }
+    for name, facts in after["studies"].items():
+        assert (facts["machine"], facts["seeds"]) == (("n", 3) if name == present[1].name else ("m", 2))
     assert after["ablation"] == before["ablation"]
     assert (tmp_path / "results" / "ablation.md").read_text() == table, "no study of the ablation was played"
-    for text in (page.read_text(), (tmp_path / "results" / "placement.md").read_text()):
+    comparison = (tmp_path / "results" / "placement.md").read_text()
+    assert f"; m, 2 seeds; {present[1].title}: n, 3 seeds." in comparison
+    for text in (page.read_text(), comparison):
         assert f"2026-11-22, commit abc; {present[1].title}: 2026-11-22, commit def; " in text
+        assert f"2 seeds; {present[1].title}: " in text
         assert text.count("| zero | dynamo | +20.0 (+20.0 to +20.0) % ▲ |") == 2
     assert (
         "| `sticky`: replicas that hold the prompt first | +50.0 (+50.0 to +50.0) % ▲ | gains |"

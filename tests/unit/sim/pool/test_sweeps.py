@@ -195,20 +195,46 @@ def test_the_cause_of_a_worst_point_follows_from_the_figures() -> None:
     off = {
         "3 preemptions": point(32, said_s=0.02, preemptions=3),
         "20.0 ms at 32 users, 10.0 ms at 64": point(32, tpot_s=0.02),
-        "extrapolated": point(128, said_s=0.02, use="held out"),
-        "lengths that were not fitted": point(16, said_s=0.02, use="held out", shape="9/9"),
-        "of these lengths has (64)": point(96, said_s=0.02, use="held out"),
+        "lengths up to 64 users, where the error is +0.0%: extrapolated": point(
+            128, said_s=0.02, use="held out"
+        ),
+        "not known; it lies beyond the fit, which does not have these lengths, but the error is -10% at a point that "
+        "it has (100/50, 4 users); measured with as many users: 10.0 ms at 100/50 (replayed 10.0)": point(
+            64, said_s=0.02, use="held out", shape="9/9"
+        ),
         "another bend: between 4 and 64 users the measured time lies below the line, the replayed one above": point(
             8, tpot_s=0.009, said_s=0.02
         ),
     }
-    elsewhere = point(100, shape="50/50")
     for words, worst in off.items():
-        assert words in cause_of(worst, [*fine, *([elsewhere] if worst.concurrency == 96 else []), worst])
+        assert words in cause_of(worst, [*fine, worst])
     worst = point(8, said_s=0.02)
     assert "off in this direction" in cause_of(worst, [point(64, said_s=0.011), worst])
     other = point(8, said_s=0.004, shape="50/50")
     assert "pull the fit apart: +100% here, -60% at 50/50" in cause_of(worst, [*fine, other, worst])
+
+
+def test_a_point_beyond_the_fit_is_explained_by_it_only_where_the_fit_is_near() -> None:
+    far = point(128, said_s=0.02, use="held out")
+    assert cause_of(far, [point(64, said_s=0.0102), point(256, shape="50/50"), far]).endswith(
+        ": extrapolated"
+    )
+    already = cause_of(far, [point(64, said_s=0.0104), far])
+    assert already == (
+        "not known; it lies beyond the fit, which has these lengths up to 64 users, but the error is +4.0% there "
+        "already"
+    )
+    other = point(128, said_s=0.02, use="held out", shape="9/9")
+    assert "within 2.0% of all that it has: extrapolated" in cause_of(
+        other, [point(64, said_s=0.0102), other]
+    )
+
+
+def test_no_bend_is_seen_at_a_neighbour_whose_cache_was_full() -> None:
+    worst, full = point(8, tpot_s=0.009, said_s=0.02), point(64, use="full cache")
+    points = [point(4, said_s=0.009), worst]
+    assert "another bend" in cause_of(worst, [*points, point(64)])
+    assert cause_of(worst, [*points, full]).startswith("not found")
 
 
 def test_where_no_rule_holds_the_cause_says_what_was_looked_at() -> None:
