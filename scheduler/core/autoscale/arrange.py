@@ -42,11 +42,13 @@ class Arrangement:
 
     replicas: list[ReplicaPlan] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
-    """By model: replicas that no host has room for, or none within the model's budget."""
+    """By model: replicas of the whole that no host has room for, or none within the model's budget."""
     turns: dict[str, float] = field(default_factory=dict)
     """By model that waits for its turn: seconds until its first replica serves."""
     missing_there: dict[str, dict[Binding, int]] = field(default_factory=dict)
-    """By model: those of `missing` that have to be in some places."""
+    """By model: replicas that are missing in some places, whether or not they are missing to the whole."""
+    room: dict[str, int] = field(default_factory=dict)
+    """By model of `missing`: how many more replicas its maximum allows."""
     turns_there: dict[tuple[str, Binding], float] = field(default_factory=dict)
     """As `turns`, for the first replica in these places."""
 
@@ -165,16 +167,32 @@ class _Arranger:
         return max(lacking, key=self._precedence, default=None)
 
     def _lack(self, model: str) -> int:
-        """Replicas of a model that are missing, those in places that need them included."""
+        """Replicas of a model that are missing, to the whole or in places that need them."""
         desired, awake = self._desired[model], len(self._awake[model])
         short = sum(more for _, more in self._short(model))
         return min(max(desired.target - awake, short), desired.most - awake)
+
+    def _lack_anywhere(self, model: str) -> int:
+        """Replicas that are missing to the whole and need not be in the places of a floor.
+
+        What a floor lacks is taken out of it where its demand is part of the whole, and where hosts may be created,
+        which will serve the rest, too.
+        """
+        part = sum(
+            max(0, more - floor.comes) for floor, more in self._short(model) if floor.served or floor.open
+        )
+        return self._desired[model].target - len(self._awake[model]) - part
 
     def _short(self, model: str) -> list[tuple[Floor, int]]:
         return shortfalls(self._desired[model].floors, self._awake[model])
 
     def _precedence(self, model: str) -> tuple[int, bool, float]:
-        ranks = [self._rank_in(floor, self._awake[model]) for floor, _ in self._short(model)]
+        resting = self._resting(model) if self._desired[model].floors else []
+        ranks = [
+            self._rank_in(floor, self._awake[model])
+            for floor, _ in self._short(model)
+            if any(floor.has(replica) for replica in resting)
+        ]
         nth = len(self._awake[model]) + 1
         there = max(ranks, default=Rank.OTHER)
         return precedence(self._specs[model], self._desired[model], nth, there=there)
@@ -207,10 +225,10 @@ class _Arranger:
         resting = [replica for replica in self._resting(model) if self._affords(replica)]
         short = self._short(model)
         there = [row for row in resting if any(floor.has(row) for floor, _ in short)]
-        apart = shortfalls(self._desired[model].floors, self._awake[model], lambda floor: floor.least)
-        if self._desired[model].most - len(self._awake[model]) <= sum(more for _, more in apart):
+        least = shortfalls(self._desired[model].floors, self._awake[model], lambda floor: floor.least)
+        if self._desired[model].most - len(self._awake[model]) <= sum(more for _, more in least):
             return [row for row in there if self._rank_there(row) is Rank.MINIMUM]
-        if self._lack(model) <= sum(more for _, more in short):
+        if self._lack_anywhere(model) <= 0:
             return there
         return [*there, *(row for row in resting if row not in there)]
 
@@ -357,7 +375,10 @@ class _Arranger:
                 ReplicaPlan(replica.replica_id, replica.model, replica.host_id, rung, reason, replica.region)
             )
         for model in self._unsatisfiable:
-            outcome.missing[model] = self._lack(model)
+            desired, there = self._desired[model], len(self._awake[model])
+            outcome.missing[model] = max(0, min(desired.target, desired.most) - there)
+            most = min(desired.most, self._specs[model].max_awake - len(desired.coming))
+            outcome.room[model] = most - there
             outcome.missing_there[model] = {floor.where: more for floor, more in self._short(model)}
         return outcome
 

@@ -3,6 +3,7 @@
 Call `observe` every two seconds; `plan` changes nothing and may be called at any time.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,20 @@ import msgspec
 from scheduler.core.autoscale.arrange import Arrangement, arrange
 from scheduler.core.autoscale.bound_demand import BoundDemand
 from scheduler.core.autoscale.claims import Desired
-from scheduler.core.autoscale.creation import Creations, Wanted, coming_replicas, create_s, in_creation
-from scheduler.core.autoscale.floors import Floor, room_in, shortfalls, spare_first
+from scheduler.core.autoscale.creation import (
+    Creations,
+    Wanted,
+    coming_replicas,
+    creatable_in,
+    create_s,
+    in_creation,
+    is_open,
+)
+from scheduler.core.autoscale.floors import Floor, apart, room_in, shortfalls, spare_first, within_reach
 from scheduler.core.autoscale.ladder import host_dwell_s
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
 from scheduler.core.autoscale.plan import Plan
+from scheduler.core.autoscale.plan_rows import kind_plans, model_row, places_of
 from scheduler.core.autoscale.retire import removable, retire_order
 from scheduler.core.autoscale.spending import ROUNDING_USD, Spending, over_budget
 from scheduler.core.autoscale.state import (
@@ -31,7 +41,7 @@ from scheduler.core.autoscale.state import (
     Rung,
     RungFigures,
 )
-from scheduler.wire import HostRemovalView, KindPlanView, ModelPlanView, PlacePlanView
+from scheduler.wire import HostRemovalView, ModelPlanView
 
 
 @contextmanager
@@ -55,7 +65,9 @@ class Autoscaler:
         }
         self._bound = {name: BoundDemand(model.spec, self._settings) for name, model in self._models.items()}
         self._floors: dict[str, list[Floor]] = {}
-        """By model: as of the last observation."""
+        """By model, as of the last observation: what can be had."""
+        self._shown_floors: dict[str, list[Floor]] = {}
+        """And what is needed."""
         self._last: Observation | None = None
         self._idle_since: dict[str, float] = {}
         self._awake_at: dict[str, float] = {}
@@ -83,7 +95,13 @@ class Autoscaler:
             with _attribute_errors(name):
                 served = self._bound[name].observe(observation, rows, elapsed, mine)
                 model.observe(observation, served, elapsed, mine)
-            self._floors[name] = self._bound[name].floors(observation.now)
+            self._shown_floors[name] = self._bound[name].floors(observation.now)
+            self._floors[name] = [
+                floor
+                if creatable_in(model.spec, floor.where)
+                else within_reach(floor, sum(floor.has(replica) for replica in mine))
+                for floor in self._shown_floors[name]
+            ]
             awake = any(
                 replica.rung is Rung.AWAKE for replica in observation.replicas if replica.model == name
             )
@@ -112,7 +130,7 @@ class Autoscaler:
         kept: dict[str, int] = {}
         """By model: replicas of its target for which a host comes."""
         kept_there: dict[str, dict[Binding, int]] = {}
-        """And those of them that are needed in some places."""
+        """And those that are needed in some places."""
         present = self._spending(observation)
         for replica in observation.replicas:
             if replica.rung is Rung.AWAKE and replica.model in self._models:
@@ -120,13 +138,13 @@ class Autoscaler:
         for name, model in self._models.items():
             floors = self._floors[name]
             with _attribute_errors(name):
-                row, removed = self._target(model, floors, observation, present)
+                row, whole, removed = self._target(model, floors, observation, present)
             rows.append(row)
             retiring |= {replica.replica_id for replica in removed}
             reasons[name] = row.reason
-            desired[name], kept[name], kept_there[name] = self._desired(
-                model, row.target, floors, observation
-            )
+            left_usd = model.spec.budget_usd_per_hour - present.whole(name)
+            desired[name], kept[name] = self._desired(model, whole, row.target, observation, left_usd)
+            kept_there[name] = {floor.where: floor.comes for floor in desired[name].floors}
         specs = {name: model.spec for name, model in self._models.items()}
         spending = self._spending(observation)
         arrangement = arrange(
@@ -144,8 +162,9 @@ class Autoscaler:
             for row in rows
         ]
         lacking = {
-            name: self._lacking(name, count - kept[name], arrangement, kept_there[name], reasons[name])
-            for name, count in arrangement.missing.items()
+            name: self._lacking(desired[name], count - kept[name], arrangement, kept_there[name], row)
+            for row in rows
+            if (count := arrangement.missing.get(name := row.model)) is not None
         }
         creations = self._create(arrangement, lacking, observation, spending)
         destroy = self._destroy(observation, arrangement, spending)
@@ -159,29 +178,39 @@ class Autoscaler:
         )
 
     def _desired(
-        self, model: ModelPlanner, target: int, floors: Sequence[Floor], observation: Observation
-    ) -> tuple[Desired, int, dict[Binding, int]]:
-        """What is wanted of the replicas that there are; for how many of the target, and of it in some places, a host
-        comes."""
+        self, model: ModelPlanner, whole: int, target: int, observation: Observation, budget_usd: float
+    ) -> tuple[Desired, int]:
+        """What is wanted of the replicas that there are; for how many of the whole a host comes.
+
+        `target`: with those that only some places need. `budget_usd` may be spent per hour yet.
+        """
         name, spec = model.spec.model, model.spec
-        coming = coming_replicas(spec, observation.creating)
+        floors, coming = self._floors[name], coming_replicas(spec, observation.creating)
         recent = model.max_needed(observation.now - self._settings.swap_stabilization_s)
         recent = max(recent, sum(more for _, more in shortfalls(floors, (), lambda floor: floor.recent)))
 
         # Whatever comes, the first replica keeps its claim while requests are held.
         first = int(model.held > 0 and target > 0)
-        aim = max(first, target - len(coming))
+        aim = max(first, whole - len(coming))
+        total = max(aim, target - len(coming))
         here: list[Floor] = []
-        kept: dict[Binding, int] = {}
         for floor in floors:
             came = sum(floor.has(replica) for replica in coming)
             need = max(int(floor.held > 0 and floor.need > 0), floor.need - came)
-            kept[floor.where] = need - max(0, floor.need - came)
-            recently, least = max(need, floor.recent - came), max(0, floor.least - came)
-            here.append(replace(floor, need=need, recent=recently, least=least))
+            left_usd = math.inf if floor.least else budget_usd
+            here.append(
+                replace(
+                    floor,
+                    need=need,
+                    recent=max(need, floor.recent - came),
+                    least=max(0, floor.least - came),
+                    comes=need - max(0, floor.need - came),
+                    open=is_open(spec, floor.where, observation.failures, left_usd),
+                )
+            )
         desired = Desired(
             aim,
-            min(max(first, recent - len(coming)), aim),
+            min(max(first, recent - len(coming)), total),
             model.planned_rate,
             model.held,
             model.busy,
@@ -190,24 +219,29 @@ class Autoscaler:
             max(aim, spec.max_awake - len(coming)),
             tuple(replica.region for replica in coming),
         )
-        return desired, aim - max(0, target - len(coming)), kept
+        return desired, aim - max(0, whole - len(coming))
 
     def _lacking(
-        self, name: str, count: int, arrangement: Arrangement, kept: Mapping[Binding, int], reason: str
+        self,
+        desired: Desired,
+        count: int,
+        arrangement: Arrangement,
+        kept: Mapping[Binding, int],
+        row: ModelPlanView,
     ) -> list[Wanted]:
-        """The replicas of a model for which hosts are missing, `count` of them, those in some places first."""
-        found = []
-        short_there = arrangement.missing_there.get(name, {})
-        anywhere = arrangement.missing[name] - sum(short_there.values())
-        floors = {floor.where: floor for floor in self._floors[name]}
+        """The replicas of a model for which hosts are missing: those in some places first, then `count` of the whole,
+        to which the others may belong."""
+        name, found = row.model, []
+        room = arrangement.room[name]
+        short_there = arrangement.missing_there[name]
         # Minima first: there may not be room for more below the maximum.
-        for where, short in sorted(short_there.items(), key=lambda row: not floors[row[0]].least):
-            more = max(0, min(count, short - kept[where]))
-            count -= more
-            floor = floors[where]
+        for floor in sorted(desired.floors, key=lambda floor: not floor.least):
+            more = max(0, min(room, short_there.get(floor.where, 0) - kept[floor.where]))
+            room -= more
             below = max(0, more - (floor.need - floor.least)) if floor.least else 0
-            found.append(Wanted(where, more, f"{name}: {more} more {floor.reason}", below))
-        return [*found, Wanted(UNBOUND, min(count, anywhere), reason)]
+            reason = f"{name}: {more} more {floor.reason}"
+            found.append(Wanted(floor.where, more, reason, below, floor.served))
+        return [*found, Wanted(UNBOUND, count, row.reason)]
 
     def _spending(self, observation: Observation) -> Spending:
         specs = {name: model.spec for name, model in self._models.items()}
@@ -215,8 +249,9 @@ class Autoscaler:
 
     def _target(
         self, model: ModelPlanner, floors: Sequence[Floor], observation: Observation, spending: Spending
-    ) -> tuple[ModelPlanView, list[ReplicaObservation]]:
-        """The desired number of a model's replicas, and the replicas to remove; `spending` counts these as released."""
+    ) -> tuple[ModelPlanView, int, list[ReplicaObservation]]:
+        """A model in the plan; its desired number of replicas without those that only some places need; and the
+        replicas to remove, which `spending` counts as released."""
         spec = model.spec
         present = [row for row in observation.replicas if row.model == spec.model and row.rung is Rung.AWAKE]
         present += coming_replicas(spec, observation.creating)
@@ -224,8 +259,9 @@ class Autoscaler:
         target, reason = count, model.reason
         if model.need > 1 and (lack := model.shortfall(model.need - 1)):
             reason += f", with {model.need - 1} {lack}"
+        needed = self._shown_floors[spec.model]
         short = shortfalls(floors, present)
-        missing = sum(more for _, more in short)
+        missing = apart(short, places_of(spec, observation.replicas)) if short else 0
         if short:
             reason = "; ".join([f"{more} more {floor.reason}" for floor, more in short] + [reason])
         held = model.max_kept(observation.now - self._settings.stabilization_s)
@@ -233,7 +269,8 @@ class Autoscaler:
         if limited := self._over_limits(spec, present, floors, observation, spending):
             removed, reason = limited
             target = count - len(removed)
-        elif (need := min(max(model.need, count + missing), spec.max_awake)) > count:
+            missing = 0
+        elif (need := min(model.need, spec.max_awake)) > count:
             target = need
         elif held < count and whole:
             at_least = max(held, spec.min_awake)
@@ -246,7 +283,9 @@ class Autoscaler:
             reason = f"no look of the last {self._settings.stabilization_s:.0f} s needed more than {held} ({reason})"
             if not removed:
                 reason += "; the rest costs nothing while no other model wants the GPUs"
-        if short and not limited and target < count + missing:
+        present_then = count - len(removed)
+        total = max(target, min(present_then + missing, spec.max_awake))
+        if total < present_then + missing:
             reason += f"; at most {spec.max_awake} may be awake"
         awake = [row.region for row in present]
         for region, most in ((limits.region, limits.most) for limits in spec.regions):
@@ -254,9 +293,9 @@ class Autoscaler:
                 Binding((region,)).within(floor.where) for floor, _ in short
             ):
                 reason += f"; at most {most} may be awake in {region}"
-        words = f"{spec.model}: {count} -> {target} awake: {reason}"
+        words = f"{spec.model}: {count} -> {total} awake: {reason}"
         rate = round(model.planned_rate + self._bound[spec.model].unserved_rate, 3)
-        return _model_row(spec.model, present, target, rate, words, floors), removed
+        return model_row(spec.model, present, total, rate, words, needed), target, removed
 
     @staticmethod
     def _over_limits(
@@ -346,52 +385,3 @@ class Autoscaler:
             )
             limits.append(host_dwell_s(host, rests, removed, replacement))
         return min(max(limits, default=self._settings.stabilization_s), self._settings.host_idle_s)
-
-
-def _model_row(
-    model: str,
-    present: Sequence[ReplicaObservation],
-    target: int,
-    rate: float,
-    words: str,
-    floors: Sequence[Floor],
-) -> ModelPlanView:
-    """A model in the plan. `present`: its replicas that serve or come."""
-    pending = sum(row.ready_in_s > 0.0 for row in present)
-    places = []
-    for floor in floors:
-        there = [row for row in present if floor.has(row)]
-        coming = sum(row.ready_in_s > 0.0 for row in there)
-        where = floor.where
-        places.append(PlacePlanView(where.regions, where.gpus, len(there) - coming, coming, floor.need))
-    serving = len(present) - pending
-    return ModelPlanView(model, serving, pending, target, rate, words, places=tuple(places))
-
-
-def kind_plans(
-    specs: Mapping[str, ModelSpec],
-    observation: Observation,
-    creations: Creations,
-    destroy: Sequence[HostRemovalView],
-) -> list[KindPlanView]:
-    """One row for each kind of host that is present, in creation, allowed or failing, sorted by kind."""
-    present = Counter(host.kind for host in observation.hosts)
-    creating = Counter(host.kind for host in observation.creating)
-    more = Counter[str]()
-    for row in creations.found:
-        more[row.kind] += row.count
-    less = Counter(row.kind for row in destroy)
-    failures = {row.kind: row.count for row in observation.failures if not row.region}
-    allowed = {option.kind for spec in specs.values() for option in spec.kinds}
-    kinds = {*present, *creating, *allowed, *failures} - {""}
-    return [
-        KindPlanView(
-            kind,
-            present[kind],
-            creating[kind],
-            present[kind] + creating[kind] + more[kind] - less[kind],
-            failures.get(kind, 0),
-            round(creations.retry_in_s(kind), 1),
-        )
-        for kind in sorted(kinds)
-    ]

@@ -83,13 +83,14 @@ class BoundDemand:
                 planner.max_kept(now - settings.stabilization_s),
                 planner.held,
                 f"{where.words}: {planner.reason}",
+                served=where not in self._unserved,
             )
             for where, planner in self._planners.items()
         }
         for limits in self._spec.regions:
             where = Binding((limits.region,))
             if limits.least:
-                found[where] = _at_least(found.get(where, Floor(where, 0)), limits.least)
+                found[where] = _at_least(found.get(where, Floor(where, 0, served=False)), limits.least)
         return in_order(found.values())
 
     @property
@@ -114,6 +115,7 @@ def _at_least(floor: Floor, least: int) -> Floor:
         if floor.need >= least
         else f"{floor.where.words}: at least {least} are to be awake",
         least=least,
+        served=floor.served and floor.need >= least,
     )
 
 

@@ -43,7 +43,7 @@ class Desired:
     """Desired replicas of one model."""
 
     target: int
-    """Replicas awake, without those of hosts in creation."""
+    """Replicas awake for the whole demand, without those of hosts in creation."""
     needed: int
     """Replicas that the load of the last minute needs; another model may take the rest."""
     rate: float

@@ -76,6 +76,8 @@ class Wanted(NamedTuple):
     reason: str
     below: int = 0
     """Those of them that are missing to the minimum of the place."""
+    part: bool = False
+    """Whether they are missing to the whole, too, and can be nowhere else."""
 
 
 class Creations:
@@ -99,12 +101,17 @@ class Creations:
 
         The kinds are tried in the model's order. A kind that failed is left out while its pause lasts, and then tried
         with one host at a time until one succeeds. `spent_usd`: what the model's hosts cost per hour now. What may
-        run anywhere comes last in `wanted`, and gets what hosts for some places run beside. `awake`: the regions of the
-        replicas that are awake or come.
+        run anywhere comes last in `wanted`, and gets the hosts for some places that are created. `awake`: the regions
+        of the replicas that are awake or come.
         """
-        beside, present = 0, list(awake)
-        for where, missing, reason, below_there in wanted:
-            missing -= 0 if where.bound else beside
+        present, there, chosen = list(awake), 0, list[tuple[Binding, Binding]]()
+        for where, missing, reason, below_there, part in wanted:
+            missing -= 0 if where.bound else there
+            there += max(0, missing) if part else 0
+            # Which of the places a host comes to is seen when it is being created; it may serve these, too.
+            if where.bound and any(at.overlaps(where) and not own.within(where) for own, at in chosen):
+                continue
+            before = missing
             notes: list[str] = []
             for option, regions in _places(spec, where):
                 if missing <= 0:
@@ -124,13 +131,14 @@ class Creations:
                 why = "; ".join([reason, *notes])
                 self.found.append(HostCreationView(option.kind, spec.model, count, why, regions))
                 self._on_their_way[option.kind] += count
+                chosen.append((where, Binding(regions, (option.gpu.lower(),) if option.gpu else ())))
                 if len(regions) == 1:
                     self._on_their_way_to[option.kind, regions[0]] += count
                 missing -= count * option.per_host
                 below_minimum -= count * option.per_host
                 below_there -= count * option.per_host
                 spent_usd += count * option.usd_per_hour
-            beside += max(0, -missing)
+            there += max(0, -missing) if part else before - missing
 
     def retry_in_s(self, kind: str) -> float:
         """Seconds until a kind may be created again; 0 = now."""
@@ -185,6 +193,25 @@ def regions_of(option: HostOption, where: Binding) -> tuple[str, ...]:
     """The regions in which hosts of a kind may be created for demand; empty for demand that is not bound to any, or
     when there is none."""
     return tuple(region for region in option.regions if where.bound and where.allows(region, option.gpu))
+
+
+def creatable_in(spec: ModelSpec, where: Binding) -> bool:
+    """Whether hosts of some kind may be created for demand that is bound to `where`."""
+    return any(regions_of(option, where) for option in spec.kinds)
+
+
+def is_open(
+    spec: ModelSpec, where: Binding, failures: Iterable[CreationFailures], left_usd: float = math.inf
+) -> bool:
+    """Whether hosts may be created now for demand that is bound to `where`, with `left_usd` dollars per hour, of a kind
+    whose creations did not fail there lately."""
+    failing = {(row.kind, row.region) for row in failures if row.count > 0}
+    return any(
+        (option.kind, "") not in failing and (option.kind, region) not in failing
+        for option in spec.kinds
+        if _affordable(option, left_usd) > 0
+        for region in regions_of(option, where)
+    )
 
 
 def _affordable(option: HostOption, left_usd: float) -> int:

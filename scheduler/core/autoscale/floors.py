@@ -4,8 +4,8 @@ Demand that may be served anywhere has no floor: it is part of the model's whole
 there are. A floor only says how many of them, at least, are in its places.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from scheduler.core.autoscale.state import Binding, RegionLimits, ReplicaObservation
 
@@ -29,6 +29,13 @@ class Floor:
     reason: str = ""
     least: int = 0
     """Replicas that an admin wants awake there always."""
+    served: bool = True
+    """Whether its demand is part of the whole, since a replica there is awake or comes. Else what is missing there is
+    missing beside the rest."""
+    comes: int = 0
+    """Of `need`, those for which a host comes: they keep their claim."""
+    open: bool = True
+    """Whether a host may be created there now."""
 
     def has(self, replica: ReplicaObservation) -> bool:
         """Whether a replica is in these places."""
@@ -68,6 +75,34 @@ def shortfalls(
         if (more := count(floor) - have) > 0:
             found.append((floor, more))
     return found
+
+
+def within_reach(floor: Floor, replicas: int) -> Floor:
+    """A floor of places in which no host may be created, with no more than the `replicas` that are there."""
+    return replace(
+        floor,
+        need=min(floor.need, replicas),
+        recent=min(floor.recent, replicas),
+        kept=min(floor.kept, replicas),
+        least=min(floor.least, replicas),
+    )
+
+
+def apart(short: Sequence[tuple[Floor, int]], places: Collection[tuple[str, str]]) -> int:
+    """How many replicas are missing at least under `short`, where one may serve several floors that overlap.
+
+    `places`: the regions and classes of GPU in which replicas are or may be.
+    """
+    found: list[Binding] = []
+    count = 0
+    for floor, more in short:
+        both = [place for place in places if floor.where.allows(*place)] if found else []
+        if not any(
+            not other.within(floor.where) and any(other.allows(*place) for place in both) for other in found
+        ):
+            found.append(floor.where)
+            count += more
+    return count
 
 
 def keeps(floors: Sequence[Floor], awake: Sequence[ReplicaObservation], gone: ReplicaObservation) -> bool:

@@ -64,6 +64,10 @@ class Binding(msgspec.Struct, frozen=True, order=True):
         """Whether each place of this one is also one of `other`."""
         return _within(self.regions, other.regions) and _within(self.gpus, other.gpus)
 
+    def overlaps(self, other: "Binding") -> bool:
+        """Whether any place of this one is also one of `other`."""
+        return _overlap(self.regions, other.regions) and _overlap(self.gpus, other.gpus)
+
     @property
     def words(self) -> str:
         """It in words; empty when nothing is bound."""
@@ -72,6 +76,10 @@ class Binding(msgspec.Struct, frozen=True, order=True):
 
 def _within(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
     return not others or (bool(names) and set(names) <= set(others))
+
+
+def _overlap(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    return not names or not others or not set(names).isdisjoint(others)
 
 
 UNBOUND = Binding()

@@ -1,5 +1,6 @@
 """Demand that is bound to regions and classes of GPU is planned for there, and only there."""
 
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -275,6 +276,98 @@ def test_places_of_hosts_change_no_plan_without_bound_demand() -> None:
 
     for seed in range(8):
         assert play(seed, placed=True) == play(seed, placed=False)
+
+
+def test_a_host_that_comes_for_a_region_is_asked_for_once_while_others_serve_elsewhere() -> None:
+    cloud = Cloud(model(high=16))
+    cloud.add(EAST)
+    for number in range(60):
+        some = int(number % 30 == 0)
+        cloud.act(cloud.look(demand("m", 1), bound(IN_WEST, some, waiting=1)), joins=False)
+    assert len(cloud.creating) == 1
+
+
+def unmet(plan_for: str) -> Cloud:
+    """A cloud in which nothing can be created in the west: no kind may be, or the only one fails."""
+    if plan_for == "no kind":
+        return Cloud(model(h200=(EAST,)))
+    cloud = Cloud(model())
+    cloud.failures = [CreationFailures(H200, 6, 1.0, "no capacity", WEST)]
+    return cloud
+
+
+@pytest.mark.parametrize("why", ["no kind", "fails"])
+def test_a_region_in_which_nothing_can_be_created_holds_up_no_creation_elsewhere(why: str) -> None:
+    played = []
+    for west in (0, 1, 20):
+        cloud = unmet(why)
+        cloud.add(EAST)
+        for _ in range(20):
+            plan = cloud.look(demand("m", 40), bound(IN_WEST, west))
+            cloud.act(plan)
+        played.append(cloud.awake())
+    assert played == [played[0]] * 3
+    assert len(played[0]) > 1
+    assert plan.models[0].places[0].target > 0, "the plan shows what is needed"
+
+
+@pytest.mark.parametrize("why", ["no kind", "fails"])
+def test_a_region_in_which_nothing_can_be_created_keeps_no_replica_elsewhere(why: str) -> None:
+    cloud = unmet(why)
+    for _ in range(6):
+        cloud.add(EAST)
+    for number in range(100):
+        cloud.act(cloud.look(demand("m", int(number % 3 == 0)), bound(IN_WEST, int(number % 5 == 0))))
+    assert cloud.awake() == [EAST]
+
+
+def test_one_host_may_serve_sets_of_regions_that_overlap() -> None:
+    regions = ("a", "b", "c", "d", "e", "f")
+    kinds = (HostOption(H200, 40.0, 1, regions, "H200"),)
+    cloud = Cloud(msgspec.structs.replace(model(high=64), kinds=kinds))
+    pairs = [Binding(pair) for pair in itertools.combinations(regions, 2)]
+    hosts_by_plan = []
+    for _ in range(10):
+        plan = cloud.look(*(bound(pair, 0, waiting=1) for pair in pairs))
+        hosts_by_plan.append(sum(row.count for row in plan.create))
+        cloud.act(plan, joins=False)
+    assert hosts_by_plan[0] == 3
+    assert sum(hosts_by_plan) == 5, "no fewer have one in each pair"
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(
+        st.sampled_from([IN_EAST, IN_WEST, Binding((EAST, WEST)), Binding((), ("b300",)), Binding((WEST,), ("h200",))]),
+        st.tuples(st.integers(0, 4), st.integers(0, 2)),
+        max_size=4,
+    ),
+    st.tuples(st.integers(0, 6), st.integers(0, 2)),
+    st.lists(st.sampled_from([EAST, WEST]), max_size=3),
+    st.booleans(),
+)  # fmt: skip
+def test_creations_end_under_steady_demand_and_are_no_more_than_it_needs(
+    by_place: dict[Binding, tuple[int, int]], anywhere: tuple[int, int], first: list[str], fails: bool
+) -> None:
+    """Creations join those under way, and none of them ends."""
+    cloud = Cloud(model(high=64))
+    if fails:
+        cloud.failures = [CreationFailures(H200, 6, 1.0, "no capacity", WEST)]
+    for region in first:
+        cloud.add(region)
+    rows = [demand("m", *anywhere)] if any(anywhere) else []
+    rows += [bound(where, came, held) for where, (came, held) in by_place.items()]
+    most = len(first)
+    for number in range(90):
+        plan = cloud.look(*rows)
+        floors = cloud.scaler._floors["m"]
+        whole = cloud.scaler._models["m"].need
+        apart_needs = sum(more for _, more in shortfalls(floors, []))
+        most = max(most, whole + apart_needs + len(floors))
+        assert len(cloud.creating) + sum(row.count for row in plan.create) <= most
+        if number > 60:
+            assert plan.create == []
+        cloud.act(plan, joins=False)
 
 
 BINDINGS = [
