@@ -343,15 +343,17 @@ def stored_plan(
 ) -> StoredPlan:
     """What is stored of a plan: for jobs, with the hosts to destroy, those that it counts and those that are empty; and
     for the next scheduler the replicas that have `left` for a notice."""
+    creations = [
+        PlannedCreation(row.kind, row.model, row.count, row.reason, row.regions) for row in plan.create
+    ]
     return StoredPlan(
         tuple(PlannedModel(row.model, row.awake) for row in plan.models),
-        tuple(
-            PlannedCreation(row.kind, row.model, row.count, row.reason, row.regions) for row in plan.create
-        ),
+        tuple(row for row in creations if not row.regions),
         tuple(removals),
         tuple(counted),
         tuple(emptied),
         dict(left or {}),
+        tuple(row for row in creations if row.regions),
     )
 
 

@@ -88,7 +88,7 @@ def decide_hosts(situation: Situation) -> Decision:
         decider.destroy(removal)
     decider.keep_budgets()
     # What is planned for some regions first: the hosts that it gets count for what may be anywhere.
-    for creation in sorted(situation.plan.create, key=lambda each: len(each.regions) or _ANY):
+    for creation in sorted(situation.plan.creations, key=lambda each: len(each.regions) or _ANY):
         decider.create(creation)
     return decider.decision
 

@@ -66,6 +66,7 @@ class StoredPlan(msgspec.Struct, frozen=True):
 
     models: tuple[PlannedModel, ...] = ()
     create: tuple[PlannedCreation, ...] = ()
+    """Those that may be anywhere."""
     destroy: tuple[PlannedRemoval, ...] = ()
     known: tuple[str, ...] = ()
     """Names of the hosts that the plan counted, in creation or present. Others were created after it was made."""
@@ -74,6 +75,14 @@ class StoredPlan(msgspec.Struct, frozen=True):
     left: dict[str, str] = {}
     """The hosts of replicas that served and were stopped for a notice, by replica: the next scheduler starts them again
     when the notice is cancelled."""
+    create_there: tuple[PlannedCreation, ...] = ()
+    """Creations for some regions. They are apart because `jobs` of a release that does not know regions would create
+    them anywhere, and again with each plan."""
+
+    @property
+    def creations(self) -> tuple[PlannedCreation, ...]:
+        """All hosts to create."""
+        return (*self.create, *self.create_there)
 
 
 class PoolAct(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from scheduler.arriving_hosts import ArrivingHosts
 from scheduler.core.autoscale.state import HostOption
 from scheduler.core.state import SchedulerState
 from scheduler.core.waking import Creatable, Waker
-from scheduler.plan_actor import LEAST_DRAIN_S, SETTLE_S, START_SEEN_S, PlanActor
+from scheduler.plan_actor import LEAST_DRAIN_S, SETTLE_S, START_SEEN_S, PlanActor, stored_plan
 from scheduler.plan_executor import PlanExecutor
 from scheduler.plan_store import PlanStore
 from scheduler.provider_hosts import RECLAIM_DRAIN, ProviderHosts
@@ -406,3 +406,14 @@ def test_the_waker_learns_of_hosts_in_creation_and_of_models_that_may_get_one() 
     )
     actor.expect(waker, HOSTS, world.state.fleet.replicas.values(), kinds, now)
     assert waker.arrivals == {}
+
+
+def test_jobs_that_do_not_know_regions_find_no_creation_for_one() -> None:
+    """They ignored the regions, and created a host elsewhere with each plan."""
+    plan = PlanView(
+        create=[HostCreationView(KIND, "m", 1, "in tor1", ("tor1",)), HostCreationView(KIND, "m", 2, "load")]
+    )
+    stored = msgspec.json.encode(stored_plan(plan, [], []))
+    assert [row["reason"] for row in msgspec.json.decode(stored)["create"]] == ["load"]
+    read = msgspec.json.decode(stored, type=StoredPlan)
+    assert {(row.count, row.regions) for row in read.creations} == {(1, ("tor1",)), (2, ())}

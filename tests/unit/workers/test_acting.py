@@ -481,8 +481,10 @@ def test_random_plans_and_providers(
 
 
 def planned(*rows: tuple[int, tuple[str, ...]], known: tuple[str, ...] = ()) -> StoredPlan:
-    create = tuple(PlannedCreation(KIND, "m", count, "load", regions) for count, regions in rows)
-    return StoredPlan((PlannedModel("m", 3),), create, known=known)
+    create = [PlannedCreation(KIND, "m", count, "load", regions) for count, regions in rows]
+    anywhere = tuple(row for row in create if not row.regions)
+    there = tuple(row for row in create if row.regions)
+    return StoredPlan((PlannedModel("m", 3),), anywhere, known=known, create_there=there)
 
 
 def test_hosts_for_a_region_are_created_there_and_count_for_no_other() -> None:
