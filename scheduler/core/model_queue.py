@@ -73,7 +73,11 @@ class ModelQueue:
         pool, allowed_s = self.pool.at(now), queued.deadline_at - now
         coming = self.pool.coming(request, now)
         free = pool.slots - self.queue.running
-        if coming.is_cold or len(self.queue) >= free or not self._fleet.has_room(self.model, now):
+        # One that nothing there will serve waits for no turn: the review says so, or it is held for what comes.
+        turns = queued.where != frozenset() and (
+            len(self.queue) >= free or not self._fleet.has_room(self.model, now)
+        )
+        if coming.is_cold or turns:
             predicted_s = coming.ready_in_s if coming.is_cold else self.waits.arriving(request, now)
             # The first request to wait is always admitted: the drain rate is measured only while requests wait. If it
             # were refused, a rate learnt while the pool stood still would never be corrected. The time of a wake is

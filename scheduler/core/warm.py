@@ -48,6 +48,10 @@ class WarmPool:
         self._capacity = WarmCapacity(0, 0, 0)
         self._fresh_until = float("-inf")
         self._coming: dict[tuple[BoundTo, bool], Coming] = {}
+        self._places: tuple[frozenset[str], frozenset[str]] | None = None
+        """The regions and classes of GPU in which replicas are or come, as of the same instant."""
+        self._arrivals: object = None
+        """The hosts in creation that they were computed from."""
 
     def at(self, now: float) -> WarmCapacity:
         """The capacity at `now` (monotonic seconds)."""
@@ -66,21 +70,40 @@ class WarmPool:
                 None if ready else self._fleet.ready_in_s(self._model, now),
                 not ready and self._fleet.awaits(self._model, now),
             )
-            self._fresh_until, self._coming = now + WARM_FRESH_S, {}
+            self._fresh_until, self._coming, self._places = now + WARM_FRESH_S, {}, None
         return self._capacity
 
     def coming(self, request: PlaceRequest, now: float) -> Coming:
         """What comes to serve a request where it has to run; nothing while a replica there is ready."""
         pool = self.at(now)
-        if not (request.regions or request.gpus):
+        if not (request.regions or request.gpus or request.adapter):
             return Coming(pool.awaited, None if pool.ready else pool.ready_in_s)
-        key = (request.bound_to, bool(request.adapter))
+        key = (self._narrowed(request), bool(request.adapter))
         found = self._coming.get(key)
         if found is None:
             found = self._fleet.coming(request, now, self.stale_s)
             if len(self._coming) < MAX_PLACES_KEPT:
                 self._coming[key] = found
         return found
+
+    def _narrowed(self, request: PlaceRequest) -> BoundTo:
+        """What a request is bound to among the places in which anything is or comes: the other names, of which keys may
+        have any number, make no difference."""
+        waker = self._fleet.waker
+        arrivals = None if waker is None else waker.arrivals
+        if self._places is None or arrivals is not self._arrivals:
+            found = [(each.engine.region, each.engine.gpu) for each in self._fleet.replicas_of(self._model)]
+            found += [(each.region, each.gpu) for each in (arrivals or {}).get(self._model, ())]
+            self._places = (
+                frozenset(region.lower() for region, _ in found),
+                frozenset(gpu.lower() for _, gpu in found),
+            )
+            self._arrivals = arrivals
+        regions, gpus = (
+            tuple(name for name in names if name in known) or ("",) * bool(names)
+            for names, known in zip(request.bound_to, self._places, strict=True)
+        )
+        return regions, gpus
 
     def trouble(self, request: PlaceRequest) -> str:
         """What the last failed wake said where a request has to run; empty = none failed since a replica served."""

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from scheduler.core.decisions import Placed, Rejection
-from scheduler.core.waking import Arrival, Creatable, Waker
+from scheduler.core.waking import Arrival, Coming, Creatable, Waker
 from scheduler.messages import PlaceRefused
+from scheduler.wire import PlaceRequest
 from tests.support.scheduling import MODEL, replica
 from tests.unit.scheduler.test_waking import Play, asleep, took, waking
 from workers.wire import LifeTimes, ReplicaStatus
@@ -139,3 +140,43 @@ def test_the_refusal_says_whether_a_host_may_be_created_there(elsewhere: bool) -
         assert "serves about" not in told.message
     told = refusal(play.ask("three", gpus=("h200",)))
     assert "serves about 350 s later" in told.message
+
+
+def test_a_region_in_which_nothing_comes_is_named_although_the_pool_elsewhere_is_waited_for() -> None:
+    resting = there(asleep("east/r0", times=took("wake_1", 500.0)), EAST)
+    play = Play(resting)
+    assert play.ask("anywhere", wake_deadline_s=600.0) == []
+    assert refusal(west(play, "one")).reason == "no_replica_in_region"
+
+
+@pytest.mark.parametrize("regions", [(), (EAST, WEST)])
+def test_a_request_for_an_adapter_is_held_for_the_engine_that_takes_it_and_not_for_the_pool(
+    regions: tuple[str, ...],
+) -> None:
+    def with_adapters(status: ReplicaStatus) -> ReplicaStatus:
+        return msgspec.structs.replace(status, max_adapters=4)
+
+    play = Play(east(), with_adapters(sleeping(50.0)))
+    assert play.ask("one", deadline_s=10.0, adapter="acme/a", regions=regions) == []
+    assert play.orders() == [("west/r0", "wake")]
+    assert play.beat(east(), with_adapters(waking(sleeping(50.0), 39.0)), after_s=11.0) == []
+    slow = Play(east(), with_adapters(sleeping(500.0)))
+    told = refusal(slow.ask("one", deadline_s=10.0, adapter="acme/a", regions=regions))
+    assert (told.reason, told.retry_after_s) == ("waking", 500.0)
+
+
+def test_names_of_places_in_which_nothing_is_cost_no_look_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play(east(), sleeping(50.0))
+    for number in range(400):
+        assert play.ask(f"q{number}", regions=(WEST, f"x{number}")) == []
+    looks: list[PlaceRequest] = []
+    fleet = play.state.fleet
+    coming = fleet.coming
+
+    def counted(request: PlaceRequest, now: float, stale_s: float) -> Coming:
+        looks.append(request)
+        return coming(request, now, stale_s)
+
+    monkeypatch.setattr(fleet, "coming", counted)
+    play.beat(east(), sleeping(50.0), there(replica("new/r0"), EAST), after_s=1.0)
+    assert 0 < len(looks) < 5
