@@ -121,6 +121,7 @@ async def test_a_tenant_user_sees_own_pages_and_is_refused_the_platforms(person:
     links = person.page.locator("nav a > span")
     assert [await link.inner_text() for link in await links.all()] == [
         "Home",
+        "Adapters",
         "Requests",
         "Usage",
         "Billing",

@@ -11,10 +11,13 @@ import pytest
 from core.tokens import TokenUsage
 from gateway.sse import StreamCodec
 from gateway.usage import UsageTracker
+from tests.support.live_pool import watching
 from tests.support.stack import Stack
 from tests.support.vllm_router import router_for
+from tests.support.waiting import until
 from workers.engine_api import EngineApi
 from workers.engine_fleet import StreamCounts, engines_behind, stream_counts
+from workers.wire import ReplicaState
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -27,7 +30,11 @@ QUESTION = [{"role": "user", "content": "Tell me about the lake."}]
 async def routed(stacks: dict[str, Stack], tmp_path: Path) -> AsyncIterator[tuple[EngineApi, EngineApi]]:
     """An engine, and the same engine behind the router."""
     stack = stacks["exact"]
-    engine = str(stack.ready["engines"][0]["url"])
+    async with watching(
+        stack
+    ) as pool:  # an earlier test may have restarted the engine, which has another port then
+        await until(lambda: bool(pool.in_state(ReplicaState.READY)), timeout_s=180.0)
+        engine = pool.in_state(ReplicaState.READY)[0].url
     router = router_for(tmp_path, engine)
     router.start()
     try:

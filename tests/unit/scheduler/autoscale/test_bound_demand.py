@@ -430,7 +430,9 @@ def test_whatever_is_bound_where_limits_hold_and_nothing_is_planned_elsewhere(
                 )
         # No more than is wanted, counting what is on its way. Where floors overlap in part, one replica may meet two of
         # them, or not: which is seen once it is there.
-        meet = sum(any(one != other and one.where.overlaps(other.where) for other in floors) for one in floors)
+        meet = sum(
+            any(one != other and one.where.overlaps(other.where) for other in floors) for one in floors
+        )
         if more_hosts := sum(one.count for one in plan.create):
             assert len(awake) + coming + more_hosts <= row.target + max(0, meet - 1)
         # A replica that moves down leaves no floor below what it kept, but for a limit.
