@@ -76,7 +76,8 @@ async def test_a_client_that_leaves_ends_its_request(api: Api, tmp_path: Path, s
             await answer.content.readuntil(b'"content":')
             assert len(api.deps.open_requests) == 1, "the first chunk arrives before the last is written"
         await until(lambda: any(run.usage.output >= 3 for run in api.deps.open_requests))
-        request.cancel()
+        if not request.cancel():
+            (await request).close()
     await until(lambda: len(api.deps.open_requests) == 0)
     [row] = await api.usage_rows(1)
     assert row.outcome == "client_cancelled"
