@@ -315,7 +315,7 @@ def _layout(
 ) -> tuple[LayoutView, Fraction | None]:
     """The figures of one profile on one kind of host, and picodollars of cost per request at full load."""
     capacity, mix = profile.capacity, figures.mix
-    instances = max(1, host.gpus // profile.gpus) if profile.gpus else 1
+    instances = profile.replicas_on(host.gpus)
     load = Load(0.0, mix.input, mix.uncached, mix.output)
     most = full_load(load, instances * figures.hosts, capacity, figures.targets)
     per_hour = _per_hour(most.rate / figures.hosts)

@@ -274,7 +274,7 @@ async def set_image(
 
     With `surge` the new host comes first, which needs room for it. An empty `image` leaves new hosts to the provider's
     settings and replaces none. Raises InvalidRequest for a provider without images or a text that is no image,
-    NotFound for a group that nobody has desired.
+    NotFound for a group of which no hosts are desired.
     """
     require(actor, PLATFORM_ADMIN)
     why = clean_reason(reason)

@@ -36,8 +36,7 @@ def choose(
         if replica.model == request.model
         and replica.state is ReplicaState.READY
         and replica.replica_id not in request.exclude
-        and request.allows(replica.region, replica.gpu)
-        and (replica.max_adapters > 0 or not request.adapter)
+        and request.allows(replica.region, replica.gpu, adapters=replica.max_adapters > 0)
         and added.get(replica.replica_id, 0) < local_cap(replica)
     ]
     if not able:

@@ -72,9 +72,9 @@ class PlaceRequest(msgspec.Struct, array_like=True):
         """The regions and the classes of GPU that it has to run on."""
         return tuple(self.regions), tuple(self.gpus)
 
-    def allows(self, region: str, gpu: str) -> bool:
-        """Whether it may run in `region` on GPUs of the class `gpu`."""
-        return allows_place(self.regions, self.gpus, region, gpu)
+    def allows(self, region: str, gpu: str, *, adapters: bool = True) -> bool:
+        """Whether it may run in `region` on GPUs of the class `gpu`, by an engine that takes adapters or not."""
+        return allows_place(self.regions, self.gpus, region, gpu) and (adapters or not self.adapter)
 
 
 class Placement(msgspec.Struct, array_like=True):

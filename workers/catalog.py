@@ -186,6 +186,10 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ranks = self.args.get("data-parallel-size", 1)
         return ranks if isinstance(ranks, int) else 0
 
+    def replicas_on(self, gpus: int) -> int:
+        """Replicas for which a host of `gpus` GPUs has room: at least one, and one that needs no GPU."""
+        return max(1, gpus // self.gpus) if self.gpus else 1
+
     def layout(self, instances: int) -> str:
         """How a host is divided: `4 x TP2`, or `DP8 EP` for attention data parallelism with the experts spread."""
         if not self.gpus:
@@ -453,11 +457,10 @@ def _finish_profile(
         )
     if length * ranks > profile.figures["kv_cache_tokens"].value:
         raise refuse(f".figures.kv_cache_tokens holds less than one sequence of {length} tokens a rank")
-    instances = max(1, host.gpus // profile.gpus) if profile.gpus else 1
     return msgspec.structs.replace(
         profile,
         name=name,
-        instances=instances,
+        instances=profile.replicas_on(host.gpus),
         max_model_len=length,
         expert_share=experts.per_token / experts.count if experts is not None else 0.0,
     )

@@ -3,7 +3,7 @@
 from core.errors import InvalidRequest
 from workers.catalog import Catalog, CatalogModel, EngineProfile
 from workers.machine import Gpus
-from workers.plan import fitting_profile, room
+from workers.plan import fitting_profile
 
 
 def gpus_of(catalog: Catalog, kind: str) -> Gpus:
@@ -55,4 +55,4 @@ def check_fit(catalog: Catalog, model: CatalogModel, kind: str, name: str, param
 
 def replicas_on(catalog: Catalog, kind: str, profile: EngineProfile) -> int:
     """Replicas of a profile that a host of this kind has room for; one without GPUs."""
-    return room(profile, catalog.hosts[kind].gpus)
+    return profile.replicas_on(catalog.hosts[kind].gpus)

@@ -13,7 +13,7 @@ import msgspec
 from core.errors import InvalidRequest
 from workers.catalog import Catalog, CatalogModel, EngineProfile
 from workers.machine import Gpus
-from workers.plan import EngineKind, HostPlan, ReplicaPlan, fitting_profile, host_kind_of, room
+from workers.plan import EngineKind, HostPlan, ReplicaPlan, fitting_profile, host_kind_of
 
 _PLACED = re.compile(r"([^\[\],]+)(?:\[(\d+)(?:-(\d+))?\])?")
 
@@ -88,7 +88,7 @@ def _replicas(
 ) -> list[ReplicaPlan]:
     last = len(ids) - 1 if placed.last is None else placed.last
     own = ids[placed.first : last + 1]
-    count = count or room(profile, len(own))
+    count = count or profile.replicas_on(len(own))
     if not placed.first <= last < len(ids) or len(own) < count * profile.gpus:
         raise InvalidRequest(
             f"{count} replicas of {model.name} need {count * profile.gpus} GPUs; PENSTOCK_MODEL gives it the GPUs "

@@ -89,7 +89,7 @@ def plan_sim(
     host = catalog.hosts.get(kind)
     if host is not None and not profile_name:
         profile = fitting_profile(catalog, model, Gpus(("",) * host.gpus, host.gpu)) or profile
-    count = replicas or room(profile, catalog.hosts[profile.host_kind].gpus if host is None else host.gpus)
+    count = replicas or profile.replicas_on((host or catalog.hosts[profile.host_kind]).gpus)
     return _host(host_id, model, profile, "sim", count, profile.gpus * count, profile.host_kind, [])
 
 
@@ -172,7 +172,7 @@ def plan_vllm(
             f"{', '.join(other.name for other in model.profiles.values() if other.dp_ranks <= max(other.gpus, 1))}",
             param="profile",
         )
-    replicas = replicas or room(profile, len(gpus.ids))
+    replicas = replicas or profile.replicas_on(len(gpus.ids))
     if each * replicas > len(gpus.ids):
         raise InvalidRequest(
             f"{replicas} replicas of {model.name} need {each * replicas} GPUs, this machine has {len(gpus.ids)}",
@@ -196,11 +196,6 @@ def host_kind_of(catalog: Catalog, gpus: Gpus) -> str | None:
         kind for kind, host in catalog.hosts.items() if host.gpu == gpus.kind and host.gpus == len(gpus.ids)
     ]
     return kinds[0] if kinds else None
-
-
-def room(profile: EngineProfile, gpus: int) -> int:
-    """Replicas for which a host has GPUs; at least one."""
-    return max(1, gpus // profile.gpus) if profile.gpus else 1
 
 
 def _host(

@@ -234,8 +234,7 @@ class Fleet:
         return [
             each
             for each in self.replicas_of(request.model)
-            if request.allows(each.engine.region, each.engine.gpu)
-            and (each.engine.max_adapters > 0 or not request.adapter)
+            if request.allows(each.engine.region, each.engine.gpu, adapters=each.engine.max_adapters > 0)
         ]
 
     def coming(self, request: PlaceRequest, now: float, stale_s: float) -> Coming:

@@ -274,8 +274,7 @@ class Waker:
         return [
             each
             for each in self.arrivals.get(model, ())
-            if request is None
-            or (request.allows(each.region, each.gpu) and (each.adapters or not request.adapter))
+            if request is None or request.allows(each.region, each.gpu, adapters=each.adapters)
         ]
 
     def order(self, model: str, replicas: Iterable[Replica], now: float) -> WakeOrder | None:

@@ -24,9 +24,8 @@ def where_of(request: PlaceRequest, known: Collection[Place]) -> Where:
     allowed = frozenset(
         place
         for place in known
-        if request.allows(place[0], place[1])
+        if request.allows(place[0], place[1], adapters=place[3])
         and (not request.track or place[2] in ("", request.track))
-        and (not request.adapter or place[3])
     )
     return None if allowed and len(allowed) == len(known) else allowed
 
