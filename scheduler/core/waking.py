@@ -331,11 +331,11 @@ class Waker:
         return next((tries.why for tries in found if tries is not None and tries.why), "")
 
     def on_ready(self, replica_id: str, now: float) -> None:
-        """A replica serves, whoever woke it: its failures are over."""
+        """A replica serves, whoever woke it: its failures and pauses are over, and it may be woken when it rests next."""
         self._served_at[replica_id] = now
         tries = self._tries.get(replica_id)
-        if tries is not None and tries.why:
-            tries.failures, tries.why = 0, ""
+        if tries is not None:
+            tries.failures, tries.why, tries.not_before = 0, "", float("-inf")
 
     def forget(self, known: Iterable[str]) -> None:
         """Drop what is kept of replicas that are not in `known`, unless a command is under way."""

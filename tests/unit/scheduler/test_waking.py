@@ -394,6 +394,19 @@ def test_a_failed_wake_is_not_told_any_more_once_the_replica_has_served() -> Non
     assert play.state.fleet.waker.trouble(play.state.fleet.replicas_of(MODEL)) == ""
 
 
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_replica_that_has_served_and_rests_again_is_woken_by_one_refused_request(ok: bool) -> None:
+    play = Play(asleep())
+    play.ask("first")
+    assert play.orders() == [("host/r0", "wake")]
+    play.state.on_wake_result("host/r0", ok, "" if ok else "its probe failed; it starts anew", play.now)
+    play.beat(replica(), after_s=0.5)
+    play.beat(asleep(level=2), after_s=0.5)
+    [refused] = play.ask("second", wake_deadline_s=40.0)  # which is not repeated: the next one finds a replica
+    assert isinstance(refused, Rejection)
+    assert play.orders() == [("host/r0", "wake")]
+
+
 def test_no_replica_is_woken_onto_gpus_that_another_one_uses() -> None:
     other = replica("host/other", model="another", gpu_ids=["0", "1"])
     play = Play(other, asleep(gpu_ids=["1"]), asleep("host/r1", 2, gpu_ids=["2"]))
