@@ -169,8 +169,11 @@ class Band:
             return first
         if self.growth.sustained and flow.is_turn_of_oldest(rules.oldest_every):
             return first
-        behind = flow.reorder_candidates(first, rules.reorder_window, rules.max_overtaken)
-        return max((other for other in behind if other not in skipped), key=hits, default=first)
+        best, most = first, hits(first)
+        for other in flow.reorder_candidates(first, rules.reorder_window, rules.max_overtaken):
+            if (tokens := hits(other)) > most and other not in skipped:
+                best, most = other, tokens
+        return best
 
     def record_pick(self, queued: QueuedRequest, late_before: float) -> None:
         """Count the turn of a request that is placed. Call it before `remove`."""

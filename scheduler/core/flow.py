@@ -168,17 +168,19 @@ class Flow:
 
     def reorder_candidates(
         self, first: QueuedRequest, limit: int, max_overtaken: int
-    ) -> Iterator[QueuedRequest]:
+    ) -> list[QueuedRequest]:
         """The request whose turn it is and the requests right behind it that may go in its place, at most `limit`
         together.
 
         None behind a request that was overtaken `max_overtaken` times may go, so that no request starves.
         """
         rank = 0 if self.waiting[0][2] is first else self.rank(first)
-        for place in self.waiting[rank : rank + limit]:
-            yield place[2]
-            if place[2].overtaken >= max_overtaken:
-                return
+        candidates = []
+        for _, _, queued in self.waiting[rank : rank + limit]:
+            candidates.append(queued)
+            if queued.overtaken >= max_overtaken:
+                break
+        return candidates
 
     def record_turn(self, queued: QueuedRequest, late_before: float, reorder_window: int) -> None:
         """Count the turn of `queued` and its overtaking of the requests right before it. Call it before `remove`."""

@@ -70,8 +70,16 @@ class WaitPredictor:
     ) -> float | None:
         """The wait behind `own` of the request's tenant, scaled by the turns that each of them takes."""
         scaled = Backlog(own.work * turns, own.requests) if turns != 1.0 else own
+        return self._predict(request, self._ahead(request, scaled), now, late=late)
+
+    def _ahead(self, request: PlaceRequest, own: Backlog) -> Backlog:
+        """What is served before a request that waits behind `own` of its tenant."""
         sample = self._admission.rules.sampled_flows
-        ahead = self._queue.backlog_before(request.tier, request.tenant_id, scaled, sample)
+        return self._queue.backlog_before(request.tier, request.tenant_id, own, sample)
+
+    def _predict(
+        self, request: PlaceRequest, ahead: Backlog, now: float, *, late: bool = False
+    ) -> float | None:
         work = ahead.work + self._rules.work(request)
         return self._admission.predict(work, self._pool.at(now), band_index(request.tier), late=late)
 
@@ -86,9 +94,8 @@ class WaitPredictor:
         else:
             late_before = self.late_before(now)[band_index(request.tier)]
             own, _ = self._queue.tenant_backlog(request.tier, request.tenant_id, late_before)
-        sample = self._admission.rules.sampled_flows
-        ahead = self._queue.backlog_before(request.tier, request.tenant_id, own, sample)
-        return Standing(ahead.requests + 1, self._pool.at(now).ready, self.behind(request, own, now))
+        ahead = self._ahead(request, own)
+        return Standing(ahead.requests + 1, self._pool.at(now).ready, self._predict(request, ahead, now))
 
     def too_late(
         self, request: PlaceRequest, standing: Standing, wait_s: float | None, allowed_s: float, now: float
