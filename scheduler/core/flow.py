@@ -166,9 +166,7 @@ class Flow:
         """Whether the next turn in a growing queue is the oldest request's: every `oldest_every`-th."""
         return (self.turns + 1) % max(1, oldest_every) == 0
 
-    def reorder_candidates(
-        self, first: QueuedRequest, limit: int, max_overtaken: int
-    ) -> list[QueuedRequest]:
+    def reorder_candidates(self, first: QueuedRequest, limit: int, max_overtaken: int) -> list[QueuedRequest]:
         """The request whose turn it is and the requests right behind it that may go in its place, at most `limit`
         together.
 

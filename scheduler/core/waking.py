@@ -331,7 +331,7 @@ class Waker:
         return next((tries.why for tries in found if tries is not None and tries.why), "")
 
     def on_ready(self, replica_id: str, now: float) -> None:
-        """A replica serves, whoever woke it: its failures and pauses are over, and it may be woken when it rests next."""
+        """A replica serves, whoever woke it: its failures and pauses are over, so that it can be woken again."""
         self._served_at[replica_id] = now
         tries = self._tries.get(replica_id)
         if tries is not None:
