@@ -5,11 +5,8 @@ Throughput at full load follows from the fitted figures of each engine profile u
 """
 
 from collections.abc import Sequence
-from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
-from typing import NamedTuple
-from uuid import UUID
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -23,7 +20,7 @@ from admin.breakeven_inputs import (
     parse_dollars,
     parse_share,
 )
-from admin.transactions import now_of, read
+from admin.transactions import read
 from billing.economics.breakeven import (
     Mix,
     TokenRates,
@@ -33,8 +30,6 @@ from billing.economics.breakeven import (
     shape_of,
 )
 from billing.economics.weights import coefficients
-from billing.pricing.contracts import list_contracts
-from billing.pricing.prices import PriceView, list_prices
 from core.db import Database
 from core.errors import InvalidRequest
 from core.money import pico_per_token_to_per_mtok, pico_to_usd, usd_to_pico
@@ -44,16 +39,12 @@ from tenants.roles import PLATFORM_ROLES
 from workers.added_models import read_catalog
 from workers.catalog import Catalog, EngineProfile, HostKind
 from workers.scaling import read_host_prices, read_limits
-from workers.service_level import TIERS, Tier, with_stored
+from workers.service_level import TIERS, with_stored
 from workers.targets import read_targets
 from workers.wire import Targets, basis_of
 
 RATE_DIGITS = 1000
 """Requests per hour are counted in thousandths."""
-WHOLE_BPS = 10_000
-"""Basis points of a whole."""
-MAX_NAMED = 5
-"""Prices that a warning names."""
 SHARE_DIGITS = 4
 """Decimals of shown utilisations."""
 
@@ -117,6 +108,8 @@ class BreakevenView(msgspec.Struct, frozen=True):
     layouts: list[LayoutView]
     best: str | None
     """The profile whose tokens cost least; None without a price of a host or without a load that meets the targets."""
+    loss: "Loss | None" = None
+    """What is wrong with the price on the hosts that are created for the model; None = it pays."""
 
 
 class _Figures(msgspec.Struct, frozen=True):
@@ -133,7 +126,10 @@ class _Figures(msgspec.Struct, frozen=True):
 async def breakeven(database: Database, actor: Actor, *, choice: Choice) -> BreakevenView:
     """When each layout of a model is paid for, and what price pays. Raises InvalidRequest, PermissionDenied."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        return await compute(connection, await read_catalog(connection), choice)
+        view = await compute(connection, await read_catalog(connection), choice)
+        if choice.profile is not None or choice.host_kind is not None:
+            return view  # of a layout that is not the one of new hosts
+        return msgspec.structs.replace(view, loss=loss_of(view, await usual_layout(connection, view)))
 
 
 async def compute(connection: AsyncConnection, catalog: Catalog, choice: Choice) -> BreakevenView:
@@ -176,133 +172,61 @@ async def compute(connection: AsyncConnection, catalog: Catalog, choice: Choice)
     )
 
 
-class _Layouts(NamedTuple):
-    """A calculation, the layout that hosts which are created for the model get, and the other ones."""
+class Loss(msgspec.Struct, frozen=True):
+    """A price at which the host of a model's usual layout is not paid for even at full load."""
 
-    view: BreakevenView
-    usual: LayoutView
-    others: list[LayoutView]
+    model: str
+    tier: str
+    price: PriceRates
+    profile: str
+    host_kind: str
+    revenue_usd_per_hour: str
+    host_usd_per_hour: str
+    message: str
+    command: str
+    """What mends it: the lowest price that pays."""
 
 
-async def _layouts_of_new_hosts(
-    connection: AsyncConnection, catalog: Catalog, model: str, tier: str, rates: PriceRates
-) -> _Layouts:
-    choice = Choice(
-        model=model,
-        tier=msgspec.convert(tier, Tier),
-        input_price=rates.input,
-        cached_price=rates.cached_input,
-        output_price=rates.output,
+async def usual_layout(connection: AsyncConnection, view: BreakevenView) -> LayoutView:
+    """The layout that hosts which are created for the model get."""
+    limits = (await read_limits(connection)).get(view.model)
+    return next(
+        (row for row in view.layouts if limits is not None and row.profile == limits.profile), view.layouts[0]
     )
-    view = await compute(connection, catalog, choice)
-    limits = (await read_limits(connection)).get(model)
-    chosen = next((row for row in view.layouts if limits is not None and row.profile == limits.profile), None)
-    usual = chosen or view.layouts[0]
-    return _Layouts(view, usual, [row for row in view.layouts if row is not usual])
 
 
-async def loss_warning(
-    connection: AsyncConnection, catalog: Catalog, *, model: str, tier: str, rates: PriceRates
-) -> str | None:
-    """What is wrong with a price at which a host loses money even at full load; None = nothing.
-
-    The host runs the profile that hosts which are created for the model get.
-
-    Nothing is said of a model that the catalog does not have, or whose host has no price.
-    """
-    if model not in catalog.models:
-        return None
-    view, usual, others = await _layouts_of_new_hosts(connection, catalog, model, tier, rates)
-    if usual.host_usd_per_hour is None or _pays(usual):
+def loss_of(view: BreakevenView, usual: LayoutView) -> Loss | None:
+    """What is wrong with the price of a calculation; None = it pays, or nothing says what the host costs."""
+    if view.price is None or usual.host_usd_per_hour is None or _pays(usual):
         return None
     mix = view.mix
     said = (
-        f"below cost: at full load a {usual.host_kind} with {model} {usual.profile} earns "
+        f"below cost: at full load a {usual.host_kind} with {view.model} {usual.profile} earns "
         f"${usual.revenue_usd_per_hour} an hour and costs ${usual.host_usd_per_hour} (requests of "
         f"{mix.input_tokens:,} tokens, {mix.cached_input_tokens:,} of them cached, and {mix.output_tokens:,} of "
         f"answer: {mix.source})"
     )
-    if usual.price is not None:
+    command = f"penstock economics breakeven --model {view.model} --tier {view.tier}"
+    if (pays := usual.price) is not None:
         said += (
-            f"; it pays from ${usual.price.input} input, ${usual.price.cached_input} cached input, "
-            f"${usual.price.output} output"
+            f"; it pays from ${pays.input} input, ${pays.cached_input} cached input, ${pays.output} output"
         )
-    paying = [row.profile for row in others if row.host_usd_per_hour is not None and _pays(row)]
-    return said + (f"; at this price these profiles pay: {', '.join(paying)}" if paying else "")
-
-
-async def discount_warning(
-    connection: AsyncConnection,
-    catalog: Catalog,
-    discount_bps: int,
-    *,
-    tenant_id: UUID,
-    start: datetime | None,
-    end: datetime | None,
-) -> str | None:
-    """Which list prices that pay for a full host a discount in basis points puts below cost; None = none.
-
-    The discount is one of a contract of `tenant_id` from `start` (None = now) to `end` (None = open). Prices of the
-    customer's own are not discounted, and prices that are below cost without it were confirmed when they were set.
-    """
-    if not 0 < discount_bps <= WHOLE_BPS:
-        return None
-    every = await list_prices(connection, tenant_id=tenant_id)
-    own = {(price.model, price.tier) for price in every if price.tenant_id and price.contract_id is None}
-    found: dict[str, None] = {}
-    for price in every:
-        mine = price.tenant_id is None and (price.model, price.tier) not in own
-        if not mine or not _overlaps(price, start, end) or price.model not in catalog.models:
-            continue
-        rates = PriceRates(price.input, price.cached_input, price.output)
-        if await _loses(connection, catalog, price.model, price.tier, rates, discount_bps):
-            found[price.model if price.tier == "standard" else f"{price.model} ({price.tier})"] = None
-    if not found:
-        return None
-    named = ", ".join(list(found)[:MAX_NAMED]) + (" and others" if len(found) > MAX_NAMED else "")
-    return (
-        f"below cost: with {discount_bps / 100:g} % off, a host at full load is not paid for any more by the price of "
-        f"{named}"
+        command = (
+            f"penstock prices set {view.model} --tier {view.tier} --input {pays.input} "
+            f"--cached-input {pays.cached_input} --output {pays.output}"
+        )
+    paying = [row.profile for row in view.layouts if row is not usual and _pays(row)]
+    return Loss(
+        model=view.model,
+        tier=view.tier,
+        price=view.price,
+        profile=usual.profile,
+        host_kind=usual.host_kind,
+        revenue_usd_per_hour=usual.revenue_usd_per_hour,
+        host_usd_per_hour=usual.host_usd_per_hour,
+        message=said + (f"; at this price these profiles pay: {', '.join(paying)}" if paying else ""),
+        command=command,
     )
-
-
-async def discounted_loss(
-    connection: AsyncConnection, catalog: Catalog, *, model: str, tier: str, rates: PriceRates
-) -> str | None:
-    """What is wrong with a list price that pays, but not with the largest discount of a contract; None = nothing."""
-    if model not in catalog.models:
-        return None
-    now = await now_of(connection)
-    most = max(
-        (
-            contract.discount_bps
-            for contract in await list_contracts(connection)
-            if contract.effective_to is None or contract.effective_to > now
-        ),
-        default=0,
-    )
-    if not most or not await _loses(connection, catalog, model, tier, rates, most):
-        return None
-    return f"below cost with the {most / 100:g} % off of a contract: at full load a host is not paid for by it any more"
-
-
-def _overlaps(price: PriceView, start: datetime | None, end: datetime | None) -> bool:
-    """Whether a price holds at some time between two instants."""
-    begins, ends = datetime.fromisoformat(price.effective_from), price.effective_to
-    late = end is not None and begins >= end
-    over = start is not None and ends is not None and datetime.fromisoformat(ends) <= start
-    return not late and not over
-
-
-async def _loses(
-    connection: AsyncConnection, catalog: Catalog, model: str, tier: str, rates: PriceRates, discount_bps: int
-) -> bool:
-    """Whether a price that pays for a full host does not with a discount, which is a part of the revenue."""
-    usual = (await _layouts_of_new_hosts(connection, catalog, model, tier, rates)).usual
-    if usual.host_usd_per_hour is None or usual.breakeven_utilisation is None:
-        return False
-    left = Decimal(WHOLE_BPS - discount_bps) / WHOLE_BPS
-    return left < Decimal(usual.breakeven_utilisation) <= 1
 
 
 def _pays(row: LayoutView) -> bool:

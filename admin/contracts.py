@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from admin.actor import Actor, require
 from admin.approval_limit import Acting, Facts, instant_fact, parse_instant, under_limit
 from admin.audit import record
-from admin.breakeven import discount_warning
+from admin.price_losses import discount_warning
 from admin.prices import PRICE_BELOW_COST
 from admin.transactions import now_of, read, read_scoped
 from billing.ledger import accounts

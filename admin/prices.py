@@ -10,7 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from admin.actor import Actor, require
 from admin.approval_limit import Acting, Facts, instant_fact, parse_instant, under_limit
 from admin.audit import record
-from admin.breakeven import PriceRates, discounted_loss, loss_warning
+from admin.breakeven import PriceRates
+from admin.price_losses import discounted_loss, loss_warning
 from admin.transactions import read
 from billing.pricing import prices
 from billing.pricing.prices import PriceView, Rates, Unpriced

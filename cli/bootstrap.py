@@ -13,6 +13,7 @@ from admin.keys import create_key, find_key
 from admin.logins import TOKEN_LIVES, TokenLives, authenticate_token, create_admin_token
 from admin.models import add_model, list_models
 from admin.money_rules import store_first_rules
+from admin.price_losses import catalog_losses
 from admin.prices import ensure_list_prices
 from admin.projects import list_projects
 from admin.tenants import create_tenant, find_tenant
@@ -41,16 +42,17 @@ async def bootstrap(
     demo: bool,
     limits: Limits,
     lives: TokenLives = TOKEN_LIVES,
-) -> None:
-    """Create what is missing. Sets the admin token and, with `demo`, the demo key of `secrets`.
+) -> list[str]:
+    """Create what is missing. Sets the admin token and, with `demo`, the demo key of `secrets`; returns warnings.
 
     `limits`: those of the demo organisation. The admin token lives as long as `lives` allows.
     """
     actor = system_actor("penstock up")
-    await offer_models(database, actor, catalog)
+    warnings = await offer_models(database, actor, catalog)
     await _make_admin(database, actor, secrets, lives)
     if demo:
         await _make_demo(database, actor, secrets, limits)
+    return warnings
 
 
 async def store_rules(database: Database, actor: Actor, settings: Settings) -> list[str]:
@@ -69,8 +71,11 @@ async def store_rules(database: Database, actor: Actor, settings: Settings) -> l
     ]
 
 
-async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> None:
-    """Offer every model of the catalog, at its list price unless one is set."""
+async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> list[str]:
+    """Offer every model of the catalog, at its list price unless one is set.
+
+    Returns a warning for each price that was set now and does not pay for a full host.
+    """
     known = {model.name for model in await list_models(database, actor)}
     for name in catalog.models:
         if name not in known:
@@ -85,7 +90,11 @@ async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> No
         for name, model in catalog.models.items()
         if model.list_price is not None
     }
-    await ensure_list_prices(database, actor, rates)
+    made = await ensure_list_prices(database, actor, rates)
+    losses = await catalog_losses(database, actor, models={price.model for price in made})
+    return [
+        f"the catalog's price of {each.model} is {each.message}. Mend it: {each.command}" for each in losses
+    ]
 
 
 async def _make_admin(database: Database, actor: Actor, secrets: Secrets, lives: TokenLives) -> None:

@@ -198,7 +198,7 @@ class Platform:
         try:
             settings = Settings()
             limits = default_limits(settings)
-            await bootstrap(
+            self._notes += await bootstrap(
                 database,
                 self._secrets,
                 catalog,

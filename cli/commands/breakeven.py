@@ -124,6 +124,8 @@ def _print(view: BreakevenView) -> None:
     best = next((row for row in view.layouts if row.profile == view.best), None)
     if best is not None:
         lines.append(f"cheapest tokens: {best.profile}, {best.layout} on {best.host_kind}")
+    if view.loss is not None:
+        lines += [f"warning: this price is {view.loss.message}", f"mend it: {view.loss.command}"]
     for line in lines:
         console.print(line, highlight=False)
 

@@ -211,7 +211,7 @@ async def _migrate(url: str, settings: Settings) -> list[str]:
     database = Database(url, name="penstock-migrate", pool_size=1)
     try:
         actor = system_actor("penstock migrate")
-        await offer_models(database, actor, load_catalog())
-        return await store_rules(database, actor, settings)
+        below_cost = await offer_models(database, actor, load_catalog())
+        return below_cost + await store_rules(database, actor, settings)
     finally:
         await database.close()

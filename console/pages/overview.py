@@ -16,7 +16,7 @@ from console.format import Formatted, count, milliseconds, money
 from console.pages.models import offered, unpriced
 from console.pages.pools import STATE_TONES, problems
 from console.panels.money_today import REFRESH_S as MONEY_REFRESH_S
-from console.panels.money_today import MoneyToday
+from console.panels.money_today import Incident, MoneyToday
 from console.time_series import Point, resample
 from console.viewer import Viewer
 from workers.wire import ReplicaState
@@ -49,7 +49,7 @@ class _Overview:
         self.viewer = viewer
         self.window: ui.select
         self.money = MoneyToday(console, viewer)
-        self.problems: list[tuple[str, str, str]] | None = None
+        self.problems: list[Incident] | None = None
         self.states: dict[ReplicaState, int] | None = None
 
     def draw(self) -> None:
@@ -144,14 +144,17 @@ class _Overview:
             Formatted(f"{ready} of {len(snapshot.replicas)}"),
             f"on {len(snapshot.hosts)} host{'' if len(snapshot.hosts) == 1 else 's'}",
         )
-        if found != self.problems:
-            self.problems = found
+        warnings = self.money.warnings
+        if found + warnings != self.problems:
+            self.problems = found + warnings
             self.alerts.clear()
             with self.alerts:
                 for headline, body, href in found:
                     notice("bad", headline, body, href)
                 if not found:
-                    notice("ok", "No incident", "Replicas, hosts, prices and money are in order.")
+                    notice("ok", "No incident", "Replicas, hosts and money are in order.")
+                for headline, body, href in warnings:
+                    notice("warn", headline, body, href)
         if states != self.states:
             self.states = states
             self.state_row.clear()

@@ -1,14 +1,17 @@
 """The overview's financial figures: margin today, drift, and incidents."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from admin import economics as admin_economics
 from admin import health as admin_health
+from admin.breakeven import Loss
+from admin.price_losses import catalog_losses
 from billing.reports.figures import percent
 from billing.reports.money_health import MoneyHealth
 from console.components.base import Stat
 from console.deps import Console
-from console.format import Formatted, count, money
+from console.format import Formatted, count, money, sentence
 from console.viewer import Viewer
 from core.money import pico_to_usd, usd_to_pico
 
@@ -74,13 +77,27 @@ def incidents(health: MoneyHealth) -> list[Incident]:
     return found
 
 
+def price_warnings(losses: Sequence[Loss]) -> list[Incident]:
+    """A warning for each price of the catalog that does not pay for a full host."""
+    return [
+        (
+            f"The catalog's price of {loss.model} is below cost",
+            f"{loss.price.input} USD input, {loss.price.cached_input} cached, {loss.price.output} output per million "
+            f"tokens: {sentence(loss.message.removeprefix('below cost: '))} Mend it: {loss.command}",
+            "/models",
+        )
+        for loss in losses
+    ]
+
+
 class MoneyToday:
-    """The margin and drift figures of the overview, and the financial incidents."""
+    """The margin and drift figures of the overview, the financial incidents, and prices below cost."""
 
     def __init__(self, console: Console, viewer: Viewer) -> None:
         self.console = console
         self.viewer = viewer
         self.incidents: list[Incident] = []
+        self.warnings: list[Incident] = []
 
     def draw(self) -> None:
         """Create the empty figures."""
@@ -101,6 +118,7 @@ class MoneyToday:
         health = await admin_health.money_health(self.console.database, self.viewer.actor)
         self.drift.set(money(health.drift_usd))
         self.incidents = incidents(health)
+        self.warnings = price_warnings(await catalog_losses(self.console.database, self.viewer.actor))
 
 
 def revenue_share(margin: int, revenue: int) -> str:

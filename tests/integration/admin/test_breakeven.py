@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import text
 from typer.testing import CliRunner, Result
@@ -15,14 +16,18 @@ from admin import contracts, economics, models, prices, scaling
 from admin.approval_limit import Acting
 from admin.breakeven import BreakevenView, LayoutView, breakeven
 from admin.breakeven_inputs import Choice
+from admin.model_life import retire_model
+from admin.price_losses import catalog_losses
 from admin.targets import set_targets
 from admin.transactions import write
+from cli.bootstrap import offer_models
 from cli.main import app
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, PermissionDenied
 from core.ids import uuid7
 from tests.integration.admin.rest import Caller
 from tests.support.tenancy import ADMIN, PEPPER, make_organisation, member
+from workers.catalog import load_catalog
 
 DEEPSEEK = "deepseek-v3.2"
 
@@ -279,3 +284,39 @@ async def test_rest_and_command_say_the_same(
     assert "cheapest tokens: dp8, DP8 EP" in table.stdout
     wrong = await asyncio.to_thread(command, "--plot", str(tmp_path / "even.xyz"))
     assert (wrong.exit_code, wrong.stderr.count("\n")) == (2, 1)
+
+
+async def test_prices_of_the_catalog_below_cost_are_named_until_they_are_mended(
+    database: Database, admin: Caller
+) -> None:
+    await offer_models(database, ADMIN, load_catalog())
+    losses = {loss.model: loss for loss in await catalog_losses(database, ADMIN)}
+    assert set(losses) == {DEEPSEEK, "qwen2.5-0.5b"}
+    told = (await admin("GET", f"/economics/breakeven?model={DEEPSEEK}")).json()["loss"]
+    assert told == msgspec.to_builtins(losses[DEEPSEEK])
+    assert (told["price"]["output"], told["host_usd_per_hour"]) == ("1.60", "64.00")
+    assert (await breakeven(database, ADMIN, choice=Choice(model=DEEPSEEK, profile="tp8"))).loss is None
+
+    words = told["command"].split()
+    given = dict(zip(words[4::2], words[5::2], strict=True))
+    await prices.set_price(
+        database,
+        ADMIN,
+        model=words[3],
+        tier=given["--tier"],
+        input=given["--input"],
+        cached_input=given["--cached-input"],
+        output=given["--output"],
+    )
+    await retire_model(database, ADMIN, name="qwen2.5-0.5b")
+    assert await catalog_losses(database, ADMIN) == []
+    assert (await breakeven(database, ADMIN, choice=Choice(model=DEEPSEEK))).loss is None
+
+
+async def test_a_price_that_a_person_confirmed_is_not_named_again(database: Database) -> None:
+    await models.add_model(database, ADMIN, name=DEEPSEEK)
+    await prices.set_price(database, ADMIN, model=DEEPSEEK, input="0.10", output="0.20", below_cost=True)
+    assert await catalog_losses(database, ADMIN) == []
+    view = await breakeven(database, ADMIN, choice=Choice(model=DEEPSEEK))
+    assert view.loss is not None
+    assert view.loss.price.output == "0.20"

@@ -33,10 +33,16 @@ LIMITS = Limits(requests_per_min=600, concurrency=9)
 async def test_the_first_start_makes_everything_once(database: Database) -> None:
     secrets = Secrets()
     pepper = secrets.key_pepper.encode()
-    await bootstrap(database, secrets, CATALOG, demo=True, limits=LIMITS)
+    warnings = await bootstrap(database, secrets, CATALOG, demo=True, limits=LIMITS)
+    [about] = [line for line in warnings if "deepseek-v3.2" in line]
+    assert about.startswith("the catalog's price of deepseek-v3.2 is below cost: at full load a gpu-b300x8")
+    assert "earns $18.12 an hour and costs $64.00" in about
+    assert about.endswith(
+        ". Mend it: penstock prices set deepseek-v3.2 --tier standard --input 1.77 --cached-input 0.36 --output 5.65"
+    )
     first = (secrets.demo_api_key, secrets.admin_token)
     assert first[0].startswith("pen_live_")
-    await bootstrap(database, secrets, CATALOG, demo=True, limits=LIMITS)
+    assert await bootstrap(database, secrets, CATALOG, demo=True, limits=LIMITS) == []
     assert (secrets.demo_api_key, secrets.admin_token) == first
 
     assert {model.name for model in await list_models(database, ACTOR)} == set(CATALOG.models)
@@ -97,16 +103,18 @@ async def test_what_an_operator_changed_stays(database: Database) -> None:
 
 
 async def test_migrate_offers_the_catalog_and_leaves_what_is_set(
-    database: Database, pg_url: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, pg_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", pg_url)
     await asyncio.to_thread(migrate)
+    assert "penstock: warning: the catalog's price of deepseek-v3.2 is below cost" in capsys.readouterr().err
     assert {model.name for model in await list_models(database, ACTOR)} == set(CATALOG.models)
     assert {price.model for price in await list_prices(database, ACTOR)} == set(CATALOG.models)
     name = next(iter(CATALOG.models))
     await set_price(database, ACTOR, model=name, input="9", output="9")
     await retire_model(database, ACTOR, name=name)
     await asyncio.to_thread(migrate)
+    assert capsys.readouterr().err == ""
     assert {model.status for model in await list_models(database, ACTOR) if model.name == name} == {"retired"}
     [price] = [price for price in await list_prices(database, ACTOR) if price.model == name]
     assert price.input == "9.00"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from admin.breakeven import Loss, PriceRates
 from billing.close.cross_check import CrossCheckRow
 from billing.close.periods import Period
 from billing.reports.money_health import MoneyHealth
@@ -13,7 +14,7 @@ from console.format import money
 from console.pages.periods import chosen_month
 from console.pages.reconciliation import cross_check_row
 from console.panels.margin import compared_periods
-from console.panels.money_today import incidents, revenue_share
+from console.panels.money_today import incidents, price_warnings, revenue_share
 
 NOW = datetime(2026, 3, 31, 12, 30, tzinfo=UTC)
 CLEAN = MoneyHealth(0, 0, 0, 0, 0, "0.00", 0)
@@ -134,3 +135,23 @@ def test_billing_opens_with_the_oldest_month_that_waits() -> None:
 )
 def test_a_loss_above_the_revenue_is_shown_without_a_share(margin: int, revenue: int, said: str) -> None:
     assert revenue_share(margin, revenue) == said
+
+
+def test_a_price_of_the_catalog_below_cost_is_named_with_what_mends_it() -> None:
+    rates = PriceRates("0.50", "0.10", "1.60")
+    loss = Loss(
+        "deepseek",
+        "standard",
+        rates,
+        "tp8",
+        "b300",
+        "18.12",
+        "64.00",
+        "below cost: at full load",
+        "penstock prices",
+    )
+    [(headline, body, _)] = price_warnings([loss])
+    assert headline == "The catalog's price of deepseek is below cost"
+    assert body == (
+        "0.50 USD input, 0.10 cached, 1.60 output per million tokens: At full load. Mend it: penstock prices"
+    )
