@@ -24,6 +24,11 @@ from workers.wire import basis_of
 
 DRY_RUN = "not added"
 """In place of the status of a model that was only checked."""
+UNCHECKED = (
+    "no engine's parser has checked the arguments: the first host that is to serve the model does, before it fetches "
+    "weights, and where the parser refuses them the replica is failed with its words (penstock pools list)"
+)
+"""What is said of a model that was added without the check."""
 
 
 class AddedView(msgspec.Struct, frozen=True):
@@ -43,6 +48,8 @@ class AddedView(msgspec.Struct, frozen=True):
     """What the figures are: unvalidated until the scheduler has learnt them."""
     checked: bool
     """Whether the engine's own parser has taken the arguments."""
+    warning: str | None
+    """What is left to be found out; None = nothing."""
     command: str
     """The command line of its engine."""
 
@@ -130,5 +137,6 @@ def _view(model: CatalogModel, fit: Fit, status: str, *, checked: bool) -> Added
         figures={name: figure.value for name, figure in profile.figures.items()},
         basis=basis_of(profile.capacity),
         checked=checked,
+        warning=None if checked else UNCHECKED,
         command=" ".join(profile.command_line(model, 8000)),
     )

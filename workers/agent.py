@@ -31,6 +31,7 @@ from workers.answer_quality import AnswerRule
 from workers.catalog import Catalog, load_catalog
 from workers.economics import HostAccount, ReplicaShare
 from workers.engine_api import EngineApi
+from workers.engine_args import check_on_host
 from workers.engine_command import engine_command
 from workers.engine_guard import agent_key
 from workers.engine_install import may_run
@@ -328,6 +329,7 @@ class Agent:
                 settings.weights_cache_gb,
                 logs / f"prefetch-{name}.log",
                 lambda: [each.plan for each in self._runners],
+                None if plan.model.name in self._packaged else self._check_arguments,
             ),
             measure=(lambda api: self._gate.probe(runner.plan, api)) if plan.gpu_ids else None,
             deployed=self._deployed(plan, state),
@@ -337,6 +339,10 @@ class Agent:
         if kv is not None:
             self._subscribe(runner, kv)
         return runner
+
+    async def _check_arguments(self, plan: ReplicaPlan) -> None:
+        """Whoever added the model may have left its arguments unchecked, and weights take long to fetch."""
+        await check_on_host(plan.model, plan.profile, environment(self._settings.engine_env, plan.spec))
 
     def _serve_adapters(self, plan: ReplicaPlan) -> None:
         """Answer engines that ask for adapters, from the first one on that may."""

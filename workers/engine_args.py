@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.errors import InvalidRequest, Unavailable
+from core.errors import EngineFailed, InvalidRequest, Unavailable
 from workers import engine_install
-from workers.catalog import CatalogModel
+from workers.catalog import CatalogModel, EngineProfile
 from workers.engine_command import CHECKOUT, cpu_environment
+from workers.replica_view import EngineRefused
 
 CHECK_TIMEOUT_S = 300.0
 """Seconds that the check may take: the engine's modules are imported, which reads much from the disk the first time."""
@@ -16,6 +17,8 @@ MAX_CHECKS = 2
 RETRY_S = 10.0
 """Seconds after which a refused check may be tried again."""
 _running = asyncio.Semaphore(MAX_CHECKS)
+_taken: set[tuple[Path, tuple[str, ...]]] = set()
+"""What the parser took on this host: an engine that starts again does not wait for it."""
 _SCRIPT = CHECKOUT / "workers" / "engine_args_check.py"
 _PROGRAM = "vllm serve: "
 
@@ -29,7 +32,8 @@ async def check_arguments(model: CatalogModel, engine_env: Path) -> None:
     if engine_install.status(engine_env).state == "absent":
         raise Unavailable(
             f"there is no engine in {engine_env} whose parser could check the arguments; `penstock engine install` "
-            "makes one, PENSTOCK_ENGINE_ENV names another, `unchecked` (--unchecked) adds the model without the check",
+            "makes one, PENSTOCK_ENGINE_ENV names another, `unchecked` (--unchecked) adds the model without the check, "
+            "which its first host then makes before it fetches weights",
             code="engine_absent",
         )
     if _running.locked():
@@ -41,6 +45,24 @@ async def check_arguments(model: CatalogModel, engine_env: Path) -> None:
     async with _running:
         for profile in model.profiles.values():
             await _check(python, profile.command_line(model, 8000)[2:])
+
+
+async def check_on_host(model: CatalogModel, profile: EngineProfile, engine_env: Path) -> None:
+    """Check the arguments of one profile on the host that is to serve it, however many checks wait for their turn.
+
+    Raises EngineRefused with the parser's words, EngineFailed when the parser does not answer.
+    """
+    python, words = engine_env / "bin" / "python", tuple(profile.command_line(model, 8000)[2:])
+    if (python, words) in _taken:
+        return
+    try:
+        async with _running:
+            await _check(python, words)
+    except InvalidRequest as error:
+        raise EngineRefused(error.message) from None
+    except (Unavailable, OSError) as error:
+        raise EngineFailed(f"the arguments could not be checked: {error}") from None
+    _taken.add((python, words))
 
 
 async def _check(python: Path, words: Sequence[str]) -> None:

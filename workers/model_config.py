@@ -4,6 +4,7 @@ The names are those of Hugging Face's transformers, under which every published 
 """
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -122,7 +123,9 @@ def fetch_config(hub_id: str, revision: str | None) -> dict[str, Any]:
     try:
         stated = hf_hub_download(hub_id, CONFIG, revision=revision, dry_run=True)
         _check_size(hub_id, stated.file_size)
-        path = hf_hub_download(hub_id, CONFIG, revision=stated.commit_hash)
+        with tempfile.TemporaryDirectory(prefix="penstock-config-") as scratch:  # no cache that grows
+            hf_hub_download(hub_id, CONFIG, revision=stated.commit_hash, local_dir=scratch)
+            return read_config(Path(scratch))
     except HFValidationError:
         raise InvalidRequest(
             f"{hub_id[:80]!r} is no name on the hub, such as ORG/NAME", param="weights"
@@ -137,7 +140,6 @@ def fetch_config(hub_id: str, revision: str | None) -> dict[str, Any]:
             "and does this machine reach the hub? --weights DIR reads a local directory",
             code="hub_unreachable",
         ) from None
-    return read_config(Path(path).parent)
 
 
 def _check_size(hub_id: str, size: int | None) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,17 +60,27 @@ def fetch_of(
     bound_gb: float,
     log_file: Path,
     beside: Callable[[], Iterable[ReplicaPlan]] = tuple,
+    check: Callable[[ReplicaPlan], Awaitable[None]] | None = None,
 ) -> Fetch:
     """The fetch of a replica, whose plan changes with the version that is deployed.
 
-    `beside` returns the plans of all replicas of the host, whose weights stay in the cache.
+    `beside` returns the plans of all replicas of the host, whose weights stay in the cache. `check` raises for a plan
+    that its engine would refuse, before anything is fetched.
     """
 
-    def fetch(tell: Callable[[PrefetchLine], None]) -> Coroutine[None, None, None] | None:
-        models = hub_models(plan())
+    async def checked(
+        wanted: ReplicaPlan, models: tuple[str, ...], tell: Callable[[PrefetchLine], None]
+    ) -> None:
+        if check is not None:
+            await check(wanted)
         kept = tuple(dict.fromkeys(name for each in beside() for name in hub_models(each)))
-        load_format = str(plan().profile.args.get("load-format") or "auto")
-        return fetch_weights(models, bound_gb, log_file, tell, kept, load_format) if models else None
+        load_format = str(wanted.profile.args.get("load-format") or "auto")
+        await fetch_weights(models, bound_gb, log_file, tell, kept, load_format)
+
+    def fetch(tell: Callable[[PrefetchLine], None]) -> Coroutine[None, None, None] | None:
+        wanted = plan()
+        models = hub_models(wanted)
+        return checked(wanted, models, tell) if models else None
 
     return fetch
 

@@ -150,6 +150,8 @@ class _AddedModelForm:
                 Text("h3", f"{view.name} fits")
                 badge(view.basis, "warn" if view.basis == "unvalidated" else "ok")
             description_list(fit_facts(view))
+            if view.warning is not None:
+                notice("warn", "The arguments are not checked", sentence(view.warning))
             Text(
                 "p",
                 "Speed and memory are a roofline's until a host has been measured; the scheduler learns them.",

@@ -270,6 +270,18 @@ def test_the_spool_outlives_the_pod_and_open_answers_have_their_time(full: list[
     assert api["template"]["spec"]["terminationGracePeriodSeconds"] >= stops_after + 25
 
 
+def test_what_asks_the_model_hub_has_a_bounded_place_for_it(full: list[dict[str, Any]]) -> None:
+    for role in ("api", "console"):
+        pod = pods(full)[f"penstock-{role}"]
+        [name] = [
+            each["name"]
+            for each in pod["spec"]["containers"][0]["volumeMounts"]
+            if each["mountPath"] == variables(pod)["HF_HOME"]
+        ]
+        [volume] = [each for each in pod["spec"]["volumes"] if each["name"] == name]
+        assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Mi"}
+
+
 def test_settings_of_a_role_win_even_when_empty(full: list[dict[str, Any]]) -> None:
     assert variables(pods(full)["penstock-api"])["PENSTOCK_TRUSTED_PROXIES"] == ""
     assert variables(pods(full)["penstock-jobs"])["PENSTOCK_TRUSTED_PROXIES"] != ""

@@ -48,6 +48,15 @@ def test_variables_of_roles_are_settings() -> None:
     assert given - fields == {"HF_HOME", "FORWARDED_ALLOW_IPS"}
 
 
+def test_what_asks_the_model_hub_has_a_bounded_place_for_it() -> None:
+    for name, each in ROLES.items():
+        place = each["environment"].get("HF_HOME")
+        assert (place is not None) == (each["command"] in (["api"], ["console"]) or name == "agent"), name
+        if name != "agent":  # its weights lie on its volume
+            assert place is None or f"{place}:size=64m" in each["tmpfs"]
+        assert "/tmp" in each["tmpfs"]
+
+
 def test_payments_and_exports_can_be_set_where_they_are_used() -> None:
     for role, name in (
         ("api", "STRIPE_WEBHOOK_SECRET"),

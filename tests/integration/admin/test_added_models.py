@@ -17,7 +17,7 @@ from admin.breakeven import breakeven
 from admin.breakeven_inputs import Choice
 from billing.economics.weights import UNKNOWN, catalog_weights, weights_in_force
 from core.db import Database
-from core.errors import Conflict, InvalidRequest, ModelNotFound, PermissionDenied, Unavailable
+from core.errors import Conflict, EngineFailed, InvalidRequest, ModelNotFound, PermissionDenied, Unavailable
 from core.ids import uuid7
 from tests.integration.admin.rest import Caller
 from tests.support.tenancy import ADMIN, audit_actions, member
@@ -25,9 +25,10 @@ from tests.support.waiting import until
 from tests.unit.workers.test_model_config import LLAMA
 from workers.added_models import AddedModelDirectory, decode_model, read_added
 from workers.catalog import load_catalog
-from workers.engine_args import MAX_CHECKS, check_arguments
+from workers.engine_args import MAX_CHECKS, check_arguments, check_on_host
 from workers.model_definition import NewModel, define
 from workers.models import ModelDirectory, ModelSpec
+from workers.replica_view import EngineRefused
 
 NAME = "acme/llama"
 TODAY = date(2026, 11, 27)
@@ -178,9 +179,27 @@ async def test_the_engines_parser_decides_on_arguments(database: Database, tmp_p
         await add(database, engine_env=tmp_path / "c")
     assert await models.list_models(database, ADMIN) == []
     fine = engine(tmp_path / "d", f'echo "$@" > {tmp_path}/words')
-    assert (await add(database, engine_env=fine)).checked
+    checked = await add(database, engine_env=fine)
+    assert (checked.checked, checked.warning) == (True, None)
     words = (tmp_path / "words").read_text()
     assert "acme/llama --served-model-name acme/llama --max-model-len 8192" in words
+
+
+async def test_the_first_host_checks_what_was_added_without_it(tmp_path: Path) -> None:
+    """Before any weights are fetched, and once for each command line that the parser takes."""
+    model, _ = define(load_catalog().hosts, new(), TODAY)
+    profile = model.profile()
+    refuses = engine(tmp_path / "a", "echo 'vllm serve: error: unrecognized arguments: --x' >&2; exit 2")
+    with pytest.raises(EngineRefused, match="vLLM refuses the arguments: unrecognized arguments: --x"):
+        await check_on_host(model, profile, refuses)
+    with pytest.raises(EngineFailed, match="could not be checked: the engine's parser failed: killed"):
+        await check_on_host(model, profile, engine(tmp_path / "b", "echo killed >&2; exit 1"))
+    with pytest.raises(EngineFailed, match="could not be checked"):
+        await check_on_host(model, profile, tmp_path / "none")
+    takes = engine(tmp_path / "c", f"echo >> {tmp_path}/asked")
+    for _ in range(2):
+        await check_on_host(model, profile, takes)
+    assert (tmp_path / "asked").read_text() == "\n"
 
 
 async def test_few_checks_run_at_once_and_one_more_is_told_to_wait(tmp_path: Path) -> None:
@@ -230,24 +249,27 @@ async def test_rest_takes_the_configuration_and_reads_no_directory(database: Dat
 
 
 async def test_a_model_of_the_hub_is_read_from_there(
-    database: Database, admin: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    database: Database, admin: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
-    def download(hub_id: str, file: str, *, revision: str | None, dry_run: bool = False) -> object:
+    def download(
+        hub_id: str, file: str, *, revision: str | None, dry_run: bool = False, local_dir: str = ""
+    ) -> object:
         if dry_run:
             return SimpleNamespace(file_size=100, commit_hash=revision)
         asked.append((hub_id, file, revision))
         if hub_id == "acme/none":
             raise OSError("no network")
-        (tmp_path / file).write_bytes(msgspec.json.encode(FP8))
-        return str(tmp_path / file)
+        (Path(local_dir) / file).write_bytes(msgspec.json.encode(FP8))
+        return str(Path(local_dir) / file)
 
     monkeypatch.setattr("workers.model_config.hf_hub_download", download)
     body = {"name": NAME, "host_kind": "gpu-h100x8-640gb", "gpus": 4, "revision": "v2", "unchecked": True}
     made = await admin("POST", "/models/added", body)
     assert made.status_code == 201, made.text
     assert "--revision v2" in made.json()["command"]
+    assert "no engine's parser has checked the arguments" in made.json()["warning"]
     missing = await admin("POST", "/models/added", body | {"name": "acme/none"})
     assert (missing.status_code, "could not be fetched" in missing.text) == (503, True)
     assert asked == [(NAME, "config.json", "v2"), ("acme/none", "config.json", "v2")]

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,7 @@ from sim.hub import COMMIT, FakeHub
 from tests.integration.workers.test_replica import COMMAND, PlayedApi, metrics
 from tests.support.clock import ManualClock
 from tests.support.waiting import until
+from tests.unit.workers.test_model_config import LLAMA
 from workers.catalog import load_catalog
 from workers.engine_api import EngineApi
 from workers.held_engine import EngineAccess
@@ -474,3 +477,26 @@ async def test_a_stop_ends_the_prefetch_and_a_start_begins_it_again(tmp_path: Pa
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_configuration_is_read_where_the_client_of_the_hub_can_keep_nothing(tmp_path: Path) -> None:
+    """As in the containers of the API and the console: their root cannot be written to."""
+    script = (
+        "import sys; from workers.model_config import fetch_config; print(fetch_config(sys.argv[1], None))"
+    )
+    with FakeHub("acme/river", {"config.json": json.dumps(LLAMA).encode()}).serve() as url:
+        done = subprocess.run(
+            [sys.executable, "-c", script, "acme/river"],
+            env={
+                "HF_ENDPOINT": url,
+                "HF_HOME": "/proc/hub",
+                "TMPDIR": str(tmp_path),
+                "PATH": os.environ["PATH"],
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert done.stdout.strip() == str(LLAMA), done.stderr
+    assert list(tmp_path.iterdir()) == [], "something is left that would grow"

@@ -176,6 +176,22 @@ def test_a_fetch_is_that_of_the_version_that_is_deployed(tmp_path: Path) -> None
     work.close()
 
 
+async def test_arguments_are_checked_before_anything_is_fetched(tmp_path: Path) -> None:
+    checked = []
+
+    async def check(plan: ReplicaPlan) -> None:
+        checked.append(plan)
+        raise EngineFailed("unrecognized arguments: --x")
+
+    plan = large()
+    work = fetch_of(lambda: plan, 0.0, tmp_path / "log", check=check)(lambda _: None)
+    assert work is not None
+    with pytest.raises(EngineFailed, match="--x"):
+        await work
+    assert checked == [plan]
+    assert not (tmp_path / "log").exists()
+
+
 def test_progress_in_words() -> None:
     line = PrefetchLine("download", 35_000_000_000, 70_000_000_000)
     assert progress_text(line) == "prefetching the weights: 35.0 of 70.0 GB (50 %)"
