@@ -402,7 +402,8 @@ def test_a_replica_that_has_served_and_rests_again_is_woken_by_one_refused_reque
     play.state.on_wake_result("host/r0", ok, "" if ok else "its probe failed; it starts anew", play.now)
     play.beat(replica(), after_s=0.5)
     play.beat(asleep(level=2), after_s=0.5)
-    [refused] = play.ask("second", wake_deadline_s=40.0)  # which is not repeated: the next one finds a replica
+    # It is not repeated: the next one finds a replica.
+    [refused] = play.ask("second", wake_deadline_s=40.0)
     assert isinstance(refused, Rejection)
     assert play.orders() == [("host/r0", "wake")]
 
