@@ -1,5 +1,6 @@
 """Authentication by password (console) or token (admin REST API), each giving an Actor with the present role."""
 
+import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
@@ -9,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require_scope, visible_user
 from admin.audit import record
+from admin.factor_codes import GivenCode, code_needed, use_backup, use_totp, wrong_code
 from admin.transactions import now_of, write_system
 from core.db import Database
 from core.errors import (
@@ -25,6 +27,7 @@ from tenants import admin_tokens, logins, members
 from tenants.key_format import hash_key, new_key, secret_kind
 from tenants.names import PASSWORD_MAX_LENGTH, clean_email, clean_name
 from tenants.passwords import hash_password, needs_rehash, verify_password
+from tenants.proofs import Proof
 from tenants.roles import ALL_ROLES, parse_role
 from tenants.token_scopes import DEFAULT_SCOPES, clean_scopes
 from tenants.views import TokenView, UserView
@@ -71,30 +74,60 @@ class CreatedToken(msgspec.Struct, frozen=True):
 
 
 class SignIn(msgspec.Struct, frozen=True):
-    """A person who has just given the password, and the hash to which it was compared."""
+    """A person who has just signed in, and the hash to which the password was compared."""
 
     actor: Actor
-    password_hash: str
+    password_hash: str | None
+    """None = an identity provider said who it is."""
+    proved_by: Proof = "password"
 
     def __repr__(self) -> str:
         """Without the hash, so that no log can show it."""
-        return f"SignIn(actor={self.actor!r})"
+        return f"SignIn(actor={self.actor!r}, proved_by={self.proved_by!r})"
+
+
+class RightPassword(msgspec.Struct, frozen=True):
+    """Somebody who has given a person's password. It is no sign-in: `complete` asks for what else the person needs."""
+
+    user_id: UUID
+    email: str
+    tenant_id: UUID | None
+    digest: bytes
+    """Of the hash to which the password was compared: another password ends what was begun with this one."""
+    needs_code: bool = False
+
+    def __repr__(self) -> str:
+        """Without the digest, so that no log can show it."""
+        return f"RightPassword(user_id={self.user_id}, needs_code={self.needs_code})"
 
 
 async def verify_login(database: Database, email: str, password: str, *, address: str = "") -> Actor | None:
-    """The actor of `sign_in`; None when address and password do not match."""
+    """The actor of `sign_in` without a code; None when address and password do not match."""
     found = await sign_in(database, email, password, address=address)
     return None if found is None else found.actor
 
 
-async def sign_in(database: Database, email: str, password: str, *, address: str = "") -> SignIn | None:
+async def sign_in(
+    database: Database, email: str, password: str, *, address: str = "", code: GivenCode | None = None
+) -> SignIn | None:
     """The person with this e-mail address and password; None when they do not match.
 
-    `address` is the network address of the client. Raises RateLimited after 5 failures of a pair of mail and
-    network address (50 of a mail address) within 15 minutes. Takes the same time for unknown addresses.
+    `address` is the network address of the client. Raises AuthenticationFailed when the person's second factor demands
+    a code and there is none, or a wrong one, and RateLimited after 5 failures of a pair of mail and network address
+    (50 of a mail address) within 15 minutes. Takes the same time for unknown addresses.
+    """
+    right = await check_password(database, email, password, address=address)
+    return None if right is None else await complete(database, right, address=address, code=code)
+
+
+async def check_password(
+    database: Database, email: str, password: str, *, address: str = ""
+) -> RightPassword | None:
+    """The person whose password it is; None when they do not match. Counts as a failed sign-in until `complete`.
+
+    Raises RateLimited. Takes the same time for unknown addresses.
     """
     known_shape, email = mail_address(email)
-    address = address[:64]
     await count_attempt(database, email, address)
     async with database.read() as connection:
         login = await members.find_login(connection, email) if known_shape else None
@@ -103,24 +136,102 @@ async def sign_in(database: Database, email: str, password: str, *, address: str
     )
     if login is None or not right or login.user.status != "active":
         return None
+    if needs_rehash(login.password_hash):
+        login = await _rehash(database, login, password)
+    user = login.user
+    return RightPassword(
+        user.id, user.email, user.tenant_id, _digest(login.password_hash), user.second_factor
+    )
+
+
+async def right_password(database: Database, email: str, password: str, *, address: str) -> RightPassword:
+    """As `check_password`; raises AuthenticationFailed when address and password do not match."""
+    right = await check_password(database, email, password, address=address)
+    if right is None:
+        raise wrong_credentials()
+    return right
+
+
+async def complete(
+    database: Database, right: RightPassword, *, address: str = "", code: GivenCode | None = None
+) -> SignIn | None:
+    """Sign in a person whose password was right; None when the person was disabled or the password changed meanwhile.
+
+    The code is used up, and the failures of before are forgotten. Raises AuthenticationFailed when the person's second
+    factor demands a code and there is none, or a wrong one.
+    """
+    async with database.system() as connection:
+        signed_in = await prove(connection, right, address=address, code=code)
+        if signed_in is not None:
+            await record(
+                connection,
+                signed_in.actor,
+                "user.sign_in",
+                tenant_id=signed_in.actor.tenant_id,
+                object_kind="user",
+                object_id=right.user_id,
+                after={"address": address[:64], "proved_by": signed_in.proved_by},
+            )
+    return signed_in
+
+
+async def prove(
+    connection: AsyncConnection, right: RightPassword, *, address: str, code: GivenCode | None
+) -> SignIn | None:
+    """Check again that the password holds, and the code where the person has a second factor; see `complete`.
+
+    Locks the person's row.
+    """
+    user = await members.get_user(connection, right.user_id, lock=True)
+    login = None if user is None else await members.find_login(connection, user.email)
+    if login is None or login.user.status != "active" or _digest(login.password_hash) != right.digest:
+        return None
     actor = actor_of("user", login.user)
-    fresh_hash = await hash_password(password) if needs_rehash(login.password_hash) else None
+    proved_by: Proof = "password"
+    if login.user.second_factor:
+        if code is None or not code.text.strip():
+            raise code_needed()
+        if not await use_totp(connection, right.user_id, code):
+            if not await use_backup(connection, right.user_id, code):
+                raise wrong_code()
+            await record_self(connection, actor, "user.use_backup_code")
+        proved_by = "second_factor"
+    await logins.clear_failures(connection, login.user.email, address[:64])
+    return SignIn(actor, login.password_hash, proved_by)
+
+
+def wrong_credentials() -> AuthenticationFailed:
+    """The answer to a mail address and a password that do not match."""
+    return AuthenticationFailed("The mail address or the password is wrong.", code="wrong_credentials")
+
+
+async def _rehash(database: Database, login: members.Login, password: str) -> members.Login:
+    """Renew a hash that was made with other parameters than the present ones."""
+    fresh = await hash_password(password)
     async with database.system() as connection:
         if not await _is_password(connection, login.user.id, login.password_hash):
-            return None  # changed meanwhile
-        await logins.clear_failures(connection, email, address)
-        if fresh_hash is not None:
-            await members.set_password_hash(connection, login.user.id, fresh_hash)
-        await record(
-            connection,
-            actor,
-            "user.sign_in",
-            tenant_id=login.user.tenant_id,
-            object_kind="user",
-            object_id=login.user.id,
-            after={"address": address},
-        )
-    return SignIn(actor, fresh_hash or login.password_hash)
+            return login  # changed meanwhile: completing the sign-in notices
+        await members.set_password_hash(connection, login.user.id, fresh)
+    return members.Login(login.user, fresh)
+
+
+def _digest(password_hash: str) -> bytes:
+    return hashlib.sha256(password_hash.encode()).digest()
+
+
+async def record_self(
+    connection: AsyncConnection, actor: Actor, action: str, after: dict[str, object] | None = None
+) -> None:
+    """Add the audit row of what a person did to the own account."""
+    await record(
+        connection,
+        actor,
+        action,
+        tenant_id=actor.tenant_id,
+        object_kind="user",
+        object_id=actor.id,
+        after=after,
+    )
 
 
 async def _is_password(connection: AsyncConnection, user_id: UUID, password_hash: str) -> bool:
@@ -175,21 +286,23 @@ async def create_admin_token(
     scopes: Sequence[str] = DEFAULT_SCOPES,
     days: int | None = None,
     lives: TokenLives = TOKEN_LIVES,
-    password_hash: str | None = None,
+    signed_in: SignIn | None = None,
 ) -> CreatedToken:
     """Make a token for oneself; the platform itself may make one for others, as the first start does.
 
     It ends after `days` (None = as `lives` says). One that a token makes has no scope that the token lacks, and
-    ends no later. `password_hash`: of SignIn, for an actor who has just given the password. Raises AuthenticationFailed
-    when the actor's access or the person's was ended meanwhile, PermissionDenied for a token of another user and for a
-    maker without the scope `access`, Conflict beyond 20 live ones, NotFound, InvalidRequest.
+    ends no later. `signed_in`: the actor, who has just signed in. Raises AuthenticationFailed when the actor's access
+    or the person's was ended meanwhile, PermissionDenied for a token of another user and for a maker without the scope
+    `access`, Conflict beyond 20 live ones, NotFound, InvalidRequest.
     """
     require_scope(actor, "access")
     user = await _token_owner(database, actor, user_id)
     name, granted, days = clean_name(name), clean_scopes(scopes), lives.days(days)
     secret = new_key("admin", pepper)
     async with write_system(database) as connection:
-        await check_still_signed_in(connection, actor, user_id, password_hash)
+        await check_still_signed_in(
+            connection, actor, user_id, None if signed_in is None else signed_in.password_hash
+        )
         if await admin_tokens.count_live_tokens(connection, user_id) >= LIVE_TOKENS_PER_USER:
             raise Conflict(f"{user.email} has {LIVE_TOKENS_PER_USER} live tokens; revoke one first")
         now = await now_of(connection)
@@ -206,6 +319,7 @@ async def create_admin_token(
             scopes=granted,
             created_at=now,
             expires_at=expires_at,
+            proved_by=_proved_by(actor, signed_in),
         )
         await record(
             connection,
@@ -217,6 +331,13 @@ async def create_admin_token(
             after=view,
         )
     return CreatedToken(view, secret)
+
+
+def _proved_by(actor: Actor, signed_in: SignIn | None) -> Proof:
+    """What a new token inherits: how its maker has signed in."""
+    if signed_in is not None:
+        return signed_in.proved_by
+    return "password" if actor.token is None else actor.token.proved_by
 
 
 async def list_admin_tokens(database: Database, actor: Actor, *, user_id: UUID) -> list[TokenView]:

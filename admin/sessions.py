@@ -7,11 +7,20 @@ import msgspec
 
 from admin.actor import Actor, require, user_id_of, visible_user
 from admin.audit import record
-from admin.logins import CreatedToken, SignIn, actor_of, check_still_signed_in, sign_in
+from admin.factor_codes import GivenCode
+from admin.logins import (
+    CreatedToken,
+    SignIn,
+    actor_of,
+    check_password,
+    check_still_signed_in,
+    complete,
+    wrong_credentials,
+)
 from admin.transactions import write_system
 from core.clock import Clock, SystemClock
 from core.db import Database
-from core.errors import AuthenticationFailed, Conflict, NotFound
+from core.errors import Conflict, NotFound
 from core.ids import uuid7
 from tenants import admin_tokens, members
 from tenants.admin_tokens import SESSION_KINDS, TOUCH_EVERY, Opened
@@ -30,16 +39,23 @@ async def open_session(
     email: str,
     password: str,
     opened: Opened,
+    code: str = "",
     clock: Clock | None = None,
 ) -> CreatedToken:
     """Sign a member of an organisation in over REST; `opened.address` counts for the throttle of failures.
 
-    Raises AuthenticationFailed, the same for an unknown address, a wrong password, a disabled person and a person of
-    the platform, and RateLimited after too many failures (admin.logins.verify_login).
+    `code` is one of the second factor. Raises AuthenticationFailed, the same for an unknown address, a wrong password,
+    a disabled person and a person of the platform, with other codes when the second factor's is missing or wrong; and
+    RateLimited after too many failures (admin.logins.check_password).
     """
-    signed_in = await sign_in(database, email, password, address=opened.address)
-    if signed_in is None or signed_in.actor.tenant_id is None:
-        raise AuthenticationFailed("The mail address or the password is wrong.", code="wrong_credentials")
+    now = (clock or SystemClock()).now()
+    right = await check_password(database, email, password, address=opened.address)
+    signed_in = None
+    if right is not None and right.tenant_id is not None:
+        given = GivenCode(code, pepper, now)
+        signed_in = await complete(database, right, address=opened.address, code=given)
+    if signed_in is None:
+        raise wrong_credentials()
     secret = new_key("admin", pepper)
     view = await _open(
         database,
@@ -47,7 +63,7 @@ async def open_session(
         "session",
         hash_key(secret, pepper),
         opened,
-        (clock or SystemClock()).now(),
+        now,
         secret[-4:],
     )
     return CreatedToken(view, secret)
@@ -86,6 +102,7 @@ async def _open(
             opened=opened,
             created_at=now,
             expires_at=now + SESSION_LIFE,
+            proved_by=signed_in.proved_by,
         )
         await record(
             connection,

@@ -1,12 +1,11 @@
-"""The console's ASGI application: sign-in and sign-out, health, downloads, and the pages behind the gate."""
+"""The console's ASGI application: sign-in, health, downloads, and the pages behind the gate."""
 
 import logging
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qs
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from nicegui import app as nicegui_app
 from nicegui import ui
 from redis.exceptions import RedisError
@@ -15,8 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.staticfiles import StaticFiles
 
 from admin.adapter_upload import UPLOAD_S
-from admin.logins import sign_in
-from console.access import AccessMiddleware, AccessRules, cookie_name, is_secure
+from console.access import AccessMiddleware, AccessRules
 from console.deps import Console
 from console.downloads import add_downloads
 from console.layout import frame
@@ -41,16 +39,14 @@ from console.pages import (
 )
 from console.pages import request as request_page
 from console.panels.adapters import UPLOAD_PATH
-from console.plain import STATIC, asset_version, message_page, sign_in_page
+from console.plain import STATIC, asset_version, message_page
+from console.sign_in import add_sign_in
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES, Viewer
 from core.body_deadline import BodyDeadline
-from core.errors import AuthenticationFailed, NotFound, PenstockError, PermissionDenied, RateLimited
+from core.errors import NotFound, PenstockError, PermissionDenied
 from core.supervise import FAILING
-from tenants.admin_tokens import Opened
 
 log = logging.getLogger(__name__)
-
-MAX_FORM_BYTES = 8192
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -96,7 +92,7 @@ def create_app(console: Console) -> FastAPI:
     """The whole console as one ASGI application. Call it once per process: NiceGUI's application is global."""
     app = FastAPI(title="Penstock console", docs_url=None, redoc_url=None, openapi_url=None)
     _add_health(app, console)
-    _add_sign_in(app, console)
+    add_sign_in(app, console)
     add_downloads(app, console)
     finance.add_export_download(app, console)
     adapters.add_upload(app, console)
@@ -177,71 +173,3 @@ def _add_health(app: FastAPI, console: Console) -> None:
             parts["redis"] = False
         parts |= {f"task {name}": False for name in FAILING.names()}
         return JSONResponse({"ready": all(parts.values()), **parts}, 200 if all(parts.values()) else 503)
-
-
-def local_target(target: str) -> str:
-    """`target` when it is a path of the console, else the start page. Prevents open redirects."""
-    inside = target.startswith("/") and not target.startswith(("//", "/\\"))
-    return target if inside and target.isprintable() and "\\" not in target else "/"
-
-
-def _add_sign_in(app: FastAPI, console: Console) -> None:
-    @app.get("/")
-    async def start(request: Request) -> Response:
-        """Redirect to the first page of the viewer's role."""
-        viewer: Viewer = request.state.viewer
-        return RedirectResponse("/overview" if viewer.is_platform else "/home", 303)
-
-    @app.get("/sign-in")
-    async def form(request: Request) -> Response:
-        """The sign-in form."""
-        return sign_in_page(target=local_target(request.query_params.get("next", "/")))
-
-    @app.post("/sign-in")
-    async def sign_in(request: Request) -> Response:
-        """Check e-mail address and password, and start a new session when they are right."""
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_FORM_BYTES:
-                return message_page(413, "Request too large", "The form is larger than a sign-in can be.")
-        fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=8)
-        email, password, target = (fields.get(name, [""])[0] for name in ("email", "password", "next"))
-        return await _try_sign_in(console, request, email[:254], password[:1024], local_target(target or "/"))
-
-    @app.post("/sign-out")
-    async def sign_out(request: Request) -> Response:
-        """End the session."""
-        name = cookie_name(is_secure(request))
-        await console.sessions.end(request.cookies.get(name, ""))
-        response = RedirectResponse("/sign-in", 303)
-        response.delete_cookie(name, path="/", secure=is_secure(request), httponly=True, samesite="lax")
-        response.headers["clear-site-data"] = '"cache"'
-        return response
-
-
-async def _try_sign_in(
-    console: Console, request: Request, email: str, password: str, target: str
-) -> Response:
-    address = request.client.host if request.client else "unknown"
-    try:
-        signed_in = await sign_in(console.database, email, password, address=address)
-        if signed_in is None:
-            return sign_in_page(status=401, error="Email or password is wrong.", email=email, target=target)
-        name = cookie_name(is_secure(request))
-        if old := request.cookies.get(name):
-            await console.sessions.end(old)
-        opened = Opened(address, request.headers.get("user-agent", ""))
-        token = await console.sessions.open(signed_in, opened)
-    except (SQLAlchemyError, OSError):
-        log.exception("a session could not be opened")
-        return message_page(
-            503, "Console unavailable", "Sessions cannot be kept right now. Try again shortly."
-        )
-    except AuthenticationFailed as error:  # disabled, or another password, since the check
-        return sign_in_page(status=401, error=error.message, email=email, target=target)
-    except RateLimited as error:
-        return sign_in_page(status=429, error=error.message, email=email, target=target)
-    response = RedirectResponse(target, 303)
-    response.set_cookie(name, token, path="/", httponly=True, samesite="lax", secure=is_secure(request))
-    return response

@@ -35,6 +35,15 @@ def sign_in_page(*, status: int = 200, error: str = "", email: str = "", target:
     return _render("sign_in.html", status, title="Sign in", error=error, email=email, next=target)
 
 
+def code_page(
+    *, status: int = 200, error: str = "", email: str = "", ticket: str = "", target: str = ""
+) -> HTMLResponse:
+    """The second step of the form, for a person with a second factor; `ticket` is what the first step has shown."""
+    return _render(
+        "code.html", status, title="Second factor", error=error, email=email, ticket=ticket, next=target
+    )
+
+
 def message_page(status: int, title: str, body: str) -> HTMLResponse:
     """A page with a title and one sentence."""
     return _render("message.html", status, title=title, body=body)

@@ -10,6 +10,7 @@ from sqlalchemy import DateTime, Row, cast, func, insert, literal, or_, select, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.elements import ColumnElement
 
+from tenants.proofs import Proof
 from tenants.tables import admin_tokens, users
 from tenants.token_scopes import ALL_SCOPES, Scope
 from tenants.views import TokenView
@@ -62,6 +63,7 @@ async def insert_token(
     last4: str = "",
     scopes: Sequence[Scope] = ALL_SCOPES,
     opened: Opened = NOT_KNOWN,
+    proved_by: Proof = "password",
 ) -> TokenView:
     """Insert a token or session of a user; only its hash is stored."""
     values = {
@@ -76,6 +78,7 @@ async def insert_token(
         "client": opened.client[:200],
         "created_at": created_at,
         "expires_at": expires_at,
+        "proved_by": proved_by,
     }
     statement = insert(admin_tokens).values(values).returning(*_COLUMNS)
     return _view((await connection.execute(statement)).one())

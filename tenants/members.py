@@ -7,14 +7,14 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Row, Select, func, insert, select, update
+from sqlalchemy import Row, Select, exists, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tenants.admin_tokens import SESSION_KINDS, revoke_all
 from tenants.roles import PLATFORM_ADMIN, TENANT_OWNER
 from tenants.scoping import platform_wide
-from tenants.tables import memberships, tenants, users
+from tenants.tables import memberships, second_factors, tenants, users
 from tenants.views import UserView
 
 _ADMINISTRATORS_LOCK = 0x70656E5F68656164
@@ -28,6 +28,13 @@ class Login(msgspec.Struct, frozen=True):
     password_hash: str
 
 
+_SECOND_FACTOR = (
+    exists()
+    .where(second_factors.c.user_id == users.c.id, second_factors.c.confirmed_at.is_not(None))
+    .label("second_factor")
+)
+
+
 def _select_views(*more: Any) -> Select[*tuple[Any, ...]]:
     return (
         select(
@@ -38,6 +45,7 @@ def _select_views(*more: Any) -> Select[*tuple[Any, ...]]:
             memberships.c.tenant_id,
             tenants.c.name.label("tenant"),
             users.c.created_at,
+            _SECOND_FACTOR,
             *more,
         )
         .join(memberships, memberships.c.user_id == users.c.id)
@@ -54,6 +62,7 @@ def _view(row: Row[*tuple[Any, ...]]) -> UserView:
         tenant_id=row.tenant_id,
         tenant=row.tenant,
         created_at=row.created_at,
+        second_factor=row.second_factor,
     )
 
 

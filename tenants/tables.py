@@ -156,10 +156,31 @@ admin_tokens = Table(
     Column("scopes", ARRAY(Text), nullable=False, server_default="{read,write,access}"),
     Column("address", Text, nullable=False, server_default=""),
     Column("client", Text, nullable=False, server_default=""),
+    Column("proved_by", Text, nullable=False, server_default="password"),
     Index(None, "user_id"),
 )
 """Tokens of the admin REST, sessions there, and sessions of the console (`kind`). Each acts with its user's current
-role. `address` and `client` say where a session was opened."""
+role. `address` and `client` say where a session was opened, `proved_by` how its person signed in: tenants/proofs.py."""
+
+second_factors = Table(
+    "second_factors",
+    metadata,
+    Column("user_id", Uuid, ForeignKey("users.id"), primary_key=True),
+    Column("sealed_secret", LargeBinary, nullable=False),
+    instant("created_at", now=True),
+    instant("confirmed_at", nullable=True),
+    Column("last_step", BigInteger, nullable=False, server_default="0"),
+)
+"""Second factors (TOTP): the secret sealed under the pepper (tenants/sealed.py), and the time step of the last code."""
+
+backup_codes = Table(
+    "backup_codes",
+    metadata,
+    Column("user_id", Uuid, ForeignKey("second_factors.user_id", ondelete="CASCADE"), primary_key=True),
+    Column("hash", LargeBinary, primary_key=True),
+    instant("used_at", nullable=True),
+)
+"""Codes in place of the second factor's: only HMACs. Each works once."""
 
 invitations = Table(
     "invitations",

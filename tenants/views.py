@@ -6,6 +6,8 @@ from uuid import UUID
 
 import msgspec
 
+from tenants.proofs import Proof
+
 
 class TenantView(msgspec.Struct, frozen=True):
     """An organisation."""
@@ -81,6 +83,8 @@ class UserView(msgspec.Struct, frozen=True):
     tenant_id: UUID | None
     tenant: str | None
     created_at: datetime
+    second_factor: bool = False
+    """Whether sign-ins ask for a code of a second factor."""
 
 
 class InvitationView(msgspec.Struct, frozen=True):
@@ -116,6 +120,8 @@ class TokenView(msgspec.Struct, frozen=True):
     expires_at: datetime
     revoked_at: datetime | None
     last_used_at: datetime | None
+    proved_by: Proof
+    """How the person who opened or made it signed in."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True):

@@ -10,12 +10,24 @@ from fastapi import APIRouter, Depends, Query, Response
 from pydantic import Field
 
 from admin import logins as admin_logins
+from admin import second_factor
 from admin import sessions as admin_sessions
 from admin import users as admin_users
 from admin.actor import Actor, user_id_of
 from admin.logins import TokenLives
-from api.admin.deps import AdminDeps, After, Limit, Page, RequestBody, ResponseModel, to_page
+from api.admin.deps import (
+    NO_REASON,
+    AdminDeps,
+    After,
+    Limit,
+    OptionalReasonBody,
+    Page,
+    RequestBody,
+    ResponseModel,
+    to_page,
+)
 from tenants.names import PASSWORD_MAX_LENGTH, PASSWORD_MIN_LENGTH
+from tenants.proofs import Proof
 from tenants.roles import Role
 from tenants.token_scopes import ALL_SCOPES, DEFAULT_SCOPES, Scope
 from tenants.views import TokenView
@@ -33,6 +45,7 @@ class UserOut(ResponseModel):
     tenant_id: UUID | None = Field(description="null = a user of the platform.")
     tenant: str | None = Field(description="The organisation's name.")
     created_at: datetime
+    second_factor: bool = Field(description="Whether sign-ins ask for a code of a second factor.")
 
 
 class TokenOut(ResponseModel):
@@ -47,6 +60,7 @@ class TokenOut(ResponseModel):
     expires_at: datetime
     revoked_at: datetime | None
     last_used_at: datetime | None = Field(description="To the minute; null = never.")
+    proved_by: Proof = Field(description="How the person who made it had signed in.")
 
 
 class SessionOut(ResponseModel):
@@ -60,6 +74,7 @@ class SessionOut(ResponseModel):
     created_at: datetime
     expires_at: datetime
     last_used_at: datetime | None = Field(description="To the minute; null = not since it was opened.")
+    proved_by: Proof = Field(description="How the person signed in.")
     current: bool = Field(description="Whether this request came by it.")
 
 
@@ -170,6 +185,17 @@ def _change_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.post("/users/{user_id}/enable", summary="Enable a disabled user")
     async def enable_user(actor: Annotated[Actor, auth], user_id: UUID) -> UserOut:
         return UserOut.model_validate(await admin_users.enable_user(deps.database, actor, user_id=user_id))
+
+    @routes.post(
+        "/users/{user_id}/second-factor/remove", summary="Remove the second factor of somebody who lost it"
+    )
+    async def remove_second_factor(
+        actor: Annotated[Actor, auth], user_id: UUID, body: OptionalReasonBody = NO_REASON
+    ) -> UserOut:
+        """All sessions and tokens of the person end."""
+        return UserOut.model_validate(
+            await second_factor.remove_for(deps.for_revocations, actor, user_id=user_id, reason=body.reason)
+        )
 
 
 def _token_routes(routes: APIRouter, deps: AdminDeps) -> None:

@@ -15,6 +15,11 @@ class SignIn(RequestBody):
 
     email: str = Field(max_length=254)
     password: str = Field(max_length=1024)
+    code: str = Field(
+        default="",
+        max_length=64,
+        description="A code of the second factor, or a backup code, where there is one.",
+    )
 
 
 class Acceptance(RequestBody):
@@ -38,12 +43,16 @@ def router(deps: MemberDeps) -> APIRouter:
         "/sessions", status_code=201, summary="Sign in: a token of 12 hours, returned only in this response"
     )
     async def sign_in(body: SignIn, request: Request, response: Response) -> CreatedTokenOut:
-        """After 5 failures within 15 minutes the route answers 429."""
+        """After 5 failures within 15 minutes the route answers 429.
+
+        401 has the code `second_factor_required` where the password is right and a code is missing.
+        """
         created = await admin_sessions.open_session(
             deps.database,
             pepper=deps.admin.pepper,
             email=body.email,
             password=body.password,
+            code=body.code,
             opened=deps.opened_by(request),
         )
         return token_with_secret(created, response)

@@ -1,6 +1,6 @@
 """`penstock users`: people, roles, tokens of the admin REST."""
 
-import sys
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -9,17 +9,19 @@ import typer
 from admin import sessions as admin_sessions
 from admin import users as admin_users
 from admin.actor import Actor, user_id_of
-from admin.logins import SignIn, TokenLives, sign_in
+from admin.logins import SignIn, TokenLives, complete, right_password, wrong_credentials
 from admin.recovery import make_recovery_code, recover_password
+from cli.commands import second_factor
 from cli.context import AsJson, DataDir, emit, pepper, perform, run
+from cli.secrets_in import SHELL, ask_code, read_secret
 from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of, user_of
 from core.db import Database
-from core.errors import AuthenticationFailed
 from core.settings import Settings
 from tenants.roles import ALL_ROLES
 from tenants.token_scopes import ALL_SCOPES, DEFAULT_SCOPES
 
 app = typer.Typer(no_args_is_help=True, help="People: make, role, password, tokens of the admin REST.")
+app.add_typer(second_factor.app, name="second-factor")
 
 UserRef = Annotated[str, typer.Argument(metavar="USER", help="Mail address or id of the person.")]
 Email = Annotated[str, typer.Argument(help="Your mail address.")]
@@ -50,7 +52,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a person. The password is asked for, or read from standard input."""
-    password = _read_password()
+    password = read_secret("password", confirm=True)
 
     async def act(database: Database, who: Actor) -> object:
         tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
@@ -75,7 +77,7 @@ def set_role(user: UserRef, role: RoleName, data_dir: DataDir = None, as_json: A
 @app.command(epilog="Example: penstock users password ada@example.com")
 def password(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Give a person a new password: asked for, or read from standard input."""
-    new = _read_password()
+    new = read_secret("password", confirm=True)
 
     async def act(database: Database, who: Actor) -> object:
         found = await user_of(database, who, user)
@@ -121,19 +123,20 @@ def token(
 ) -> None:
     """Make a token of the admin REST that acts as you, and show it this once.
 
-    Your password is asked for, or read from standard input. In PENSTOCK_ADMIN_TOKEN it tells commands who you are.
+    Your password is asked for, or read from standard input, and a code where you have a second factor, in a line of its
+    own. In PENSTOCK_ADMIN_TOKEN the token tells commands who you are.
     """
-    secret = _read_secret("password")
+    secret = read_secret("password")
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            signed_in = await _signed_in(database, email, secret)
+            signed_in = await _signed_in(database, email, secret, data_dir)
             created = await admin_users.create_admin_token(
                 database,
                 signed_in.actor,
                 pepper=pepper(data_dir),
                 user_id=user_id_of(signed_in.actor),
-                password_hash=signed_in.password_hash,
+                signed_in=signed_in,
                 name=name,
                 scopes=[scope],
                 days=days,
@@ -148,13 +151,13 @@ def token(
 def recovery_code(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Make your recovery code, show it this once, and end an earlier one. Keep it where only you find it.
 
-    Your password is asked for, or read from standard input.
+    Your password is asked for, or read from standard input, and a code where you have a second factor.
     """
-    secret = _read_secret("password")
+    secret = read_secret("password")
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            who = (await _signed_in(database, email, secret)).actor
+            who = (await _signed_in(database, email, secret, data_dir)).actor
             emit({"recovery_code": await make_recovery_code(database, who)}, as_json)
 
     run(act)
@@ -166,11 +169,11 @@ def recover(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> 
 
     The code and the password are asked for, or read from standard input, a line each.
     """
-    code, new = _read_code_and_password()
+    code, new = read_secret("recovery code").strip(), read_secret("new password", confirm=True)
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
-            changed = await recover_password(database, email=email, code=code, password=new, address="shell")
+            changed = await recover_password(database, email=email, code=code, password=new, address=SHELL)
             emit(changed, as_json)
 
     run(act)
@@ -228,28 +231,14 @@ def end_session(
     perform(act, data_dir, as_json, opening=open_db_for_changes)
 
 
-async def _signed_in(database: Database, email: str, password: str) -> SignIn:
-    """The person with this mail address and password. Raises AuthenticationFailed."""
-    who = await sign_in(database, email, password, address="shell")
-    if who is None:
-        raise AuthenticationFailed("the mail address or the password is wrong", code="wrong_password")
-    return who
+async def _signed_in(database: Database, email: str, password: str, data_dir: Path | None) -> SignIn:
+    """The person with this mail address and password; asks for a code where there is a second factor.
 
-
-def _read_code_and_password() -> tuple[str, str]:
-    if sys.stdin.isatty():
-        return _read_secret("recovery code"), _read_secret("new password", confirm=True)
-    code, _, new = sys.stdin.read(4096).partition("\n")
-    return code.strip(), new.rstrip("\r\n")
-
-
-def _read_password() -> str:
-    """Read a password without an argument, which the shell history would keep."""
-    return _read_secret("password", confirm=True)
-
-
-def _read_secret(what: str, *, confirm: bool = False) -> str:
-    if sys.stdin.isatty():
-        typed: str = typer.prompt(what, hide_input=True, confirmation_prompt=confirm)
-        return typed
-    return sys.stdin.read(4096).rstrip("\r\n")
+    Raises AuthenticationFailed.
+    """
+    right = await right_password(database, email, password, address=SHELL)
+    code = ask_code(data_dir) if right.needs_code else None
+    signed_in = await complete(database, right, address=SHELL, code=code)
+    if signed_in is None:
+        raise wrong_credentials()
+    return signed_in

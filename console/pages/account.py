@@ -1,4 +1,4 @@
-"""The own account: open sessions and tokens of the admin REST, each with its end."""
+"""The own account: the second factor, open sessions and tokens of the admin REST, each with its end."""
 
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from console.components.dialogs import confirm, form_dialog, primary, show_secre
 from console.components.table import Column, Row, actions_cell, cell, data_table, set_rows
 from console.deps import Console
 from console.format import moment
+from console.panels.second_factor import SecondFactorCard
 from console.viewer import Viewer, toast_ok
 from tenants.token_scopes import ALL_SCOPES, DEFAULT_SCOPES
 
@@ -41,10 +42,12 @@ _TOKEN_COLUMNS = (
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw both tables."""
+    """Draw the second factor and both tables."""
     with page_head("Account", f"Signed in as {viewer.session.email}."):
         pass
+    factor = SecondFactorCard(console, viewer)
     sessions, tokens = _Sessions(console, viewer), _Tokens(console, viewer)
+    await factor.refresh()
     await sessions.refresh()
     await tokens.refresh()
 

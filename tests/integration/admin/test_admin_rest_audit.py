@@ -346,6 +346,7 @@ TESTED_APART = {
         "POST",
         "/approvals/{approval_id}/decision",
     ),  # two rows, of the act and of the decision: test_approval_limit.py
+    ("POST", "/users/{user_id}/second-factor/remove"),  # of somebody who has one: test_second_factor.py
     # These need a month with usage: billing/invoicing/test_surfaces.py counts their rows.
     ("POST", "/invoices/make"),
     ("POST", "/invoices/{ref}/void"),

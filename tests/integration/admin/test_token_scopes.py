@@ -242,7 +242,7 @@ async def test_a_sign_in_in_flight_opens_nothing_once_the_password_has_changed(d
             pepper=PEPPER,
             user_id=UUID(actor.id),
             name="late",
-            password_hash=before.password_hash,
+            signed_in=before,
         )
 
 

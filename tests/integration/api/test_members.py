@@ -170,6 +170,8 @@ async def test_every_route_is_in_the_table_of_roles(client: httpx.AsyncClient, a
         ("POST", "/v1/organization/tokens/{token_id}/revoke"),
         ("POST", "/v1/sessions"),
         ("POST", "/v1/invitations/accept"),
+        ("POST", "/v1/second-factor"),
+        *(("POST", f"/v1/second-factor/{act}") for act in ("confirm", "backup-codes", "disable")),
     }
 
 

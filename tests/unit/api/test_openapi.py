@@ -7,7 +7,9 @@ import pytest
 from api import openapi_refusals
 from api.reference import document
 
-OPEN = ("/v1/sessions", "/v1/invitations/accept", "/.well-known/", "/llms.txt", "/health", "/readyz")
+OPEN = (
+    "/v1/sessions", "/v1/second-factor", "/v1/invitations/accept", "/.well-known/", "/llms.txt", "/health", "/readyz",
+)  # fmt: skip
 """Routes without a credential, by their beginnings."""
 
 

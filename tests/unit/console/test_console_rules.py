@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from billing.pricing.prices import PriceView
 from billing.reports.activity import Minute
 from console.access import AccessRules, cookie_name
-from console.app import PAGES, local_target
+from console.app import PAGES
 from console.pages.models import unpriced
 from console.pages.pools import problems
 from console.panels.amounts import parse_instant, parse_usd
@@ -20,6 +20,7 @@ from console.panels.report_choice import read_options
 from console.panels.scheduling import hosts_line
 from console.panels.share import parse_share
 from console.periods import form_period, named_period
+from console.sign_in import local_target
 from console.time_series import resample
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES
 from core.cross_site import is_cross_site

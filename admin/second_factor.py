@@ -1,0 +1,163 @@
+"""The second factor of a person: enrolled, renewed and disabled with the password, removed by the platform's admins.
+
+Nobody does these acts with a session or token alone: who found an open page must not change how its person signs in.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol, TypeVar
+from uuid import UUID
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor, require, visible_user
+from admin.audit import record
+from admin.factor_codes import GivenCode, new_backup_codes, new_secret, uri_of, use_totp, wrong_code
+from admin.logins import RightPassword, SignIn, prove, record_self, wrong_credentials
+from admin.transactions import write_system
+from core.db import Database
+from core.errors import Conflict, PermissionDenied
+from tenants import members, second_factors
+from tenants.roles import PLATFORM_ADMIN
+from tenants.views import UserView
+
+T = TypeVar("T", covariant=True)
+
+
+class Enrolment(msgspec.Struct, frozen=True):
+    """A second factor that a code must confirm still. Shown to its person only."""
+
+    secret: str
+    """In base32, to type in."""
+    uri: str
+    """What a QR code says."""
+
+    def __repr__(self) -> str:
+        """Without the secret, so that no log can show it."""
+        return "Enrolment()"
+
+
+class FactorState(msgspec.Struct, frozen=True):
+    """The second factor of a person as it may be shown."""
+
+    enrolled: bool
+    backup_codes_left: int
+
+
+class CodeAct(Protocol[T]):
+    """An act of a person that takes the password and a code."""
+
+    def __call__(
+        self, database: Database, right: RightPassword, code: GivenCode, /, *, address: str = ""
+    ) -> Awaitable[T]:
+        """Do it. Raises AuthenticationFailed for a wrong code, Conflict."""
+
+
+async def state_of(database: Database, user_id: UUID) -> FactorState:
+    """Whether a person has a second factor, and how many backup codes are left."""
+    async with database.read() as connection:
+        return FactorState(
+            await second_factors.has(connection, user_id),
+            await second_factors.count_backup_codes(connection, user_id),
+        )
+
+
+async def begin_enrolment(
+    database: Database, right: RightPassword, *, pepper: bytes, address: str = ""
+) -> Enrolment:
+    """Make a secret, in place of an earlier one that no code has confirmed.
+
+    Raises Conflict when the person has a second factor, AuthenticationFailed.
+    """
+    async with _proved(database, right, address, None) as (connection, _):
+        secret = await new_secret(connection, right.user_id, pepper)
+    return Enrolment(secret, uri_of(secret, right.email))
+
+
+async def confirm_enrolment(
+    database: Database, right: RightPassword, code: GivenCode, *, address: str = ""
+) -> Sequence[str]:
+    """Enrol by a first code; returns the backup codes, which are shown once.
+
+    Raises AuthenticationFailed for a wrong code, Conflict when the person has a second factor.
+    """
+    async with _proved(database, right, address, None) as (connection, signed_in):
+        if not await use_totp(connection, right.user_id, code):
+            raise wrong_code()
+        await second_factors.confirm(connection, right.user_id)
+        await record_self(connection, signed_in.actor, "user.enrol_second_factor")
+        return await new_backup_codes(connection, right.user_id, code.pepper)
+
+
+async def renew_backup_codes(
+    database: Database, right: RightPassword, code: GivenCode, *, address: str = ""
+) -> Sequence[str]:
+    """Make new backup codes, shown once, in place of all earlier ones.
+
+    Raises AuthenticationFailed for a wrong code, Conflict when the person has no second factor.
+    """
+    async with _proved(database, right, address, code) as (connection, signed_in):
+        await record_self(connection, signed_in.actor, "user.make_backup_codes")
+        return await new_backup_codes(connection, right.user_id, code.pepper)
+
+
+async def disable(database: Database, right: RightPassword, code: GivenCode, *, address: str = "") -> None:
+    """Sign in with the password alone from now on.
+
+    Raises AuthenticationFailed for a wrong code, Conflict when the person has no second factor.
+    """
+    async with _proved(database, right, address, code) as (connection, signed_in):
+        await second_factors.remove(connection, right.user_id)
+        await record_self(connection, signed_in.actor, "user.disable_second_factor")
+
+
+async def remove_for(
+    database: Database, actor: Actor, *, user_id: UUID, reason: str | None = None
+) -> UserView:
+    """Remove the second factor of somebody who lost it; all sessions and tokens of the person end.
+
+    Raises Conflict when there is none, NotFound, PermissionDenied for all but other admins of the platform.
+    """
+    require(actor, PLATFORM_ADMIN)
+    if actor.kind in ("user", "token") and actor.id == str(user_id):
+        raise PermissionDenied("you cannot remove your own second factor; disable it with a code")
+    async with write_system(database) as connection:
+        before = visible_user(actor, user_id, await members.get_user(connection, user_id, lock=True))
+        if not before.second_factor:
+            raise Conflict(f"{before.email} has no second factor")
+        await second_factors.remove(connection, user_id)
+        await members.end_access(connection, user_id)
+        after = msgspec.structs.replace(before, second_factor=False)
+        await record(
+            connection,
+            actor,
+            "user.remove_second_factor",
+            tenant_id=before.tenant_id,
+            object_kind="user",
+            object_id=user_id,
+            reason=reason,
+            before=before,
+            after=after,
+        )
+    return after
+
+
+@asynccontextmanager
+async def _proved(
+    database: Database, right: RightPassword, address: str, code: GivenCode | None
+) -> AsyncIterator[tuple[AsyncConnection, SignIn]]:
+    """A transaction of the person, whose row is locked: with a code where the act takes one, else before enrolment."""
+    async with write_system(database) as connection:
+        enrolled = await second_factors.has(connection, right.user_id)
+        if enrolled and code is None:
+            raise Conflict(
+                f"{right.email} has a second factor; disable it with a code first",
+                code="second_factor_exists",
+            )
+        if not enrolled and code is not None:
+            raise Conflict(f"{right.email} has no second factor", code="no_second_factor")
+        signed_in = await prove(connection, right, address=address, code=code)
+        if signed_in is None:
+            raise wrong_credentials()
+        yield connection, signed_in

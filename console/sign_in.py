@@ -1,0 +1,164 @@
+"""Sign-in and sign-out: plain pages, which need no session. A second factor is the second step of the form."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
+from sqlalchemy.exc import SQLAlchemyError
+
+from admin import sign_in_tickets
+from admin.factor_codes import GivenCode
+from admin.logins import RightPassword, SignIn, check_password, complete, count_attempt
+from console.access import cookie_name, is_secure
+from console.deps import Console
+from console.plain import code_page, message_page, sign_in_page
+from console.viewer import Viewer
+from core.errors import AuthenticationFailed, PenstockError, RateLimited, RequestTooLarge
+from tenants.admin_tokens import Opened
+
+log = logging.getLogger(__name__)
+
+MAX_FORM_BYTES = 8192
+_WRONG = "Email or password is wrong."
+
+Fields = dict[str, str]
+Step = Callable[[Request, Fields], Awaitable[Response]]
+
+
+def local_target(target: str) -> str:
+    """`target` when it is a path of the console, else the start page. Prevents open redirects."""
+    inside = target.startswith("/") and not target.startswith(("//", "/\\"))
+    return target if inside and target.isprintable() and "\\" not in target else "/"
+
+
+def add_sign_in(app: FastAPI, console: Console) -> None:
+    """Register the pages of sign-in and sign-out."""
+    steps = _Steps(console)
+
+    @app.get("/")
+    async def start(request: Request) -> Response:
+        """Redirect to the first page of the viewer's role."""
+        viewer: Viewer = request.state.viewer
+        return RedirectResponse("/overview" if viewer.is_platform else "/home", 303)
+
+    @app.get("/sign-in")
+    async def form(request: Request) -> Response:
+        """The sign-in form."""
+        return sign_in_page(target=local_target(request.query_params.get("next", "/")))
+
+    @app.post("/sign-in")
+    async def password(request: Request) -> Response:
+        """Check e-mail address and password; start a new session, or ask for a code."""
+        return await _answer(request, steps.password)
+
+    @app.post("/sign-in/code")
+    async def code(request: Request) -> Response:
+        """Check the code of the second factor, and start a new session."""
+        return await _answer(request, steps.code)
+
+    @app.post("/sign-out")
+    async def sign_out(request: Request) -> Response:
+        """End the session."""
+        name = cookie_name(is_secure(request))
+        await console.sessions.end(request.cookies.get(name, ""))
+        response = RedirectResponse("/sign-in", 303)
+        response.delete_cookie(name, path="/", secure=is_secure(request), httponly=True, samesite="lax")
+        response.headers["clear-site-data"] = '"cache"'
+        return response
+
+
+async def _answer(request: Request, step: Step) -> Response:
+    """Read the form and do `step`; its errors become pages."""
+    fields: Fields = {}
+    try:
+        fields = await _fields(request)
+        return await step(request, fields)
+    except RequestTooLarge as error:
+        return message_page(413, "Request too large", error.message)
+    except (SQLAlchemyError, OSError):
+        log.exception("a session could not be opened")
+        return message_page(
+            503, "Console unavailable", "Sessions cannot be kept right now. Try again shortly."
+        )
+    except PenstockError as error:
+        status = 429 if isinstance(error, RateLimited) else 401
+        return sign_in_page(
+            status=status, error=error.message, email=fields.get("email", ""), target=_target(fields)
+        )
+
+
+async def _fields(request: Request) -> Fields:
+    """The first value of each field of the form. Raises RequestTooLarge."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM_BYTES:
+            raise RequestTooLarge("The form is larger than a sign-in can be.")
+    return {
+        name: values[0]
+        for name, values in parse_qs(body.decode("utf-8", "replace"), max_num_fields=8).items()
+    }
+
+
+def _target(fields: Fields) -> str:
+    return local_target(fields.get("next", "/"))
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else "unknown"
+
+
+class _Steps:
+    """The steps of the form."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    async def password(self, request: Request, fields: Fields) -> Response:
+        """Check e-mail address and password. Raises RateLimited, AuthenticationFailed."""
+        email, password = fields.get("email", "")[:254], fields.get("password", "")[:1024]
+        database, address = self._console.database, _address(request)
+        right = await check_password(database, email, password, address=address)
+        if right is None:
+            raise AuthenticationFailed(_WRONG)
+        if right.needs_code:
+            return self._ask_code(right, fields)
+        return await self._opened(request, fields, await complete(database, right, address=address))
+
+    async def code(self, request: Request, fields: Fields) -> Response:
+        """Check the code of somebody whose password was right. Raises RateLimited, AuthenticationFailed."""
+        now, pepper = self._console.clock.now(), self._console.key_pepper
+        right = sign_in_tickets.read(fields.get("ticket", ""), pepper, now)
+        address = _address(request)
+        await count_attempt(self._console.database, right.email, address)
+        try:
+            given = GivenCode(fields.get("code", "")[:64], pepper, now)
+            signed_in = await complete(self._console.database, right, address=address, code=given)
+        except AuthenticationFailed as error:
+            return self._ask_code(right, fields, error.message)
+        return await self._opened(request, fields, signed_in)
+
+    def _ask_code(self, right: RightPassword, fields: Fields, error: str = "") -> Response:
+        ticket = sign_in_tickets.issue(right, self._console.key_pepper, self._console.clock.now())
+        return code_page(
+            status=401 if error else 200,
+            error=error,
+            email=right.email,
+            ticket=ticket,
+            target=_target(fields),
+        )
+
+    async def _opened(self, request: Request, fields: Fields, signed_in: SignIn | None) -> Response:
+        """A new session, in place of the one that the browser had. Raises AuthenticationFailed."""
+        if signed_in is None:
+            raise AuthenticationFailed(_WRONG)
+        name = cookie_name(is_secure(request))
+        if old := request.cookies.get(name):
+            await self._console.sessions.end(old)
+        opened = Opened(_address(request), request.headers.get("user-agent", ""))
+        token = await self._console.sessions.open(signed_in, opened)
+        response = RedirectResponse(_target(fields), 303)
+        response.set_cookie(name, token, path="/", httponly=True, samesite="lax", secure=is_secure(request))
+        return response

@@ -1,0 +1,89 @@
+"""The commands of second factors, as a shell runs them: secrets come by standard input."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import IO, Any
+
+import pyotp
+import pytest
+
+from core.db import Database
+from tests.integration.admin.people import PASSWORD, person
+from tests.support.services import ROOT
+
+
+class Shell:
+    """Runs commands as a process of its own."""
+
+    def __init__(self, pg_url: str) -> None:
+        self._environment = os.environ | {
+            "DATABASE_URL": pg_url,
+            "PENSTOCK_KEY_PEPPER": "pepper of the shell",
+        }
+        self._environment.pop("PENSTOCK_ADMIN_TOKEN", None)
+
+    def begin(self, *words: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "users", *words, "--json"],
+            cwd=ROOT,
+            env=self._environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *words: str, lines: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error."""
+        process = self.begin(*words)
+        out, err = process.communicate("".join(f"{line}\n" for line in lines), timeout=120)
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def shell(pg_url: str) -> Shell:
+    return Shell(pg_url)
+
+
+def _stream(stream: "IO[str] | None") -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+def _enrol(shell: Shell, email: str) -> list[str]:
+    process = shell.begin("second-factor", "enrol", email)
+    typed, told = _stream(process.stdin), _stream(process.stderr)
+    typed.write(f"{PASSWORD}\n")
+    typed.flush()
+    secret = told.readline().removeprefix("secret: ").strip()
+    assert told.readline().startswith("otpauth://totp/Penstock:")
+    out, err = process.communicate(f"{pyotp.TOTP(secret).now()}\n", timeout=120)
+    assert process.returncode == 0, err
+    codes: list[str] = json.loads(out)["backup_codes"]
+    return codes
+
+
+async def test_a_person_enrols_and_uses_codes_in_a_shell(database: Database, shell: Shell) -> None:
+    ada = await person(database, "platform_admin")
+    codes = _enrol(shell, ada.label)
+    token = ("token", ada.label, "--name", "mine")
+    assert shell.run(*token, lines=(PASSWORD,))[0] == 2, "the code is missing"
+    status, out, err = shell.run(*token, lines=(PASSWORD, codes[0]))
+    assert status == 0, err
+    made: dict[str, Any] = json.loads(out)
+    assert made["proved_by"] == "second_factor"
+    status, _, err = shell.run(*token, lines=(PASSWORD, codes[0]))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "The code is wrong" in err
+    assert shell.run("recovery-code", ada.label, lines=(PASSWORD, codes[1]))[0] == 0
+    status, out, _ = shell.run("second-factor", "backup-codes", ada.label, lines=(PASSWORD, codes[2]))
+    (renewed, *_) = json.loads(out)["backup_codes"]
+    assert shell.run("second-factor", "disable", ada.label, lines=(PASSWORD, codes[3]))[0] == 2
+    assert shell.run("second-factor", "disable", ada.label, lines=(PASSWORD, renewed))[0] == 0
+    assert shell.run(*token, lines=(PASSWORD,))[0] == 0
+    _enrol(shell, ada.label)
+    status, out, err = shell.run("second-factor", "remove", ada.label, "--reason", "phone lost")
+    assert status == 0, err
+    assert json.loads(out)["second_factor"] is False
