@@ -44,6 +44,11 @@ class DemandMeter:
             self._output_sq += weight * (seen.output_sq - self._output_sq)
 
     @property
+    def recent(self) -> float:
+        """Requests on which the quick rate rests, those of about the last QUICK_S: no more than have arrived."""
+        return self.rate * QUICK_S
+
+    @property
     def rate_sigma(self) -> float:
         """Standard deviation of the quick rate for Poisson arrivals."""
         return _sigma(self.rate, QUICK_S)

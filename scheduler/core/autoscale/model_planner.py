@@ -39,9 +39,11 @@ class AutoscalerSettings(msgspec.Struct, frozen=True):
 class ModelPlanner:
     """The state of one model's planning. Times are monotonic seconds."""
 
-    def __init__(self, spec: ModelSpec, settings: AutoscalerSettings) -> None:
+    def __init__(
+        self, spec: ModelSpec, settings: AutoscalerSettings, meter: DemandMeter | None = None
+    ) -> None:
         self.spec = spec
-        self.meter = DemandMeter()
+        self.meter = meter or DemandMeter()
         self.planned_rate = 0.0
         """Arrivals per second that are planned for."""
         self.need = 0
@@ -117,8 +119,10 @@ class ModelPlanner:
         wake_s = self._wake_s(next_rung(spec, replicas))
         helped_s = max((replica.ready_in_s for replica in serving), default=wake_s)
         load = meter.load(meter.rate if meter.rate >= MIN_RATE else 0.0)
+        # Those that the rate needs come in any case, and prefill what arrives.
+        working = max(len(serving), need)
         urgent = needed_for_backlog(
-            load, backlog, len(serving), max(wake_s, helped_s), spec.capacity, spec.targets
+            load, backlog, working, max(wake_s, helped_s), spec.capacity, spec.targets
         )
         if urgent > need:
             need, reason = urgent, f"{backlog:.0f} prompt tokens wait and {meter.rate:.2f} req/s come"
@@ -130,6 +134,9 @@ class ModelPlanner:
             )
         if seen.waiting and not serving:
             need, reason = max(need, 1), f"{seen.waiting} requests are held ({reason})"
+        # One more than there are requests would serve none of them.
+        if need > (most := max(1, math.ceil(meter.recent), seen.waiting + running)):
+            need, reason = most, f"{reason}; as many as requests came"
         return min(max(need, spec.min_awake), spec.max_awake), reason
 
     def _wake_s(self, rung: Rung) -> float:

@@ -11,21 +11,23 @@ BURST_Z = 4.5
 """Standard deviations by which the burst rate must exceed the planned rate to count as a burst."""
 
 
-def backlog_at(load: Load, backlog_tokens: float, serving: int, after_s: float, capacity: Capacity) -> float:
-    """Uncached prompt tokens that are queued `after_s` seconds from now, with `serving` replicas at work."""
-    growth = load.rate * load.uncached - serving * capacity.prefill_tokens_per_s
+def backlog_at(load: Load, backlog_tokens: float, working: int, after_s: float, capacity: Capacity) -> float:
+    """Uncached prompt tokens that are queued `after_s` seconds from now, with `working` replicas at work."""
+    growth = load.rate * load.uncached - working * capacity.prefill_tokens_per_s
     return max(0.0, backlog_tokens + growth * after_s)
 
 
 def needed_for_backlog(
-    load: Load, backlog_tokens: float, serving: int, wake_s: float, capacity: Capacity, targets: Targets
+    load: Load, backlog_tokens: float, working: int, wake_s: float, capacity: Capacity, targets: Targets
 ) -> int:
     """Replicas that clear the backlog within the target for the first token, once woken ones serve.
 
-    N >= (P(wake)/T + lambda*u) / R, with P(wake) the backlog at that time; 0 when there is none. `serving` includes
-    pending replicas, otherwise each observation would wake the same number again.
+    N >= (P(wake)/T + lambda*u) / R, with P(wake) the backlog at that time; 0 when there is none. `working` includes
+    pending replicas, otherwise each observation would wake the same number again; and those that the rate needs, which
+    this observation wakes. With them only what already waits can make a backlog: a rate that was measured from a few
+    requests is not taken for minutes of arrivals.
     """
-    backlog = backlog_at(load, backlog_tokens, serving, wake_s, capacity)
+    backlog = backlog_at(load, backlog_tokens, working, wake_s, capacity)
     if backlog <= 0.0:
         return 0
     demand = backlog / targets.ttft_s + load.rate * load.uncached

@@ -162,8 +162,8 @@ def _poisson(mean: float, rng: random.Random) -> int:
 
 def test_backlog_that_is_gone_before_help_comes_wakes_nobody() -> None:
     calm = Load(1.0, 4_000, 4_000, 100)
-    assert needed_for_backlog(calm, 20_000, serving=2, wake_s=10.0, capacity=NODE, targets=TARGETS) == 0
-    assert needed_for_backlog(calm, 2_000_000, serving=2, wake_s=10.0, capacity=NODE, targets=TARGETS) > 2
+    assert needed_for_backlog(calm, 20_000, working=2, wake_s=10.0, capacity=NODE, targets=TARGETS) == 0
+    assert needed_for_backlog(calm, 2_000_000, working=2, wake_s=10.0, capacity=NODE, targets=TARGETS) > 2
 
 
 @given(st.floats(0.0, 30.0), st.floats(0.0, 1e6), st.integers(0, 20), st.floats(0.0, 300.0))
