@@ -85,7 +85,7 @@ class DemandCounts:
         requests = self._requests
         means = self._means
         self._last_means, self._served, self._uncached, self._uncached_sq = means, 0, 0, 0
-        self._requests, self._sets = {}, {where: None for where in queued if _is_set(where)}
+        self._requests, self._sets = {}, {where: None for where in queued if where.is_set}
         bound = sorted({*requests, *queued} - {UNBOUND})
         return [
             _observed(model, where, requests.get(where, _Requests()), queued[where], means)
@@ -101,16 +101,12 @@ class DemandCounts:
 
     def _told_apart(self, where: Binding) -> Binding:
         """The binding under which requests count."""
-        if not _is_set(where) or where in self._sets:
+        if not where.is_set or where in self._sets:
             return where
         if len(self._sets) < MAX_SETS:
             self._sets[where] = None
             return where
         return Binding(where.regions[:1], where.gpus[:1])
-
-
-def _is_set(where: Binding) -> bool:
-    return len(where.regions) > 1 or len(where.gpus) > 1
 
 
 def _observed(

@@ -1,11 +1,14 @@
 """Demand of one model that is bound to regions or classes of GPU: measured, and the floors that follow."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
+from scheduler.core.autoscale.capacity import MIN_RATE
+from scheduler.core.autoscale.creation import creatable_in
 from scheduler.core.autoscale.floors import Floor, in_order
+from scheduler.core.autoscale.meter import DemandMeter
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
 from scheduler.core.autoscale.state import (
     UNBOUND,
@@ -18,7 +21,10 @@ from scheduler.core.autoscale.state import (
 )
 
 MAX_BINDINGS = 64
-"""Bindings of one model that are planned for; of more, the first ones that have demand."""
+"""Bindings of one model that are planned for; of more, those that come first in `BoundDemand._precedence`."""
+STAYS = 1.25
+"""Factor by which other demand must be larger to take the place of one that is planned for, so that noise changes
+nothing."""
 
 
 class BoundDemand:
@@ -26,7 +32,10 @@ class BoundDemand:
 
     def __init__(self, spec: ModelSpec, settings: AutoscalerSettings) -> None:
         self._spec, self._settings = _without_minimum(spec), settings
+        self._meters: dict[Binding, DemandMeter] = {}
+        """Of every binding with demand. There are only as many as places, and sets of them, are told apart."""
         self._planners: dict[Binding, ModelPlanner] = {}
+        """Of those that are planned for."""
         self._unserved: frozenset[Binding] = frozenset()
         """Bindings in whose places no replica is awake or comes."""
 
@@ -49,20 +58,31 @@ class BoundDemand:
         """
         bound = [row for row in rows if row.where.bound]
         for row in bound:
-            if (row.arrivals or row.waiting) and len(self._planners) < MAX_BINDINGS:
-                self._planners.setdefault(row.where, ModelPlanner(self._spec, self._settings))
-        for where, planner in list(self._planners.items()):
-            parts = [row for row in bound if row.where.within(where)]
+            if row.arrivals or row.waiting:
+                self._meters.setdefault(row.where, DemandMeter())
+        demand = {
+            where: merged(self._spec.model, [row for row in bound if row.where.within(where)], where)
+            for where in self._meters
+        }
+        self._choose(demand, replicas)
+        for where, meter in list(self._meters.items()):
+            seen = demand[where]
+            quiet = not (seen.arrivals or seen.waiting)
+            if (planner := self._planners.get(where)) is None:
+                meter.observe(seen, elapsed_s)
+                if quiet and meter.rate < MIN_RATE:
+                    del self._meters[where]
+                continue
             # What runs there may be anyone's.
             there = [
                 msgspec.structs.replace(row, running=0, waiting_tokens=0)
                 for row in replicas
                 if where.allows(row.region, row.gpu)
             ]
-            planner.observe(observation, merged(self._spec.model, parts, where), elapsed_s, there)
-            over = not (parts or planner.planned_rate or planner.need)
-            if over and not planner.max_kept(observation.now - self._settings.stabilization_s):
-                del self._planners[where]
+            planner.observe(observation, seen, elapsed_s, there)
+            quiet = quiet and not (planner.planned_rate or planner.need)
+            if quiet and not planner.max_kept(observation.now - self._settings.stabilization_s):
+                del self._planners[where], self._meters[where]
         awake = [row for row in replicas if row.rung is Rung.AWAKE]
         self._unserved = frozenset(
             where
@@ -71,6 +91,31 @@ class BoundDemand:
         )
         served = [row for row in rows if row.where not in self._unserved]
         return merged(self._spec.model, served, UNBOUND)
+
+    def _choose(
+        self, demand: Mapping[Binding, DemandObservation], replicas: Sequence[ReplicaObservation]
+    ) -> None:
+        """Choose the bindings that are planned for."""
+        chosen = set(self._meters)
+        if len(chosen) > MAX_BINDINGS:
+            places = {(row.region, row.gpu) for row in replicas}
+            order = sorted(chosen, key=lambda where: self._precedence(demand[where], places))
+            chosen = set(order[:MAX_BINDINGS])
+        self._planners = {
+            where: self._planners.get(where) or ModelPlanner(self._spec, self._settings, meter)
+            for where, meter in self._meters.items()
+            if where in chosen
+        }
+
+    def _precedence(
+        self, seen: DemandObservation, places: Collection[tuple[str, str]]
+    ) -> tuple[bool, bool, float, Binding]:
+        """Key of the order in which bindings are planned for: those that can be met before others, single places before
+        sets, and the largest demand first. `places`: where replicas are or come."""
+        where = seen.where
+        met = creatable_in(self._spec, where) or any(where.allows(*place) for place in places)
+        requests = max(self._meters[where].recent + seen.arrivals, seen.waiting)
+        return not met, where.is_set, -requests * (STAYS if where in self._planners else 1.0), where
 
     def floors(self, now: float) -> list[Floor]:
         """The replicas that are needed in some places, those of parts of places first."""

@@ -56,6 +56,11 @@ class Binding(msgspec.Struct, frozen=True, order=True):
         """Whether it excludes any place."""
         return bool(self.regions or self.gpus)
 
+    @property
+    def is_set(self) -> bool:
+        """Whether it names several regions or classes, any of which will do."""
+        return len(self.regions) > 1 or len(self.gpus) > 1
+
     def allows(self, region: str, gpu: str) -> bool:
         """Whether demand may be served in `region` on GPUs of the class `gpu`."""
         return allows_place(self.regions, self.gpus, region, gpu)
