@@ -293,7 +293,7 @@ async def set_image(
     async with write(database, actor) as connection:
         before = _one(await _desired_views(connection), group)
         if not await store.set_image(connection, group, image, surge=surge):
-            raise NotFound("nobody has desired these hosts; `penstock hosts desired` shows the groups")
+            raise NotFound("no hosts of this group are desired; `penstock hosts desired` shows the groups")
         after = _one(await _desired_views(connection), group)
         await _record_group(connection, actor, "hosts.set_image", group, why, before, after)
     return after

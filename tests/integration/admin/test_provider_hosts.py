@@ -116,7 +116,8 @@ async def test_a_group_gets_an_image(admin: Caller, database: Database) -> None:
     """The hosts that were made from another one are counted, and shown with theirs."""
     group = {**GROUP, "kind": "gpu-h100x1-80gb", "image": "183456789", "reason": "driver 590"}
     unknown = await admin("PUT", "/hosts/desired/image", group)
-    assert (unknown.status_code, "nobody has desired" in unknown.json()["error"]["message"]) == (404, True)
+    assert unknown.status_code == 404
+    assert "no hosts of this group are desired" in unknown.json()["error"]["message"]
     place = {name: group[name] for name in ("provider", "region", "kind")}
     await admin("PUT", "/hosts/desired", {**place, "count": 2, "reason": "launch"})
     made = await add_host(database, "fleet-1", datetime.now(UTC), model="")
