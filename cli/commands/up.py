@@ -121,6 +121,14 @@ ApiWorkers = Annotated[int, typer.Option("--api-workers", min=1, max=64, help="A
 DrainS = Annotated[
     int, typer.Option("--drain-s", min=0, help="Seconds that Ctrl-C leaves to open answers; again: none.")
 ]
+WalArchive = Annotated[
+    Path | None,
+    typer.Option(
+        "--wal-archive",
+        envvar="PENSTOCK_WAL_ARCHIVE",
+        help="Directory on another disk where the embedded PostgreSQL archives its log, for `penstock restore`.",
+    ),
+]
 ReadyFile = Annotated[
     Path | None, typer.Option("--ready-file", help="JSON about everything, written when it answers.")
 ]
@@ -148,6 +156,7 @@ def up(
     api_workers: ApiWorkers = 1,
     schedulers: Schedulers = 1,
     drain_s: DrainS = 10,
+    wal_archive: WalArchive = None,
     ready_file: ReadyFile = None,
     no_demo: NoDemo = False,
 ) -> None:
@@ -178,6 +187,7 @@ def up(
             api_workers=api_workers,
             schedulers=schedulers,
             drain_s=drain_s,
+            wal_archive=wal_archive,
             ready_file=ready_file.resolve() if ready_file else None,
             demo=not no_demo,
         )
