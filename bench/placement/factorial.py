@@ -10,6 +10,8 @@ QUEUES = {
     "engine": "engine's queue",
     "fifo": "our gate, first come first served",
     "ours": "our gate and order",
+    "dynamo_queue": "Dynamo's queue",
+    "llmd_flow": "llm-d's flow control",
 }
 
 
@@ -31,7 +33,7 @@ def _table(here: dict[str, Standing]) -> str:
     lines = ["| placement | " + " | ".join(QUEUES.values()) + " |", "|---|" + "---:|" * len(QUEUES)]
     for placement in dict.fromkeys(cross.placement for cross in CROSSES):
         policies = {cross.queue: cross.policy for cross in CROSSES if cross.placement == placement}
-        shown = [_cell(here.get(policies[queue])) for queue in QUEUES]
+        shown = [_cell(here.get(policies.get(queue, ""))) for queue in QUEUES]
         lines.append(f"| {placement} | {' | '.join(shown)} |")
     return "\n".join(lines)
 

@@ -1,7 +1,8 @@
-"""Every placement with every queue: published placements behind our queue, and ours behind theirs.
+"""Placements with queues: published placements behind our queue, and ours behind theirs.
 
 A queue decides when a request goes and which is next: the engine's own (everything is dispatched at once), first come
-first served behind our gate, or ours. A placement decides where among the replicas that the queue leaves open.
+first served behind our gate, ours, or that of a published router. A placement decides where among the replicas that the
+queue leaves open.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,11 @@ from scheduler.core.config import PolicyConfig
 from scheduler.core.pool import Pool
 from scheduler.core.rules import AdmissionRules, SchedulerConfig, fifo
 from scheduler.wire import PlaceRequest
-from sim.pool.baselines.base import Baseline
+from sim.pool.baselines.base import Baseline, Endpoint, Router
 from sim.pool.baselines.cache_aware import CacheAware
-from sim.pool.baselines.dynamo import Dynamo
-from sim.pool.baselines.llmd import Sticky
-from sim.pool.contract import Decision, Refuse, ReplicaView, SimRequest
+from sim.pool.baselines.dynamo import Dynamo, QueuedDynamo
+from sim.pool.baselines.llmd import FlowControl, Sticky
+from sim.pool.contract import Decision, Dispatch, Refuse, ReplicaView, SimRequest
 from sim.pool.penstock_routing import PenstockOptions, PenstockRouting
 from sim.pool.settings import RoutingFactory, RoutingSetup
 from workers.wire import KvDelta
@@ -32,6 +33,8 @@ QUEUES: Mapping[str, Callable[[], SchedulerConfig]] = {
     "ours": lambda: SchedulerConfig(admission=AdmissionRules(enabled=False)),
 }
 """Queues that published placements are put behind."""
+PUBLISHED_QUEUES: Mapping[str, type[Baseline]] = {kind.name: kind for kind in (QueuedDynamo, FlowControl)}
+"""Published policies whose queues our placement is put behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Cross:
     placement: str
     """Name of a published policy, or `ours`."""
     queue: str
-    """`engine`, `fifo` or `ours`."""
+    """`engine`, `fifo`, `ours`, or the name of a published policy with a queue."""
     policy: str
     """Name of the policy in the comparison."""
 
@@ -50,13 +53,16 @@ CROSSES = (
     Cross("ours", "engine", "ours+engine"),
     Cross("ours", "fifo", "fifo"),
     Cross("ours", "ours", "penstock"),
+    *(Cross("ours", queue, f"ours+{queue}") for queue in PUBLISHED_QUEUES),
     *(
         Cross(name, queue, name if queue == "engine" else f"{name}+{queue}")
         for name in PLACEMENTS
         for queue in ("engine", *QUEUES)
     ),
+    Cross("llmd_sticky", "llmd_flow", "llmd_flow"),
+    Cross("dynamo", "dynamo_queue", "dynamo_queue"),
 )
-"""All cells, by placement, then by queue."""
+"""All cells. A published queue has its own placement and ours."""
 
 
 def crossed() -> dict[str, RoutingFactory]:
@@ -68,7 +74,13 @@ def crossed() -> dict[str, RoutingFactory]:
     for name, kind in PLACEMENTS.items():
         for queue, rules in QUEUES.items():
             made[f"{name}+{queue}"] = _factory(f"{name}+{queue}", kind, rules())
+    for queue, kind in PUBLISHED_QUEUES.items():
+        made[f"ours+{queue}"] = _behind(PenstockOptions(state=engine, name=f"ours+{queue}"), kind)
     return made
+
+
+def _behind(options: PenstockOptions, kind: type[Baseline]) -> RoutingFactory:
+    return lambda setup: PublishedQueue(setup, options, kind)
 
 
 def _factory(name: str, kind: type[Baseline], rules: SchedulerConfig) -> RoutingFactory:
@@ -76,37 +88,19 @@ def _factory(name: str, kind: type[Baseline], rules: SchedulerConfig) -> Routing
     return lambda setup: PublishedPlacement(setup, options, kind(setup.rng))
 
 
-class PublishedPlacement(PenstockRouting):
-    """Our scheduler with its queue and gate, where a published policy picks among the replicas that the gate opens."""
+class WithPublished(PenstockRouting):
+    """Our scheduler beside a published policy; both learn of all events."""
 
     def __init__(self, setup: RoutingSetup, options: PenstockOptions, published: Baseline) -> None:
         self._published = published
         self._asked: dict[int, tuple[SimRequest, int]] = {}
+        """Unfinished requests, each with the API process that received it."""
         super().__init__(setup, options)
 
     def arrive(self, request: SimRequest, router: int, now: float) -> None:
         """Submit a request."""
         self._asked[request.key] = request, router
         super().arrive(request, router, now)
-
-    def choose(
-        self, request: PlaceRequest, pool: Pool, now: float, rng: policy.Rng
-    ) -> policy.Choice | policy.Blocked:
-        """Have the published policy pick one of the replicas that our filter leaves."""
-        del rng
-        able = {
-            pool.replica(option.row).status.replica_id: option
-            for option in scalar_policy.candidates(request, pool, pool.open_rows(now), now)
-        }
-        asked, source = self._asked[int(request.request_id)]
-        router = self._published.router(source)
-        endpoints = [each for each in router.candidates(asked) if each.replica_id in able]
-        if not endpoints:
-            return policy.blocked(request, pool, now)
-        endpoint = self._published.choose(asked, endpoints, router, now)
-        self._published.book(asked, source, endpoint, router, now)
-        row, hits, ttft_s, cost_s = able[endpoint.replica_id]
-        return policy.choice_of(request, pool, row, hits, ttft_s, cost_s)
 
     def decide(self, now: float) -> list[Decision]:
         """Return the scheduler's decisions."""
@@ -161,3 +155,72 @@ class PublishedPlacement(PenstockRouting):
         """Pass the engines' cache events to both."""
         self._published.kv_events(delta, now)
         super().kv_events(delta, now)
+
+
+class PublishedPlacement(WithPublished):
+    """Our scheduler with its queue and gate, where a published policy picks among the replicas that the gate opens."""
+
+    def choose(
+        self, request: PlaceRequest, pool: Pool, now: float, rng: policy.Rng
+    ) -> policy.Choice | policy.Blocked:
+        """Have the published policy pick one of the replicas that our filter leaves."""
+        del rng
+        able = {
+            pool.replica(option.row).status.replica_id: option
+            for option in scalar_policy.candidates(request, pool, pool.open_rows(now), now)
+        }
+        asked, source = self._asked[int(request.request_id)]
+        router = self._published.router(source)
+        endpoints = [each for each in router.candidates(asked) if each.replica_id in able]
+        if not endpoints:
+            return policy.blocked(request, pool, now)
+        endpoint = self._published.choose(asked, endpoints, router, now)
+        self._published.book(asked, source, endpoint, router, now)
+        row, hits, ttft_s, cost_s = able[endpoint.replica_id]
+        return policy.choice_of(request, pool, row, hits, ttft_s, cost_s)
+
+
+class PublishedQueue(WithPublished):
+    """The queue of a published policy, whose requests our placement puts on replicas without a gate of ours."""
+
+    def __init__(self, setup: RoutingSetup, options: PenstockOptions, kind: type[Baseline]) -> None:
+        super().__init__(setup, options, kind(setup.rng))
+        self._published.choose = self._place  # type: ignore[method-assign]  # its queue, our placement
+        self._made: list[Decision] = []
+
+    def arrive(self, request: SimRequest, router: int, now: float) -> None:
+        """Put a request into the published queue."""
+        self._asked[request.key] = request, router
+        self._published.arrive(request, router, now)
+
+    def decide(self, now: float) -> list[Decision]:
+        """Return what the published queue refuses, and our placements of what it lets go."""
+        refused = [each for each in self._published.decide(now) if isinstance(each, Refuse)]
+        for each in refused:
+            self._asked.pop(each.key, None)
+        self._collect(now)
+        made, self._made = self._made, []
+        return [*refused, *made]
+
+    def _place(
+        self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Endpoint:
+        """The replica of our placement. While all slots of the engines are taken our scheduler keeps the request, and
+        the first candidate stands for the replica until one is free."""
+        _, source = self._asked[request.key]
+        PenstockRouting.arrive(self, request, source, now)
+        replica_id = self._collect(now).get(request.key, "")
+        return router.endpoints.get(replica_id, candidates[0])
+
+    def _collect(self, now: float) -> dict[int, str]:
+        """Take our scheduler's decisions, and book them in the published policy; returns replicas by request."""
+        placed = {}
+        for decision in super().decide(now):
+            self._made.append(decision)
+            if isinstance(decision, Dispatch):
+                placed[decision.key] = decision.replica_id
+                asked, source = self._asked[decision.key]
+                router = self._published.router(source)
+                if endpoint := router.endpoints.get(decision.replica_id):
+                    self._published.book(asked, source, endpoint, router, now)
+        return placed
