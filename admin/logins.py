@@ -23,7 +23,7 @@ from core.errors import (
 )
 from core.ids import uuid7
 from core.settings import Settings
-from tenants import admin_tokens, logins, members
+from tenants import admin_tokens, logins, members, sign_in_rules
 from tenants.key_format import hash_key, new_key, secret_kind
 from tenants.names import PASSWORD_MAX_LENGTH, clean_email, clean_name
 from tenants.passwords import hash_password, needs_rehash, verify_password
@@ -95,6 +95,8 @@ class RightPassword(msgspec.Struct, frozen=True):
     digest: bytes
     """Of the hash to which the password was compared: another password ends what was begun with this one."""
     needs_code: bool = False
+    must_enrol: bool = False
+    """Whether the person must have a second factor and has none: nothing else is possible before."""
 
     def __repr__(self) -> str:
         """Without the digest, so that no log can show it."""
@@ -131,6 +133,8 @@ async def check_password(
     await count_attempt(database, email, address)
     async with database.read() as connection:
         login = await members.find_login(connection, email) if known_shape else None
+        tenant_id = None if login is None else login.user.tenant_id
+        rule = await sign_in_rules.read_rule(connection, tenant_id)
     right = len(password) <= PASSWORD_MAX_LENGTH and await verify_password(
         password, None if login is None else login.password_hash
     )
@@ -140,7 +144,12 @@ async def check_password(
         login = await _rehash(database, login, password)
     user = login.user
     return RightPassword(
-        user.id, user.email, user.tenant_id, _digest(login.password_hash), user.second_factor
+        user.id,
+        user.email,
+        user.tenant_id,
+        _digest(login.password_hash),
+        needs_code=user.second_factor,
+        must_enrol=rule == "second_factor" and not user.second_factor,
     )
 
 
@@ -158,11 +167,13 @@ async def complete(
     """Sign in a person whose password was right; None when the person was disabled or the password changed meanwhile.
 
     The code is used up, and the failures of before are forgotten. Raises AuthenticationFailed when the person's second
-    factor demands a code and there is none, or a wrong one.
+    factor demands a code and there is none, or a wrong one, and PermissionDenied when that is less than the rule of the
+    person's organisation demands.
     """
     async with database.system() as connection:
         signed_in = await prove(connection, right, address=address, code=code)
         if signed_in is not None:
+            await check_rule(connection, right.tenant_id, signed_in.proved_by)
             await record(
                 connection,
                 signed_in.actor,
@@ -264,6 +275,18 @@ async def check_still_signed_in(
         )
 
 
+async def check_rule(connection: AsyncConnection, tenant_id: UUID | None, proved_by: Proof) -> None:
+    """Raise PermissionDenied when the rule of these people demands more; it stays until the transaction ends."""
+    await sign_in_rules.hold_still(connection)
+    rule = await sign_in_rules.read_rule(connection, tenant_id)
+    if proved_by not in sign_in_rules.MEETS[rule]:
+        raise PermissionDenied(
+            "This account needs a second factor. Enrol one by signing in to the console, with `penstock users "
+            "second-factor enrol` or with POST /v1/second-factor; then sign in with a code.",
+            code="second_factor_not_enrolled",
+        )
+
+
 async def count_attempt(database: Database, email: str, address: str) -> None:
     """Count an attempt to give the password of a mail address as failed. Raises RateLimited after too many."""
     async with database.system() as connection:
@@ -303,6 +326,9 @@ async def create_admin_token(
         await check_still_signed_in(
             connection, actor, user_id, None if signed_in is None else signed_in.password_hash
         )
+        proved_by = _proved_by(actor, signed_in)
+        if actor.kind != "system":  # the first start holds the pepper, and could not be asked for a code
+            await check_rule(connection, user.tenant_id, proved_by)
         if await admin_tokens.count_live_tokens(connection, user_id) >= LIVE_TOKENS_PER_USER:
             raise Conflict(f"{user.email} has {LIVE_TOKENS_PER_USER} live tokens; revoke one first")
         now = await now_of(connection)
@@ -319,7 +345,7 @@ async def create_admin_token(
             scopes=granted,
             created_at=now,
             expires_at=expires_at,
-            proved_by=_proved_by(actor, signed_in),
+            proved_by=proved_by,
         )
         await record(
             connection,

@@ -20,6 +20,7 @@ from core.db import Database
 from core.errors import Conflict, PermissionDenied
 from tenants import members, second_factors
 from tenants.roles import PLATFORM_ADMIN
+from tenants.sign_in_rules import read_rule
 from tenants.views import UserView
 
 T = TypeVar("T", covariant=True)
@@ -36,6 +37,19 @@ class Enrolment(msgspec.Struct, frozen=True):
     def __repr__(self) -> str:
         """Without the secret, so that no log can show it."""
         return "Enrolment()"
+
+
+class Enrolled(msgspec.Struct, frozen=True):
+    """A second factor that a code has confirmed."""
+
+    backup_codes: Sequence[str]
+    """Shown once."""
+    signed_in: SignIn
+    """The person, proved by password and code."""
+
+    def __repr__(self) -> str:
+        """Without the codes, so that no log can show them."""
+        return "Enrolled()"
 
 
 class FactorState(msgspec.Struct, frozen=True):
@@ -77,8 +91,8 @@ async def begin_enrolment(
 
 async def confirm_enrolment(
     database: Database, right: RightPassword, code: GivenCode, *, address: str = ""
-) -> Sequence[str]:
-    """Enrol by a first code; returns the backup codes, which are shown once.
+) -> Enrolled:
+    """Enrol by a first code.
 
     Raises AuthenticationFailed for a wrong code, Conflict when the person has a second factor.
     """
@@ -87,7 +101,8 @@ async def confirm_enrolment(
             raise wrong_code()
         await second_factors.confirm(connection, right.user_id)
         await record_self(connection, signed_in.actor, "user.enrol_second_factor")
-        return await new_backup_codes(connection, right.user_id, code.pepper)
+        codes = await new_backup_codes(connection, right.user_id, code.pepper)
+    return Enrolled(codes, msgspec.structs.replace(signed_in, proved_by="second_factor"))
 
 
 async def renew_backup_codes(
@@ -105,9 +120,15 @@ async def renew_backup_codes(
 async def disable(database: Database, right: RightPassword, code: GivenCode, *, address: str = "") -> None:
     """Sign in with the password alone from now on.
 
-    Raises AuthenticationFailed for a wrong code, Conflict when the person has no second factor.
+    Raises AuthenticationFailed for a wrong code, Conflict when the person has no second factor, PermissionDenied when
+    the person must have one.
     """
     async with _proved(database, right, address, code) as (connection, signed_in):
+        if await read_rule(connection, right.tenant_id) == "second_factor":
+            raise PermissionDenied(
+                "a second factor is demanded of this account, so it cannot be disabled",
+                code="second_factor_demanded",
+            )
         await second_factors.remove(connection, right.user_id)
         await record_self(connection, signed_in.actor, "user.disable_second_factor")
 

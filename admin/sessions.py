@@ -13,6 +13,7 @@ from admin.logins import (
     SignIn,
     actor_of,
     check_password,
+    check_rule,
     check_still_signed_in,
     complete,
     wrong_credentials,
@@ -91,6 +92,7 @@ async def _open(
     actor = signed_in.actor
     async with write_system(database) as connection:
         await check_still_signed_in(connection, actor, user_id_of(actor), signed_in.password_hash)
+        await check_rule(connection, actor.tenant_id, signed_in.proved_by)
         view = await admin_tokens.insert_token(
             connection,
             user_id_of(actor),
@@ -174,15 +176,17 @@ async def revoke_session(database: Database, actor: Actor, *, session_id: UUID) 
     return after or before
 
 
-async def end_sessions(database: Database, actor: Actor, *, user_id: UUID | None = None) -> int:
-    """End all sessions of oneself (None), or of a person whom the actor manages; returns how many there were.
+async def end_sessions(
+    database: Database, actor: Actor, *, user_id: UUID | None = None, but: UUID | None = None
+) -> int:
+    """End all sessions of oneself (None), or of a person whom the actor manages, except `but`; returns their number.
 
     Tokens stay. Raises NotFound, PermissionDenied.
     """
     whom = user_id_of(actor) if user_id is None else user_id
     async with write_system(database) as connection:
         user = _manageable(actor, whom, await members.get_user(connection, whom))
-        ended = await admin_tokens.revoke_all(connection, whom, SESSION_KINDS)
+        ended = await admin_tokens.revoke_all(connection, whom, SESSION_KINDS, but=but)
         await members.end_older_sessions(connection, whom)
         await record(
             connection,

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from admin.logins import RightPassword
+from admin.second_factor import Enrolment
 from core.errors import AuthenticationFailed, Unavailable
 from tenants.sealed import seal, unseal
 
@@ -14,28 +15,32 @@ LIFE = timedelta(minutes=10)
 _PURPOSE = "sign-in ticket"
 
 
-class _Ticket(msgspec.Struct, frozen=True):
+class Ticket(msgspec.Struct, frozen=True):
+    """What the second step is told."""
+
     right: RightPassword
     ends_at: datetime
+    enrolment: Enrolment | None = None
+    """The second factor that the person enrols, to show it again after a wrong code."""
 
 
-def issue(right: RightPassword, pepper: bytes, now: datetime) -> str:
+def issue(right: RightPassword, pepper: bytes, now: datetime, enrolment: Enrolment | None = None) -> str:
     """A ticket for somebody who has given the right password, as text of a form."""
-    plain = msgspec.json.encode(_Ticket(right, now + LIFE))
+    plain = msgspec.json.encode(Ticket(right, now + LIFE, enrolment))
     return base64.urlsafe_b64encode(seal(pepper, _PURPOSE, "", plain)).decode()
 
 
-def read(text: str, pepper: bytes, now: datetime) -> RightPassword:
-    """Who gave the password. Raises AuthenticationFailed for a ticket that is none, or is older than LIFE."""
+def read(text: str, pepper: bytes, now: datetime) -> Ticket:
+    """The ticket. Raises AuthenticationFailed for a ticket that is none, or is older than LIFE."""
     try:
-        ticket = msgspec.json.decode(
-            unseal(pepper, _PURPOSE, "", base64.urlsafe_b64decode(text)), type=_Ticket
+        ticket: Ticket = msgspec.json.decode(
+            unseal(pepper, _PURPOSE, "", base64.urlsafe_b64decode(text)), type=Ticket
         )
     except (binascii.Error, ValueError, Unavailable, msgspec.MsgspecError):
         raise _ended() from None
     if now > ticket.ends_at:
         raise _ended()
-    return ticket.right
+    return ticket
 
 
 def _ended() -> AuthenticationFailed:

@@ -25,8 +25,8 @@ _COMMANDS = (
     ("stripe-sim", "sim.stripe"),
 )
 _GROUPS = (
-    "tenants", "projects", "keys", "limits", "users", "prices", "credits", "budgets", "starter-credit", "usage",
-    "models", "adapters", "pools", "hosts", "host", "engine", "audit", "contracts", "adjustments", "approvals",
+    "tenants", "projects", "keys", "limits", "users", "sign-in", "prices", "credits", "budgets", "starter-credit",
+    "usage", "models", "adapters", "pools", "hosts", "host", "engine", "audit", "contracts", "adjustments", "approvals",
     "ledger", "alerts", "statements", "sla", "exports", "invoices", "periods", "corrections", "economics", "reconcile",
     "payments", "sim",
 )  # fmt: skip

@@ -22,7 +22,7 @@ from core.cross_site import is_cross_site
 
 log = logging.getLogger(__name__)
 
-OPEN_EXACT = frozenset({"/sign-in", "/sign-in/code", "/favicon.ico"})
+OPEN_EXACT = frozenset({"/sign-in", "/sign-in/code", "/sign-in/enrol", "/favicon.ico"})
 OPEN_PREFIXES = ("/static/", "/_nicegui/")
 """Static assets, which contain no data of tenants."""
 HEALTH = frozenset({"/healthz", "/readyz"})

@@ -1,11 +1,15 @@
 """Pages without NiceGUI: sign-in and messages. They need no session."""
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import segno
 from jinja2 import Environment, FileSystemLoader
 from starlette.responses import HTMLResponse
+
+from admin.second_factor import Enrolment
 
 STATIC = Path(__file__).parent / "static"
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -42,6 +46,32 @@ def code_page(
     return _render(
         "code.html", status, title="Second factor", error=error, email=email, ticket=ticket, next=target
     )
+
+
+def enrol_page(
+    *, status: int = 200, error: str = "", made: Enrolment, ticket: str, target: str = ""
+) -> HTMLResponse:
+    """The second step of the form, for a person who must enrol a second factor first."""
+    return _render(
+        "enrol.html",
+        status,
+        title="Enrol a second factor",
+        error=error,
+        secret=made.secret,
+        qr=qr_code(made.uri),
+        ticket=ticket,
+        next=target,
+    )
+
+
+def backup_codes_page(*, codes: Sequence[str], target: str) -> HTMLResponse:
+    """The new backup codes, which are shown once, with a link to the page that was asked for."""
+    return _render("backup_codes.html", 200, title="Your backup codes", codes=codes, next=target)
+
+
+def qr_code(uri: str) -> str:
+    """The address of an image that shows `uri` as a QR code, without any outside resource."""
+    return str(segno.make(uri, micro=False).svg_data_uri(scale=5, border=3, light="#fff"))
 
 
 def message_page(status: int, title: str, body: str) -> HTMLResponse:

@@ -11,9 +11,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from admin import sign_in_tickets
 from admin.factor_codes import GivenCode
 from admin.logins import RightPassword, SignIn, check_password, complete, count_attempt
+from admin.second_factor import Enrolment, begin_enrolment, confirm_enrolment
 from console.access import cookie_name, is_secure
 from console.deps import Console
-from console.plain import code_page, message_page, sign_in_page
+from console.plain import backup_codes_page, code_page, enrol_page, message_page, sign_in_page
 from console.viewer import Viewer
 from core.errors import AuthenticationFailed, PenstockError, RateLimited, RequestTooLarge
 from tenants.admin_tokens import Opened
@@ -57,6 +58,11 @@ def add_sign_in(app: FastAPI, console: Console) -> None:
     async def code(request: Request) -> Response:
         """Check the code of the second factor, and start a new session."""
         return await _answer(request, steps.code)
+
+    @app.post("/sign-in/enrol")
+    async def enrol(request: Request) -> Response:
+        """Enrol the second factor that the person must have, and start a new session."""
+        return await _answer(request, steps.enrol)
 
     @app.post("/sign-out")
     async def sign_out(request: Request) -> Response:
@@ -125,12 +131,15 @@ class _Steps:
             raise AuthenticationFailed(_WRONG)
         if right.needs_code:
             return self._ask_code(right, fields)
+        if right.must_enrol:
+            made = await begin_enrolment(database, right, pepper=self._console.key_pepper, address=address)
+            return self._show_enrolment(right, made, fields)
         return await self._opened(request, fields, await complete(database, right, address=address))
 
     async def code(self, request: Request, fields: Fields) -> Response:
         """Check the code of somebody whose password was right. Raises RateLimited, AuthenticationFailed."""
         now, pepper = self._console.clock.now(), self._console.key_pepper
-        right = sign_in_tickets.read(fields.get("ticket", ""), pepper, now)
+        right = sign_in_tickets.read(fields.get("ticket", ""), pepper, now).right
         address = _address(request)
         await count_attempt(self._console.database, right.email, address)
         try:
@@ -139,6 +148,30 @@ class _Steps:
         except AuthenticationFailed as error:
             return self._ask_code(right, fields, error.message)
         return await self._opened(request, fields, signed_in)
+
+    async def enrol(self, request: Request, fields: Fields) -> Response:
+        """Check the first code of somebody who must enrol; show the backup codes beside the new session."""
+        now, pepper = self._console.clock.now(), self._console.key_pepper
+        ticket = sign_in_tickets.read(fields.get("ticket", ""), pepper, now)
+        if ticket.enrolment is None:
+            raise AuthenticationFailed(_WRONG)
+        address = _address(request)
+        await count_attempt(self._console.database, ticket.right.email, address)
+        try:
+            given = GivenCode(fields.get("code", "")[:64], pepper, now)
+            done = await confirm_enrolment(self._console.database, ticket.right, given, address=address)
+        except AuthenticationFailed as error:
+            return self._show_enrolment(ticket.right, ticket.enrolment, fields, error.message)
+        page = backup_codes_page(codes=done.backup_codes, target=_target(fields))
+        return await self._opened(request, fields, done.signed_in, page)
+
+    def _show_enrolment(
+        self, right: RightPassword, made: Enrolment, fields: Fields, error: str = ""
+    ) -> Response:
+        ticket = sign_in_tickets.issue(right, self._console.key_pepper, self._console.clock.now(), made)
+        return enrol_page(
+            status=401 if error else 200, error=error, made=made, ticket=ticket, target=_target(fields)
+        )
 
     def _ask_code(self, right: RightPassword, fields: Fields, error: str = "") -> Response:
         ticket = sign_in_tickets.issue(right, self._console.key_pepper, self._console.clock.now())
@@ -150,8 +183,13 @@ class _Steps:
             target=_target(fields),
         )
 
-    async def _opened(self, request: Request, fields: Fields, signed_in: SignIn | None) -> Response:
-        """A new session, in place of the one that the browser had. Raises AuthenticationFailed."""
+    async def _opened(
+        self, request: Request, fields: Fields, signed_in: SignIn | None, page: Response | None = None
+    ) -> Response:
+        """A new session, in place of the one that the browser had, and the page that was asked for, or `page`.
+
+        Raises AuthenticationFailed.
+        """
         if signed_in is None:
             raise AuthenticationFailed(_WRONG)
         name = cookie_name(is_secure(request))
@@ -159,6 +197,6 @@ class _Steps:
             await self._console.sessions.end(old)
         opened = Opened(_address(request), request.headers.get("user-agent", ""))
         token = await self._console.sessions.open(signed_in, opened)
-        response = RedirectResponse(_target(fields), 303)
+        response = page or RedirectResponse(_target(fields), 303)
         response.set_cookie(name, token, path="/", httponly=True, samesite="lax", secure=is_secure(request))
         return response

@@ -180,13 +180,16 @@ async def mark_revoked(connection: AsyncConnection, token_id: UUID) -> bool:
     return result.rowcount == 1
 
 
-async def revoke_all(connection: AsyncConnection, user_id: UUID, kinds: Sequence[str]) -> int:
-    """Revoke all tokens and sessions of a user that are of `kinds`; returns how many were open."""
+async def revoke_all(
+    connection: AsyncConnection, user_id: UUID, kinds: Sequence[str], *, but: UUID | None = None
+) -> int:
+    """Revoke all tokens and sessions of a user that are of `kinds`, except `but`; returns how many were open."""
     result = await connection.execute(
         update(admin_tokens)
         .where(
             admin_tokens.c.user_id == user_id,
             admin_tokens.c.kind.in_(kinds),
+            admin_tokens.c.id.is_distinct_from(but),
             admin_tokens.c.revoked_at.is_(None),
             admin_tokens.c.expires_at > func.now(),
         )

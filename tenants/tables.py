@@ -182,6 +182,15 @@ backup_codes = Table(
 )
 """Codes in place of the second factor's: only HMACs. Each works once."""
 
+sign_in_rules = Table(
+    "sign_in_rules",
+    metadata,
+    tenant(nullable=True),
+    string("rule"),
+    UniqueConstraint("tenant_id", postgresql_nulls_not_distinct=True),
+)
+"""What sign-ins must prove, for an organisation's people or the platform's (tenant null); without a row a password."""
+
 invitations = Table(
     "invitations",
     metadata,

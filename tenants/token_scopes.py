@@ -12,7 +12,7 @@ ALL_SCOPES: tuple[Scope, ...] = get_args(Scope)
 DEFAULT_SCOPES: tuple[Scope, ...] = ("read", "write")
 """Of a token whose maker names none."""
 
-_ACCESS_ACTS = ("user.", "invitation.", "token.", "session.revoke", "session.end_all")
+_ACCESS_ACTS = ("user.", "invitation.", "token.", "sign_in.", "session.revoke", "session.end_all")
 """Beginnings of the acts that give or take access. To end one's own session, or the token that acts, takes `write`."""
 
 

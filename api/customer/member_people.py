@@ -10,10 +10,12 @@ from pydantic import Field
 from admin import invitations as admin_invitations
 from admin import logins as admin_logins
 from admin import sessions as admin_sessions
+from admin import sign_in_rules
 from admin import users as admin_users
 from admin.actor import user_id_of
 from admin.logins import TokenLives
 from api.admin.deps import After, Limit, Page, RequestBody, ResponseModel, to_page
+from api.admin.sign_in import RuleOut, RuleSet
 from api.admin.users import (
     CreatedTokenOut,
     Password,
@@ -72,6 +74,7 @@ def router(deps: MemberDeps) -> APIRouter:
     _invitation_routes(routes, deps)
     _token_routes(routes, deps)
     _session_routes(routes, deps)
+    _rule_routes(routes, deps)
     return routes
 
 
@@ -173,6 +176,29 @@ def _session_routes(routes: APIRouter, deps: MemberDeps) -> None:
     async def end_sessions(member: Annotated[Member, auth]) -> None:
         """Those of the console end, too; tokens stay."""
         await admin_sessions.end_sessions(deps.admin.for_revocations, member.actor)
+
+
+def _rule_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/sign-in", summary="What sign-ins must prove")
+    async def get_rule(member: Annotated[Member, auth]) -> RuleOut:
+        return RuleOut.model_validate(
+            await sign_in_rules.get_rule(deps.database, member.actor, tenant_id=member.tenant_id)
+        )
+
+    @routes.put("/sign-in", summary="Set what sign-ins must prove (owners)")
+    async def set_rule(member: Annotated[Member, auth], body: RuleSet) -> RuleOut:
+        """Sessions and tokens of members that were proved by less end, also the one in use."""
+        return RuleOut.model_validate(
+            await sign_in_rules.set_rule(
+                deps.admin.for_revocations,
+                member.actor,
+                tenant_id=member.tenant_id,
+                rule=body.rule,
+                reason=body.reason,
+            )
+        )
 
 
 async def _sessions_of(deps: MemberDeps, member: Member, user_id: UUID) -> list[SessionOut]:

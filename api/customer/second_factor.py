@@ -69,7 +69,8 @@ def router(deps: MemberDeps) -> APIRouter:
     @routes.post("/confirm", summary="Enrol by a first code")
     async def confirm(body: CredentialsAndCode, request: Request, response: Response) -> BackupCodesOut:
         """From now on sign-ins take a code."""
-        return _shown_once(await _act(deps, second_factor.confirm_enrolment, body, request), response)
+        done = await _act(deps, second_factor.confirm_enrolment, body, request)
+        return _shown_once(done.backup_codes, response)
 
     @routes.post("/backup-codes", summary="Make new backup codes in place of all earlier ones")
     async def renew(body: CredentialsAndCode, request: Request, response: Response) -> BackupCodesOut:

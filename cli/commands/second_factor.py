@@ -38,8 +38,8 @@ def enrol(email: Email, data_dir: DataDir = None, as_json: AsJson = False) -> No
             if sys.stderr.isatty():
                 segno.make(made.uri, micro=False).terminal(out=sys.stderr, compact=True)
             print(f"secret: {made.secret}\n{made.uri}", file=sys.stderr, flush=True)
-            codes = await second_factor.confirm_enrolment(database, right, ask_code(data_dir), address=SHELL)
-            emit({"backup_codes": codes}, as_json)
+            done = await second_factor.confirm_enrolment(database, right, ask_code(data_dir), address=SHELL)
+            emit({"backup_codes": done.backup_codes}, as_json)
 
     run(act, as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""The own account: the second factor, open sessions and tokens of the admin REST, each with its end."""
+"""The own account: the second factor, open sessions and tokens, each with its end; for who manages people, those."""
 
 from uuid import UUID
 
@@ -10,27 +10,20 @@ from admin import sessions as admin_sessions
 from admin.logins import TokenLives
 from console.components.base import card, page_head
 from console.components.dialogs import confirm, form_dialog, primary, show_secret, text_input
-from console.components.table import Column, Row, actions_cell, cell, data_table, set_rows
+from console.components.table import Column, actions_cell, cell, data_table, set_rows
 from console.deps import Console
 from console.format import moment
+from console.panels.people import people_panel
 from console.panels.second_factor import SecondFactorCard
+from console.panels.session_rows import SESSION_COLUMNS, session_rows
 from console.viewer import Viewer, toast_ok
 from tenants.token_scopes import ALL_SCOPES, DEFAULT_SCOPES
 
-_KINDS = {"console": "Console", "session": "REST"}
 _SCOPES = {
     "read": "read: requests that change nothing",
     "write": "write: all but people, invitations, passwords and tokens",
     "access": "access: everything that your role allows",
 }
-_SESSION_COLUMNS = (
-    Column("opened", "Opened"),
-    Column("kind", "Kind"),
-    Column("from", "From"),
-    Column("used", "Last used", numeric=True),
-    Column("ends", "Ends", numeric=True),
-    Column("acts", ""),
-)
 _TOKEN_COLUMNS = (
     Column("name", "Name"),
     Column("scopes", "Scopes"),
@@ -50,6 +43,8 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     await factor.refresh()
     await sessions.refresh()
     await tokens.refresh()
+    if viewer.is_admin or viewer.role == "tenant_owner":
+        await people_panel(console, viewer, viewer.scope)
 
 
 class _Sessions:
@@ -60,30 +55,16 @@ class _Sessions:
         sub = "Where you are signed in. A session that you do not know: end it and change your password."
         with card("Sessions", sub, flush=True) as actions:
             with actions:
-                primary("End all", viewer.act(self._end_all), danger=True)
+                primary("End all others", viewer.act(self._end_others), danger=True)
             self._table = data_table(
-                _SESSION_COLUMNS, [], label="Sessions", nothing="None.", on_action=viewer.act(self._end)
+                SESSION_COLUMNS, [], label="Sessions", nothing="None.", on_action=viewer.act(self._end)
             )
 
     async def refresh(self) -> None:
         """Read and show the present state."""
-        now = self._console.clock.now()
-        rows: list[Row] = []
-        for one in await admin_sessions.list_sessions(
-            self._console.database, self._viewer.actor, user_id=UUID(self._viewer.actor.id), now=now
-        ):
-            current = one.id == self._viewer.session.id
-            rows.append(
-                {
-                    "id": str(one.id),
-                    "opened": cell(moment(one.created_at, now), sub="this session" if current else ""),
-                    "kind": cell(_KINDS[one.kind]),
-                    "from": cell(one.address or "not known", sub=one.client[:80]),
-                    "used": cell(moment(one.last_used_at or one.created_at, now)),
-                    "ends": cell(moment(one.expires_at, now)),
-                    "acts": actions_cell([] if current else [("end", "End", "bad")], "session"),
-                }
-            )
+        rows = await session_rows(
+            self._console, self._viewer, UUID(self._viewer.actor.id), current=self._viewer.session.id
+        )
         set_rows(self._table, rows)
 
     async def _end(self, _: str, row: str) -> None:
@@ -92,16 +73,17 @@ class _Sessions:
         toast_ok("The session has ended.")
         await self.refresh()
 
-    async def _end_all(self) -> None:
-        """End all sessions, this one included."""
-        body = "You are signed out here and everywhere else. Tokens stay."
-        if (
-            await confirm(self._viewer, "End all sessions?", body, "End all", danger=True, needs_reason=False)
-            is None
-        ):
+    async def _end_others(self) -> None:
+        """End all sessions but this one."""
+        body = "You stay signed in here, and are signed out everywhere else. Tokens stay."
+        title, action = "End all other sessions?", "End all others"
+        if await confirm(self._viewer, title, body, action, danger=True, needs_reason=False) is None:
             return
-        await admin_sessions.end_sessions(self._console.database, self._viewer.actor)
-        ui.navigate.to("/sign-in")
+        await admin_sessions.end_sessions(
+            self._console.database, self._viewer.actor, but=self._viewer.session.id
+        )
+        toast_ok("All other sessions have ended.")
+        await self.refresh()
 
 
 class _Tokens:

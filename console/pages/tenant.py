@@ -25,6 +25,7 @@ from console.panels.documents import adjustments_table, documents_panel, payment
 from console.panels.keys import keys_panel
 from console.panels.limits import limits_panel
 from console.panels.money import money_panel
+from console.panels.people import people_panel
 from console.panels.prices import own_prices_panel
 from console.panels.share import share_panel
 from console.panels.usage import usage_panel
@@ -50,6 +51,7 @@ _TABS = {
     "keys": "Projects and keys",
     "limits": "Limits",
     "adapters": "Adapters",
+    "people": "People",
     "audit": "Audit",
 }
 
@@ -82,6 +84,8 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     elif tab == "limits":
         share_panel(console, viewer, tenant)
         await limits_panel(console, viewer, tenant.id)
+    elif tab == "people":
+        await people_panel(console, viewer, tenant.id)
     elif tab == "audit":
         await _audit(console, viewer, tenant)
     else:

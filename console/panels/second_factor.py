@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-import segno
 from nicegui import ui
 
 from admin import second_factor
@@ -12,6 +11,7 @@ from admin.logins import RightPassword, right_password
 from console.components.base import Text, box, card, copy_button
 from console.components.dialogs import form_dialog, primary, secondary, show_secret, text_input
 from console.deps import Console
+from console.plain import qr_code
 from console.viewer import Viewer, toast_ok
 
 
@@ -73,10 +73,10 @@ class SecondFactorCard:
         """Show the secret until a code of it is given."""
 
         async def save() -> bool:
-            codes = await second_factor.confirm_enrolment(
+            done = await second_factor.confirm_enrolment(
                 self._console.database, right, self._given(code.value), address=self._address
             )
-            await self._show_codes(codes)
+            await self._show_codes(done.backup_codes)
             return True
 
         sub = (
@@ -126,11 +126,6 @@ class SecondFactorCard:
         await self.refresh()
         body = "Each works once in place of a code of your app. They are shown this once: keep them safe."
         show_secret("Store these backup codes now", body, "\n".join(codes))
-
-
-def qr_code(uri: str) -> str:
-    """The address of an image that shows `uri` as a QR code, without any outside resource."""
-    return str(segno.make(uri, micro=False).svg_data_uri(scale=5, border=3, light="#fff"))
 
 
 def _password_input() -> ui.input:

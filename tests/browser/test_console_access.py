@@ -85,6 +85,11 @@ async def test_ones_own_sessions_and_tokens_are_listed_made_and_ended(person: Pe
     await expect(person.page.get_by_text("The session has ended.")).to_be_visible()
     assert _status(site, "/overview", other) == 303
 
+    await person.page.get_by_role("button", name="End all others").click()
+    await person.page.get_by_role("dialog").get_by_role("button", name="End all others").click()
+    await expect(rows).to_have_count(1)
+    await expect(rows).to_contain_text("this session")
+
     await person.page.get_by_role("button", name="New token").click()
     await person.page.get_by_label("Name").fill("nightly export")
     await person.page.get_by_role("button", name="Create token").click()

@@ -63,6 +63,50 @@ async def test_a_person_enrols_and_signs_in_by_code(person: Person, phone: Perso
     await expect(person.page.get_by_role("button", name="Enrol an authenticator app")).to_be_visible()
 
 
+async def test_an_owner_demands_it_and_ends_sessions_of_members(
+    person: Person, phone: Person, site: Site
+) -> None:
+    customer = site.customers["Lumen Health"]
+    await phone.sign_in(customer.viewer)
+    await person.sign_in(customer.owner)
+    await person.open("/account")
+    people = person.page.locator("[aria-label='People'] tbody tr", has_text=customer.viewer)
+    await people.get_by_role("button", name="Sessions").click()
+    theirs = person.page.locator("[aria-label='Sessions of the person'] tbody tr")
+    await expect(theirs.first).to_contain_text("Password")
+    await person.page.get_by_role("dialog").get_by_role("button", name="End session").first.click()
+    await expect(theirs).to_have_count(0)
+    await person.page.get_by_role("button", name="Close").click()
+    await phone.page.goto(f"{site.url}/home")
+    await expect(phone.page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+    await person.page.get_by_role("button", name="Require a second factor").click()
+    await person.page.get_by_label("Reason").fill("policy")
+    await person.page.get_by_role("dialog").get_by_role("button", name="Require", exact=True).click()
+    await person.page.wait_for_url("**/sign-in")
+
+    phone.expected_status = {401}
+    await phone.context.clear_cookies()  # of the session that was ended
+    await phone.sign_in(customer.viewer)
+    await expect(phone.page.get_by_role("heading", name="Enrol a second factor")).to_be_visible()
+    assert [one for one in await phone.context.cookies() if "session" in one["name"]] == []
+    assert await phone.overflow() <= 0
+    secret = await phone.page.locator(".codes code").inner_text()
+    for code in ("000000", pyotp.TOTP(secret).now()):
+        assert await phone.page.locator(".codes code").inner_text() == secret
+        await phone.page.get_by_label("Code").fill(code)
+        await phone.page.get_by_role("button", name="Enrol").click()
+        await phone.page.wait_for_load_state()
+    await expect(phone.page.get_by_role("heading", name="Your backup codes")).to_be_visible()
+    assert await phone.page.locator(".codes code").count() == 10
+    assert await phone.overflow() <= 0
+    await phone.page.get_by_role("link", name="I have stored them: continue").click()
+    await phone.ready()
+    await phone.open("/account")
+    await expect(phone.page.get_by_text("On. 10 backup codes are left.")).to_be_visible()
+    assert await phone.page.get_by_role("heading", name="People").count() == 0
+
+
 async def _enrol(person: Person) -> list[str]:
     """Enrol on the account page; returns the backup codes."""
     await person.open("/account")

@@ -84,6 +84,8 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/tokens/{token_id}/revoke", None, 200, "token.revoke"),
     ("POST", "/sessions/{session_id}/revoke", None, 204, "session.revoke"),
     ("DELETE", "/users/{user_id}/sessions", None, 204, "session.end_all"),
+    ("PUT", "/sign-in", {"rule": "password"}, 200, "sign_in.set_rule"),
+    ("PUT", "/tenants/{tenant_id}/sign-in", {"rule": "second_factor"}, 200, "sign_in.set_rule"),
     ("POST", "/models", {"name": "deepseek-v3.2"}, 201, "model.add"),
     ("PUT", "/models/alias", {"name": "deepseek", "target": "deepseek-v3.2"}, 200, "model.alias"),
     (

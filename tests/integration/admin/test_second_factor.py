@@ -83,8 +83,8 @@ async def enrol(database: Database, actor: Actor) -> Enrolled:
     totp = pyotp.parse_uri(made.uri)
     assert isinstance(totp, pyotp.TOTP)
     assert (totp.secret, totp.issuer, totp.name) == (made.secret, "Penstock", actor.label)
-    codes = await second_factor.confirm_enrolment(database, right, given(totp.at(NOW)), address="192.0.2.1")
-    return Enrolled(database, actor, made.secret, list(codes))
+    done = await second_factor.confirm_enrolment(database, right, given(totp.at(NOW)), address="192.0.2.1")
+    return Enrolled(database, actor, made.secret, list(done.backup_codes))
 
 
 async def test_sign_ins_ask_for_a_code_which_works_once(ada: Enrolled) -> None:
@@ -277,7 +277,7 @@ async def test_another_pepper_is_named_as_the_cause(ada: Enrolled) -> None:
 
 async def test_a_ticket_ends_and_cannot_be_changed(ada: Enrolled) -> None:
     ticket = sign_in_tickets.issue(await ada.right(), PEPPER, NOW)
-    assert sign_in_tickets.read(ticket, PEPPER, NOW).email == ada.actor.label
+    assert sign_in_tickets.read(ticket, PEPPER, NOW).right.email == ada.actor.label
     late = NOW + sign_in_tickets.LIFE + timedelta(seconds=1)
     changed = ticket[:-8] + ("A" if ticket[-8] != "A" else "B") + ticket[-7:]
     for text_, pepper, now in (
@@ -289,6 +289,6 @@ async def test_a_ticket_ends_and_cannot_be_changed(ada: Enrolled) -> None:
     ):
         with pytest.raises(AuthenticationFailed, match="Begin again"):
             sign_in_tickets.read(text_, pepper, now)
-    right = sign_in_tickets.read(ticket, PEPPER, NOW)
+    right = sign_in_tickets.read(ticket, PEPPER, NOW).right
     await users.reset_password(ada.database, ADMIN, user_id=UUID(ada.actor.id), password="another password")
     assert await complete(ada.database, right, code=given(ada.code(1), later(1))) is None

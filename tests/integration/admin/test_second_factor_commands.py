@@ -24,9 +24,9 @@ class Shell:
         }
         self._environment.pop("PENSTOCK_ADMIN_TOKEN", None)
 
-    def begin(self, *words: str) -> "subprocess.Popen[str]":
+    def begin(self, *words: str, group: str = "users") -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "users", *words, "--json"],
+            [sys.executable, "-m", "cli.main", group, *words, "--json"],
             cwd=ROOT,
             env=self._environment,
             text=True,
@@ -35,9 +35,9 @@ class Shell:
             stderr=subprocess.PIPE,
         )
 
-    def run(self, *words: str, lines: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    def run(self, *words: str, lines: tuple[str, ...] = (), group: str = "users") -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
-        process = self.begin(*words)
+        process = self.begin(*words, group=group)
         out, err = process.communicate("".join(f"{line}\n" for line in lines), timeout=120)
         return process.returncode, out, err
 
@@ -87,3 +87,15 @@ async def test_a_person_enrols_and_uses_codes_in_a_shell(database: Database, she
     status, out, err = shell.run("second-factor", "remove", ada.label, "--reason", "phone lost")
     assert status == 0, err
     assert json.loads(out)["second_factor"] is False
+
+
+async def test_a_shell_sets_the_rule_when_nobody_can_sign_in(database: Database, shell: Shell) -> None:
+    ada = await person(database, "platform_admin")
+    status, out, err = shell.run("require", "second_factor", group="sign-in")
+    assert (status, json.loads(out)["rule"]) == (0, "second_factor"), err
+    status, _, err = shell.run("token", ada.label, "--name", "mine", lines=(PASSWORD,))
+    assert (status, "needs a second factor" in err, err.count("\n")) == (2, True, 1)
+    assert shell.run("require", "password", "--reason", "locked out", group="sign-in")[0] == 0
+    status, out, _ = shell.run("show", group="sign-in")
+    assert json.loads(out) == {"tenant_id": None, "rule": "password", "ended": 0}
+    assert shell.run("token", ada.label, "--name", "mine", lines=(PASSWORD,))[0] == 0

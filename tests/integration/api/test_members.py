@@ -109,6 +109,8 @@ def acts(acme: Organisation, other: str) -> list[tuple[str, str, object, tuple[i
         ("GET", "/sessions", None, everyone),
         ("GET", f"/users/{other}/sessions", None, owners),
         ("POST", f"/sessions/{acme.tenant_id}/revoke", None, (404, 404, 404)),
+        ("GET", "/sign-in", None, everyone),
+        ("PUT", "/sign-in", {"rule": "password", "reason": "x"}, owners),
         ("GET", "/tokens", None, everyone),
         ("POST", "/tokens", {"name": "laptop"}, (201, 201, 201)),
         ("POST", "/password", {"current": "wrong", "new": "battery staple horse"}, (401, 401, 401)),

@@ -1,0 +1,165 @@
+"""The people of an organisation or of the platform: what their sign-ins must prove, and their open sessions."""
+
+from functools import partial
+from uuid import UUID
+
+from nicegui import ui
+
+from admin import second_factor, sign_in_rules
+from admin import sessions as admin_sessions
+from admin import users as admin_users
+from console.components.base import Text, box, card
+from console.components.dialogs import confirm, primary, secondary
+from console.components.table import Column, actions_cell, cell, data_table, set_rows
+from console.deps import Console
+from console.layout import ROLE_NAMES
+from console.panels.session_rows import SESSION_COLUMNS, session_rows
+from console.viewer import Viewer, toast_ok
+from tenants.sign_in_rules import Rule
+from tenants.views import UserView
+
+_COLUMNS = (
+    Column("email", "Person"),
+    Column("role", "Role"),
+    Column("status", "Status"),
+    Column("factor", "Second factor"),
+    Column("acts", ""),
+)
+_RULES: dict[Rule, str] = {
+    "password": "A password is enough.",
+    "second_factor": "A second factor is required: who has none enrols one at the next sign-in.",
+}
+
+
+async def people_panel(console: Console, viewer: Viewer, tenant_id: UUID | None) -> None:
+    """Draw the people of an organisation, or of the platform (None)."""
+    panel = _People(console, viewer, tenant_id)
+    await panel.refresh()
+
+
+class _People:
+    """The table of people, and the rule above it."""
+
+    def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID | None) -> None:
+        self._console, self._viewer, self._tenant_id = console, viewer, tenant_id
+        self._manages = viewer.is_admin or viewer.role == "tenant_owner"
+        whose = "the platform" if tenant_id is None else "the organisation"
+        with card("People", f"Who signs in for {whose}, and how.", flush=True) as actions:
+            self._actions = actions
+            self._rule = Text("p", "", "muted rule")
+            self._table = data_table(
+                _COLUMNS, [], label="People", nothing="None.", on_action=viewer.act(self._act)
+            )
+
+    async def refresh(self) -> None:
+        """Read and show the present state."""
+        database, actor = self._console.database, self._viewer.actor
+        rule = (await sign_in_rules.get_rule(database, actor, tenant_id=self._tenant_id)).rule
+        self._rule.text = _RULES[rule]
+        self._actions.clear()
+        with self._actions:
+            if self._manages and rule == "password":
+                demand = self._viewer.act(partial(self._set, "second_factor"))
+                primary("Require a second factor", demand, icon="shield")
+            elif self._manages:
+                secondary("Let a password be enough", self._viewer.act(partial(self._set, "password")))
+        set_rows(
+            self._table,
+            [
+                {
+                    "id": str(one.id),
+                    "email": cell(one.email),
+                    "role": cell(ROLE_NAMES[one.role]),
+                    "status": cell(one.status.capitalize()),
+                    "factor": cell("on" if one.second_factor else "off"),
+                    "acts": actions_cell(self._acts(one), one.email),
+                }
+                for one in await self._list()
+            ],
+        )
+
+    async def _list(self) -> list[UserView]:
+        """All people, however many there are."""
+        found: list[UserView] = []
+        after: UUID | None = None
+        while page := await admin_users.list_users(
+            self._console.database, self._viewer.actor, tenant_id=self._tenant_id, after=after
+        ):
+            found += [one for one in page if one.tenant_id == self._tenant_id]
+            after = page[-1].id
+        return found
+
+    def _acts(self, one: UserView) -> list[tuple[str, str, str]]:
+        if not self._manages or str(one.id) == self._viewer.actor.id:
+            return []  # the own sessions are above
+        acts = [("sessions", "Sessions", "")]
+        if self._viewer.is_admin and one.second_factor:
+            acts.append(("remove", "Remove second factor", "bad"))
+        return acts
+
+    async def _act(self, action: str, row: str) -> None:
+        """Do what a row's button says."""
+        await (self._show_sessions(UUID(row)) if action == "sessions" else self._remove(UUID(row)))
+
+    async def _set(self, rule: Rule) -> None:
+        """Change the rule after a question."""
+        strict = rule == "second_factor"
+        body = (
+            "Sessions and tokens that were opened with a password alone end now, yours included if it was."
+            if strict
+            else "People with a second factor still give codes; nobody else needs one."
+        )
+        title = "Require a second factor?" if strict else "Let a password be enough?"
+        reason = await confirm(self._viewer, title, body, "Require" if strict else "Change", danger=strict)
+        if reason is None:
+            return
+        done = await sign_in_rules.set_rule(
+            self._console.database, self._viewer.actor, tenant_id=self._tenant_id, rule=rule, reason=reason
+        )
+        toast_ok(f"Changed; {done.ended} sessions and tokens have ended.")
+        await self._viewer.check()
+        await self.refresh()
+
+    async def _remove(self, user_id: UUID) -> None:
+        """Remove a person's second factor after a question."""
+        body = "For somebody who lost it. All sessions and tokens of the person end."
+        reason = await confirm(self._viewer, "Remove this second factor?", body, "Remove", danger=True)
+        if reason is None:
+            return
+        await second_factor.remove_for(
+            self._console.database, self._viewer.actor, user_id=user_id, reason=reason
+        )
+        toast_ok("The second factor is removed.")
+        await self.refresh()
+
+    async def _show_sessions(self, user_id: UUID) -> None:
+        """List a person's sessions in a dialog, where they can be ended."""
+        database = self._console.database
+
+        async def fill() -> None:
+            set_rows(table, await session_rows(self._console, self._viewer, user_id))
+
+        async def end(_: str, row: str) -> None:
+            await admin_sessions.revoke_session(database, self._viewer.actor, session_id=UUID(row))
+            await fill()
+
+        async def end_all() -> None:
+            await admin_sessions.end_sessions(database, self._viewer.actor, user_id=user_id)
+            await fill()
+
+        with ui.dialog() as dialog, ui.card().classes("dialog wide").props("flat"):
+            dialog.props["aria-label"] = "Sessions of a person"
+            Text("h2", "Open sessions")
+            table = data_table(
+                SESSION_COLUMNS,
+                [],
+                label="Sessions of the person",
+                nothing="None.",
+                on_action=self._viewer.act(end),
+            )
+            with box("div", "actions"):
+                primary("End all", self._viewer.act(end_all), danger=True)
+                secondary("Close", dialog.close)
+        dialog.on("hide", dialog.delete)
+        await fill()
+        dialog.open()
