@@ -26,6 +26,7 @@ from workers.host_fit import check_fit
 from workers.models import read_models
 from workers.scaling import (
     NO_LIMITS,
+    KindReplicas,
     RegionReplicas,
     ScalingLimits,
     limits_problem,
@@ -61,6 +62,8 @@ class ScalingView(msgspec.Struct, frozen=True):
     """Whether the plan is acted on for it: off, dry-run, on, or as the platform."""
     regions: list[str] = []
     """Replicas that are awake in single regions, as REGION=MIN-MAX, beside the limits of all."""
+    kinds: list[str] = []
+    """Replicas that are awake on hosts of a kind, as KIND=MIN-MAX, beside the limits of all."""
 
 
 async def list_scaling(database: Database, actor: Actor, *, model: str | None = None) -> list[ScalingView]:
@@ -96,6 +99,7 @@ async def set_scaling(
     acting: str | None = None,
     profile: str | None = None,
     regions: Sequence[str] | None = None,
+    kinds: Sequence[str] | None = None,
     reason: str | None = None,
 ) -> ScalingView:
     """Set the limits of a model; what is not given stays as it is. The budget `none` removes that limit.
@@ -115,11 +119,12 @@ async def set_scaling(
         acting,
         profile,
         regions,
+        kinds,
     )
     if all(each is None for each in given):
         raise InvalidRequest(
-            "give min_awake, max_awake, budget_usd_per_hour, budget_usd_per_month, host_kinds, acting, profile or "
-            "regions: there is nothing to change"
+            "give min_awake, max_awake, budget_usd_per_hour, budget_usd_per_month, host_kinds, acting, profile, "
+            "regions or kinds: there is nothing to change"
         )
     async with write(database, actor) as connection:
         known = await scaled_model(connection, model)
@@ -138,14 +143,19 @@ async def set_scaling(
             else parse_budget(budget_usd_per_month, "budget_usd_per_month"),
             before.profile if profile is None else _profile(known, profile),
             before.regions if regions is None else tuple(_region(each) for each in regions),
+            before.kinds if kinds is None else tuple(_kind(each) for each in kinds),
         )
         if (problem := limits_problem(limits)) is not None:
             raise InvalidRequest(problem[1], param=problem[0])
+        if kinds is not None:
+            for each in limits.kinds:
+                check_fit(load_catalog(), known, each.kind, limits.profile, "kinds")
         if host_kinds is not None or profile is not None:
             _check_kinds(known, limits, await read_host_prices(connection))
         figures = msgspec.structs.asdict(limits) | {
             "host_kinds": list(limits.host_kinds),
             "regions": msgspec.to_builtins(limits.regions),
+            "kinds": msgspec.to_builtins(limits.kinds),
         }
         await connection.execute(
             insert(model_scaling)
@@ -186,14 +196,22 @@ async def scaled_model(connection: AsyncConnection, name: str) -> CatalogModel:
 
 def _region(text: str) -> RegionReplicas:
     """The limits of `REGION=MIN-MAX`. Raises InvalidRequest."""
-    region, _, numbers = text.partition("=")
+    region, least, most = _least_and_most(text, "regions", "REGION=MIN-MAX, such as tor1=1-4")
+    names = clean_places([region], "regions") or []
+    return RegionReplicas(names[0], least, most)
+
+
+def _kind(text: str) -> KindReplicas:
+    """The limits of `KIND=MIN-MAX`. Raises InvalidRequest."""
+    return KindReplicas(*_least_and_most(text, "kinds", "KIND=MIN-MAX, such as gpu-h200x8-1128gb=1-4"))
+
+
+def _least_and_most(text: str, param: str, form: str) -> tuple[str, int, int]:
+    name, _, numbers = text.partition("=")
     least, _, most = numbers.partition("-")
     if not all(each.isascii() and each.isdigit() and len(each) <= 6 for each in (least, most)):
-        raise InvalidRequest(
-            f"regions has {text[:80]!r}; write REGION=MIN-MAX, such as tor1=1-4", param="regions"
-        )
-    names = clean_places([region], "regions") or []
-    return RegionReplicas(names[0], int(least), int(most))
+        raise InvalidRequest(f"{param} has {text[:80]!r}; write {form}", param=param)
+    return name, int(least), int(most)
 
 
 def _profile(model: CatalogModel, name: str) -> str:
@@ -254,4 +272,5 @@ def _view(model: str, stored: dict[str, ScalingLimits]) -> ScalingView:
         limits.profile,
         AS_PLATFORM if limits.acting is None else limits.acting.value,
         [f"{each.region}={each.min_awake}-{each.max_awake}" for each in limits.regions],
+        [f"{each.kind}={each.min_awake}-{each.max_awake}" for each in limits.kinds],
     )

@@ -13,6 +13,7 @@ from scheduler.core.autoscale.autoscaler import Autoscaler
 from scheduler.core.autoscale.model_planner import AutoscalerSettings
 from scheduler.core.autoscale.plan import view
 from scheduler.core.autoscale.state import (
+    Binding,
     CacheValue,
     CreatingHost,
     CreationFailures,
@@ -21,7 +22,7 @@ from scheduler.core.autoscale.state import (
     HostOption,
     ModelSpec,
     Observation,
-    RegionLimits,
+    PlaceLimits,
     ReplicaObservation,
     Rung,
     RungFigures,
@@ -90,8 +91,15 @@ def model_spec(
         math.inf if budget is None else budget / PICO_PER_USD,
         kinds,
         times.drain.mean_s,
-        tuple(RegionLimits(each.region, each.min_awake, each.max_awake) for each in limits.regions),
+        place_limits(limits),
     )
+
+
+def place_limits(limits: ScalingLimits) -> tuple[PlaceLimits, ...]:
+    """The limits of single regions and kinds of hosts."""
+    regions = [PlaceLimits(Binding((row.region,)), row.min_awake, row.max_awake) for row in limits.regions]
+    kinds = [PlaceLimits(Binding(kinds=(row.kind,)), row.min_awake, row.max_awake) for row in limits.kinds]
+    return (*regions, *kinds)
 
 
 def ladder_of(catalog: Catalog, model: CatalogModel, times: LifeTimes = NO_TIMES) -> dict[Rung, RungFigures]:
@@ -212,9 +220,9 @@ class LivePlanner(Listener):
                 self._plan_for(model, capacity, model.service_level, served=False)
         for replica in _representatives(replicas):
             self._learn(replica)
-        host_of = {host.agent_id: host.host_id for host in hosts}
+        host_of = {host.agent_id: host for host in hosts}
         observed = [
-            self._replica(ranks, host_of.get(ranks[0].agent_id, ""), elapsed, now, drained_by_person)
+            self._replica(ranks, host_of.get(ranks[0].agent_id), elapsed, now, drained_by_person)
             for _, ranks in sorted(by_engine.items())
             if ranks[0].engine.model in self._specs
         ]
@@ -347,7 +355,7 @@ class LivePlanner(Listener):
     def _replica(
         self,
         ranks: list[Replica],
-        host_id: str,
+        host: HostView | None,
         elapsed: float,
         now: float,
         drained_by_person: Callable[[str], bool],
@@ -367,7 +375,7 @@ class LivePlanner(Listener):
         return ReplicaObservation(
             name,
             status.model,
-            host_id,
+            "" if host is None else host.host_id,
             rung,
             since,
             max(1.0, spec.ladder[Rung.STOPPED].wake_s - since) if loading else 0.0,
@@ -380,6 +388,7 @@ class LivePlanner(Listener):
             tuple(status.gpu_ids),
             status.region,
             status.gpu,
+            "" if host is None else host.host_kind,
         )
 
     def _host(self, host: HostView) -> HostObservation:

@@ -19,10 +19,11 @@ BoundTo = tuple[tuple[str, ...], tuple[str, ...]]
 """Regions and classes of GPU, in lower case, one of each of which it has to be; empty = any."""
 
 
-def place_words(regions: Sequence[str], gpus: Sequence[str]) -> str:
-    """Regions and classes of GPU, any of which will do, in words; empty for none."""
+def place_words(regions: Sequence[str], gpus: Sequence[str], kinds: Sequence[str] = ()) -> str:
+    """Regions, classes of GPU and kinds of hosts, any of which will do, in words; empty for none."""
     parts = [f"in {' or '.join(regions)}"] if regions else []
-    return " ".join(parts + ([f"on {' or '.join(gpus)}"] if gpus else []))
+    parts += [f"on {' or '.join(gpus)}"] if gpus else []
+    return " ".join(parts + ([f"on hosts of kind {' or '.join(kinds)}"] if kinds else []))
 
 
 class PlaceRequest(msgspec.Struct, array_like=True):
@@ -240,11 +241,11 @@ class ModelPlanView(msgspec.Struct, frozen=True):
     turn_in_s: float | None = None
     """Seconds until its first replica serves, where it waits for GPUs that other models use; null = it does not."""
     places: tuple["PlacePlanView", ...] = ()
-    """Where requests are bound to regions or classes of GPU: how many of `target` have to be there."""
+    """Where requests are bound, or an admin has set a minimum: how many of `target` have to be there."""
 
 
 class PlacePlanView(msgspec.Struct, frozen=True):
-    """Replicas of a model that requests need in some places."""
+    """Replicas of a model that requests, or a minimum, need in some places."""
 
     regions: tuple[str, ...]
     """Any of these; empty = any."""
@@ -255,11 +256,13 @@ class PlacePlanView(msgspec.Struct, frozen=True):
     """Replicas there that are waking, or will be on hosts in creation."""
     target: int
     """At least so many have to be there."""
+    kinds: tuple[str, ...] = ()
+    """On hosts of one of these kinds; empty = any."""
 
     @property
     def words(self) -> str:
         """Where it is, such as `in tor1 or nyc2 on b300`."""
-        return place_words(self.regions, self.gpus)
+        return place_words(self.regions, self.gpus, self.kinds)
 
 
 class PlanChangeView(msgspec.Struct):

@@ -38,6 +38,15 @@ class RegionReplicas(msgspec.Struct, frozen=True):
     max_awake: int = DEFAULT_MAX
 
 
+class KindReplicas(msgspec.Struct, frozen=True):
+    """How many replicas of a model are awake on hosts of a kind."""
+
+    kind: str
+    min_awake: int = 0
+    """It comes before the budget."""
+    max_awake: int = DEFAULT_MAX
+
+
 class ScalingLimits(msgspec.Struct, frozen=True):
     """Limits of the autoscaler for one model. Without a row of its own a model has these defaults."""
 
@@ -56,6 +65,8 @@ class ScalingLimits(msgspec.Struct, frozen=True):
     """The profile with which hosts that are created serve it; empty = the first that fits."""
     regions: tuple[RegionReplicas, ...] = ()
     """Limits of single regions, beside those of all."""
+    kinds: tuple[KindReplicas, ...] = ()
+    """Limits of kinds of hosts, beside those of all."""
 
 
 NO_LIMITS = ScalingLimits()
@@ -105,23 +116,27 @@ def limits_problem(limits: ScalingLimits) -> tuple[str, str] | None:
         return "budget_usd_per_month", "budget_usd_per_month must not be negative"
     if len(set(limits.host_kinds)) < len(limits.host_kinds):
         return "host_kinds", f"host_kinds names a kind twice: {', '.join(limits.host_kinds)}"
-    if (problem := _regions_problem(limits)) is not None:
-        return "regions", problem
+    regions = [(each.region, each.min_awake, each.max_awake) for each in limits.regions]
+    kinds = [(each.kind, each.min_awake, each.max_awake) for each in limits.kinds]
+    for param, rows in (("regions", regions), ("kinds", kinds)):
+        if (problem := _places_problem(param, rows, limits.max_awake)) is not None:
+            return param, problem
     return None
 
 
-def _regions_problem(limits: ScalingLimits) -> str | None:
-    names = [each.region for each in limits.regions]
-    if len(set(names)) < len(names):
-        return f"regions names a region twice: {', '.join(names)}"
-    for each in limits.regions:
-        if not 0 <= each.min_awake <= each.max_awake <= MAX_REPLICAS:
+def _places_problem(param: str, rows: list[tuple[str, int, int]], max_awake: int) -> str | None:
+    """What is wrong with (name, least, most) of regions or kinds."""
+    names = [name for name, _, _ in rows]
+    for name, least, most in rows:
+        if names.count(name) > 1:
+            return f"{param} names {name} twice"
+        if not 0 <= least <= most <= MAX_REPLICAS:
             return (
-                f"regions has {each.min_awake} to {each.max_awake} replicas in {each.region}; the first number must "
-                f"not exceed the second, which is at most {MAX_REPLICAS}"
+                f"{param} has {least} to {most} replicas for {name}; the first number must not exceed the second, "
+                f"which is at most {MAX_REPLICAS}"
             )
-    if (least := sum(each.min_awake for each in limits.regions)) > limits.max_awake:
-        return f"regions wants {least} replicas awake, and max_awake is {limits.max_awake}"
+    if (total := sum(least for _, least, _ in rows)) > max_awake:
+        return f"{param} wants {total} replicas awake, and max_awake is {max_awake}"
     return None
 
 
@@ -150,6 +165,7 @@ def _limits(row: Row[Any]) -> ScalingLimits:
         None if row.budget_usd_pico_per_month is None else int(row.budget_usd_pico_per_month),
         row.profile,
         msgspec.convert(row.regions, tuple[RegionReplicas, ...]),
+        msgspec.convert(row.kinds, tuple[KindReplicas, ...]),
     )
 
 
@@ -170,14 +186,14 @@ async def read_effective_limits(connection: AsyncConnection) -> dict[str, Scalin
     for model, hold in (await read_holds(connection)).items():
         limits = effective.get(model, NO_LIMITS)
         effective[model] = msgspec.structs.replace(
-            limits, min_awake=hold.awake, max_awake=hold.awake, regions=()
+            limits, min_awake=hold.awake, max_awake=hold.awake, regions=(), kinds=()
         )
     for name, (gone, kept) in stored.items():
         if gone:
             effective[name] = (
                 RETIRED
                 if kept is None
-                else msgspec.structs.replace(kept, min_awake=0, max_awake=0, regions=())
+                else msgspec.structs.replace(kept, min_awake=0, max_awake=0, regions=(), kinds=())
             )
     return effective
 

@@ -164,6 +164,10 @@ class ScalingOut(ResponseModel):
         description="Replicas that are awake in single regions, as REGION=MIN-MAX, beside the limits of all.",
         examples=[["tor1=1-4"]],
     )
+    kinds: list[str] = Field(
+        description="Replicas that are awake on hosts of a kind, as KIND=MIN-MAX, beside the limits of all.",
+        examples=[["gpu-h200x8-1128gb=1-4"]],
+    )
 
 
 class ScalingUpdate(RequestBody):
@@ -190,6 +194,11 @@ class ScalingUpdate(RequestBody):
         default=None,
         description="Replicas that are awake in single regions, as REGION=MIN-MAX; they replace those that are set.",
         examples=[["tor1=1-4"]],
+    )
+    kinds: Annotated[list[Annotated[str, Field(max_length=240)]], Field(max_length=32)] | None = Field(
+        default=None,
+        description="Replicas that are awake on hosts of a kind, as KIND=MIN-MAX; they replace those that are set.",
+        examples=[["gpu-h200x8-1128gb=1-4"]],
     )
     reason: str | None = None
 

@@ -108,13 +108,14 @@ class PoolsOut(ResponseModel):
 
 
 class PlacePlanOut(ResponseModel):
-    """Replicas of a model that requests need in some regions or on some classes of GPU."""
+    """Replicas of a model that requests, or a minimum, need in some regions, on some GPUs or kinds of hosts."""
 
     regions: list[str] = Field(description="Any of these; empty = any.")
     gpus: list[str]
     awake: int
     pending: int
     target: int = Field(description="At least so many of the model's target have to be there.")
+    kinds: list[str] = Field(description="On hosts of one of these kinds; empty = any.")
 
 
 class ModelPlanOut(ResponseModel):
@@ -129,7 +130,7 @@ class ModelPlanOut(ResponseModel):
     turn_in_s: float | None = Field(
         description="Seconds until its first replica serves, where it waits for GPUs that other models use."
     )
-    places: list[PlacePlanOut] = Field(description="Where requests are bound to regions or classes of GPU.")
+    places: list[PlacePlanOut] = Field(description="Where requests are bound, or a minimum is set.")
 
 
 class PlanChangeOut(ResponseModel):

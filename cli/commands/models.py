@@ -147,6 +147,14 @@ def set_scaling(
             "regions.",
         ),
     ] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            help="Replicas awake on hosts of a kind, at least and at most, as KIND=MIN-MAX; repeat it; none = no "
+            "limits of kinds.",
+        ),
+    ] = None,
     acting: Annotated[
         str | None,
         typer.Option("--acting", help="off | dry-run | on | platform: whether the plan is acted on."),
@@ -170,6 +178,7 @@ def set_scaling(
         acting=acting,
         profile=profile,
         regions=[] if regions == [scaling.NONE] else regions or None,
+        kinds=[] if kinds == [scaling.NONE] else kinds or None,
         reason=reason,
     )
     perform(change, data_dir, as_json)

@@ -177,8 +177,9 @@ class _Decider:
                 self._retire(intent, why)
 
     def _minimum(self, intent: Intent) -> str:
-        """Why a host may not go; empty = as many replicas as the minimum are awake without it, also in its region."""
-        model, limits, region = intent.model, self._at.limits[intent.model], intent.region.lower()
+        """Why a host may not go; empty = as many replicas as the minimum are awake without it, also in its region and
+        on its kind of host."""
+        model, limits = intent.model, self._at.limits[intent.model]
         serving = sum(_serves(one) for one in self._at.intents if one.wanted and one.model == model)
         each = -(-self._awake(model) // max(1, serving))
         gone = sum(_serves(one) for one, _ in self.decision.retired if one.model == model)
@@ -186,11 +187,17 @@ class _Decider:
         if left < limits.min_awake:
             least = limits.min_awake
             return f"at least {least} replicas have to be awake, and without it {max(0, left)} would be"
-        near = [one for one in self._open.values() if one.model == model and one.region.lower() == region]
-        there = each * (sum(one.wanted and _serves(one) for one in near) - _serves(intent))
-        least = max((row.min_awake for row in limits.regions if row.region == region), default=0)
-        if there < least:
-            return f"at least {least} replicas have to be awake in {region}, and without it {there} would be"
+        others = [one for one in self._open.values() if one.model == model and one.wanted and _serves(one)]
+        region, kind = intent.region.lower(), intent.kind
+        near = each * (sum(one.region.lower() == region for one in others) - _serves(intent))
+        alike = each * (sum(one.kind == kind for one in others) - _serves(intent))
+        places = [(row.min_awake, near, f"in {region}") for row in limits.regions if row.region == region]
+        places += [
+            (row.min_awake, alike, f"on hosts of kind {kind}") for row in limits.kinds if row.kind == kind
+        ]
+        for least, there, words in places:
+            if there < least:
+                return f"at least {least} replicas have to be awake {words}, and without it {there} would be"
         return ""
 
     def create(self, creation: PlannedCreation) -> None:

@@ -22,7 +22,7 @@ from scheduler.core.autoscale.claims import (
     turn_in_s,
 )
 from scheduler.core.autoscale.creation import create_s
-from scheduler.core.autoscale.floors import Floor, removable_by_floors, room_in, shortfalls
+from scheduler.core.autoscale.floors import Floor, place_of, removable_by_floors, room_at, shortfalls
 from scheduler.core.autoscale.ladder import host_memory_gb, resting_rung, settled_rung, wake_s
 from scheduler.core.autoscale.plan import ReplicaPlan
 from scheduler.core.autoscale.retire import retire_order
@@ -134,12 +134,12 @@ class _Arranger:
         return below or self._spending.affords(replica)
 
     def _has_room(self, replica: ReplicaObservation) -> bool:
-        """Whether another replica of its model may be awake in its region."""
-        limits, model = self._specs[replica.model].regions, replica.model
+        """Whether another replica of its model may be awake in its region, on its kind of host."""
+        limits, model = self._specs[replica.model].places, replica.model
         if not limits:
             return True
-        awake = [*(other.region for other in self._awake[model]), *self._desired[model].coming]
-        return room_in(limits, awake, replica.region) > 0
+        awake = [*map(place_of, self._awake[model]), *self._desired[model].coming]
+        return room_at(limits, awake, place_of(replica)) > 0
 
     def _resting(self, model: str) -> list[ReplicaObservation]:
         """The model's replicas that may be woken: the quickest to wake first, then those that cost least."""

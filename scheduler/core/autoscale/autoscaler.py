@@ -23,7 +23,16 @@ from scheduler.core.autoscale.creation import (
     in_creation,
     is_open,
 )
-from scheduler.core.autoscale.floors import Floor, apart, room_in, shortfalls, spare_first, within_reach
+from scheduler.core.autoscale.floors import (
+    Floor,
+    allowed,
+    apart,
+    place_of,
+    removable_by_floors,
+    shortfalls,
+    spare_first,
+    within_reach,
+)
 from scheduler.core.autoscale.ladder import host_dwell_s
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
 from scheduler.core.autoscale.plan import Plan
@@ -96,12 +105,16 @@ class Autoscaler:
                 served = self._bound[name].observe(observation, rows, elapsed, mine)
                 model.observe(observation, served, elapsed, mine)
             self._shown_floors[name] = self._bound[name].floors(observation.now)
-            self._floors[name] = [
+            reached = [
                 floor
                 if creatable_in(model.spec, floor.where)
                 else within_reach(floor, sum(floor.has(replica) for replica in mine))
                 for floor in self._shown_floors[name]
             ]
+            if limits := model.spec.places:
+                places = places_of(model.spec, mine)
+                reached = [allowed(floor, limits, places) for floor in reached]
+            self._floors[name] = reached
             awake = any(
                 replica.rung is Rung.AWAKE for replica in observation.replicas if replica.model == name
             )
@@ -217,7 +230,7 @@ class Autoscaler:
             observation.now - self._awake_at.get(name, observation.now),
             tuple(here),
             max(aim, spec.max_awake - len(coming)),
-            tuple(replica.region for replica in coming),
+            tuple(place_of(replica) for replica in coming),
         )
         return desired, aim - max(0, whole - len(coming))
 
@@ -232,16 +245,18 @@ class Autoscaler:
         """The replicas of a model for which hosts are missing: those in some places first, then `count` of the whole,
         to which the others may belong."""
         name, found = row.model, []
-        room = arrangement.room[name]
+        room = whole_room = arrangement.room[name]
         short_there = arrangement.missing_there[name]
         # Minima first: there may not be room for more below the maximum.
         for floor in sorted(desired.floors, key=lambda floor: not floor.least):
             more = max(0, min(room, short_there.get(floor.where, 0) - kept[floor.where]))
             room -= more
             below = max(0, more - (floor.need - floor.least)) if floor.least else 0
+            whole_room -= 0 if floor.served else below
             reason = f"{name}: {more} more {floor.reason}"
             found.append(Wanted(floor.where, more, reason, below, floor.served))
-        return [*found, Wanted(UNBOUND, count, row.reason)]
+        # The rest leaves room for minima, also while no host comes for them.
+        return [*found, Wanted(UNBOUND, min(count, max(0, whole_room)), row.reason)]
 
     def _spending(self, observation: Observation) -> Spending:
         specs = {name: model.spec for name, model in self._models.items()}
@@ -287,12 +302,10 @@ class Autoscaler:
         total = max(target, min(present_then + missing, spec.max_awake))
         if total < present_then + missing:
             reason += f"; at most {spec.max_awake} may be awake"
-        awake = [row.region for row in present]
-        for region, most in ((limits.region, limits.most) for limits in spec.regions):
-            if room_in(spec.regions, awake, region) <= 0 and any(
-                Binding((region,)).within(floor.where) for floor, _ in short
-            ):
-                reason += f"; at most {most} may be awake in {region}"
+        for limits in spec.places:
+            full = sum(limits.where.allows(*place_of(row)) for row in present) >= limits.most
+            if full and (target > count or any(limits.where.overlaps(floor.where) for floor, _ in short)):
+                reason += f"; at most {limits.most} may be awake {limits.where.words}"
         words = f"{spec.model}: {count} -> {total} awake: {reason}"
         rate = round(model.planned_rate + self._bound[spec.model].unserved_rate, 3)
         return model_row(spec.model, present, total, rate, words, needed), target, removed
@@ -309,20 +322,24 @@ class Autoscaler:
         coming = {host.host_id for host in observation.creating}
         order = retire_order(present, spec.capacity)
         order = spare_first(floors, [row for row in order if row.host_id not in coming])
-        # Replicas elsewhere leave room for the minimum of a region.
-        apart = shortfalls(floors, present, lambda floor: floor.least)
-        most = spec.max_awake - sum(more for _, more in apart)
-        removed = order[: max(0, len(order) - most)]
+        short = shortfalls(floors, present, lambda floor: floor.least)
+        beyond = len(order) - spec.max_awake
+        removed, left = order[: max(0, beyond)], order[max(0, beyond) :]
+        # Those that no minimum needs leave room for the minimum of a region or a kind.
+        minima = [replace(floor, kept=floor.least) for floor in floors]
+        room_for = apart(short, places_of(spec, observation.replicas)) + min(0, beyond)
+        removed += removable_by_floors(minima, left, left)[: max(0, room_for)] if short else []
         reason = f"at most {spec.max_awake} may be awake"
-        reason += "".join(f", {more} of them {floor.where.words}" for floor, more in apart)
+        reason += "".join(f", {more} of them {floor.where.words}" for floor, more in short)
         for replica in removed:
             spending.release(replica)
-        for limits in spec.regions:
-            there = [row for row in order if row not in removed and row.region.lower() == limits.region]
+        for limits in spec.places:
+            left = [row for row in order if row not in removed]
+            there = [row for row in left if limits.where.allows(*place_of(row))]
             for replica in there[: max(0, len(there) - limits.most)]:
                 removed.append(replica)
                 spending.release(replica)
-                reason = f"at most {limits.most} may be awake in {limits.region}"
+                reason = f"at most {limits.most} may be awake {limits.where.words}"
         if spending.exceeds(spec.model):
             left = [row for row in order if row not in removed]
             removed += over_budget(spec, left, spending, floors)
@@ -339,14 +356,17 @@ class Autoscaler:
         """Hosts to create for the `lacking` replicas, by model, within the models' budgets."""
         creations = Creations(observation.creating, observation.failures)
         awake = Counter(row.model for row in arrangement.replicas if row.rung is Rung.AWAKE)
+        places = {row.replica_id: place_of(row) for row in observation.replicas}
         for name, wanted in sorted(lacking.items()):
             spec = self._models[name].spec
             coming = len(coming_replicas(spec, observation.creating))
             below = max(0, spec.min_awake - coming - awake[name])
             there = [
-                row.region for row in arrangement.replicas if row.model == name and row.rung is Rung.AWAKE
+                places[row.replica_id]
+                for row in arrangement.replicas
+                if row.model == name and row.rung is Rung.AWAKE
             ]
-            there += [row.region for row in coming_replicas(spec, observation.creating)]
+            there += [place_of(row) for row in coming_replicas(spec, observation.creating)]
             creations.add(spec, wanted, below, spending.whole(name), there)
         return creations
 

@@ -7,7 +7,7 @@ import msgspec
 
 from scheduler.core.autoscale.capacity import MIN_RATE
 from scheduler.core.autoscale.creation import creatable_in
-from scheduler.core.autoscale.floors import Floor, in_order
+from scheduler.core.autoscale.floors import Floor, Place, in_order, place_of
 from scheduler.core.autoscale.meter import DemandMeter
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
 from scheduler.core.autoscale.state import (
@@ -98,7 +98,7 @@ class BoundDemand:
         """Choose the bindings that are planned for."""
         chosen = set(self._meters)
         if len(chosen) > MAX_BINDINGS:
-            places = {(row.region, row.gpu) for row in replicas}
+            places = {place_of(row) for row in replicas}
             order = sorted(chosen, key=lambda where: self._precedence(demand[where], places))
             chosen = set(order[:MAX_BINDINGS])
         self._planners = {
@@ -108,7 +108,7 @@ class BoundDemand:
         }
 
     def _precedence(
-        self, seen: DemandObservation, places: Collection[tuple[str, str]]
+        self, seen: DemandObservation, places: Collection[Place]
     ) -> tuple[bool, bool, float, Binding]:
         """Key of the order in which bindings are planned for: those that can be met before others, single places before
         sets, and the largest demand first. `places`: where replicas are or come."""
@@ -132,10 +132,10 @@ class BoundDemand:
             )
             for where, planner in self._planners.items()
         }
-        for limits in self._spec.regions:
-            where = Binding((limits.region,))
+        for limits in self._spec.places:
             if limits.least:
-                found[where] = _at_least(found.get(where, Floor(where, 0, served=False)), limits.least)
+                known = found.get(limits.where, Floor(limits.where, 0, served=False))
+                found[limits.where] = _at_least(known, limits.least)
         return in_order(found.values())
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from scheduler.core.autoscale.floors import Floor
+from scheduler.core.autoscale.floors import Floor, Place
 from scheduler.core.autoscale.ladder import RESTING
 from scheduler.core.autoscale.state import ModelSpec, ReplicaObservation, Rung
 
@@ -58,8 +58,8 @@ class Desired:
     """Replicas needed in some places, without those of hosts in creation; `in_order`."""
     most: int = 1 << 30
     """Most replicas awake, without those of hosts in creation."""
-    coming: tuple[str, ...] = ()
-    """The regions of the replicas that hosts in creation will run."""
+    coming: tuple[Place, ...] = ()
+    """Where the replicas are that hosts in creation will run."""
 
 
 @dataclass(frozen=True, slots=True)

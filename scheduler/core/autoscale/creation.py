@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from scheduler.core.autoscale.floors import room_in
+from scheduler.core.autoscale.floors import Place, room_at
 from scheduler.core.autoscale.spending import ROUNDING_USD
 from scheduler.core.autoscale.state import (
     Binding,
@@ -61,6 +61,7 @@ def coming_replicas(spec: ModelSpec, creating: Sequence[CreatingHost]) -> list[R
             max(1.0, takes_s - host.since_s),
             region=host.region,
             gpu=host.gpu,
+            kind=host.kind,
         )
         for host in creating
         if host.model == spec.model
@@ -95,16 +96,17 @@ class Creations:
         wanted: Sequence[Wanted],
         below_minimum: int,
         spent_usd: float,
-        awake: Iterable[str] = (),
+        awake: Iterable[Place] = (),
     ) -> None:
         """Choose hosts for missing replicas of a model, `below_minimum` of which the budget may not prevent.
 
-        The kinds are tried in the model's order. A kind that failed is left out while its pause lasts, and then tried
-        with one host at a time until one succeeds. `spent_usd`: what the model's hosts cost per hour now. What may
-        run anywhere comes last in `wanted`, and gets the hosts for some places that are created. `awake`: the regions
-        of the replicas that are awake or come.
+        The kinds are tried in the model's order, those first that are needed for another minimum, too. A kind that
+        failed is left out while its pause lasts, and then tried with one host at a time until one succeeds.
+        `spent_usd`: what the model's hosts cost per hour now. What may run anywhere comes last in `wanted`, and gets
+        the hosts for some places that are created. `awake`: where the replicas are that are awake or come.
         """
         present, there, chosen = list(awake), 0, list[tuple[Binding, Binding]]()
+        minima = [row.where for row in wanted if row.below > 0]
         for where, missing, reason, below_there, part in wanted:
             missing -= 0 if where.bound else there
             there += max(0, missing) if part else 0
@@ -113,25 +115,24 @@ class Creations:
                 continue
             before = missing
             notes: list[str] = []
-            for option, regions in _places(spec, where):
+            for option, regions in _in_turn(spec, where, minima):
                 if missing <= 0:
                     break
-                most = room_in(spec.regions, present, regions[0]) if spec.regions and regions else missing
+                place = Place(regions[0] if regions else "", option.gpu, option.kind)
+                most = max(0, room_at(spec.places, present, place))
                 count, regions, note = self._count(option, min(missing, most), regions)
                 if note:
                     notes.append(note)
                 room = _affordable(option, spec.budget_usd_per_hour - spent_usd)
                 below = max(below_minimum, below_there)
-                count = min(count, max(room, -(-below // option.per_host)))
-                if spec.regions:
-                    count = min(count, most // option.per_host)
+                count = min(count, max(room, -(-below // option.per_host)), -(-most // option.per_host))
                 if count <= 0:
                     continue
-                present += count * option.per_host * list(regions[:1])
+                present += count * option.per_host * [place]
                 why = "; ".join([reason, *notes])
                 self.found.append(HostCreationView(option.kind, spec.model, count, why, regions))
                 self._on_their_way[option.kind] += count
-                chosen.append((where, Binding(regions, (option.gpu.lower(),) if option.gpu else ())))
+                chosen.append((where, _binding(option, regions)))
                 if len(regions) == 1:
                     self._on_their_way_to[option.kind, regions[0]] += count
                 missing -= count * option.per_host
@@ -179,20 +180,36 @@ class Creations:
 def _places(spec: ModelSpec, where: Binding) -> Iterator[tuple[HostOption, tuple[str, ...]]]:
     """The kinds of hosts that may be created for demand, and where: one region after the other where they have limits;
     nowhere in particular for demand that may be served anywhere."""
+    by_region = any(each.where.regions for each in spec.places)
     for option in spec.kinds:
-        regions = regions_of(option, where)
-        if spec.regions and not where.bound:
-            regions = option.regions
-        if spec.regions:
+        regions = option.regions if by_region and not where.bound else regions_of(option, where)
+        if by_region:
             yield from ((option, (region,)) for region in regions)
         elif regions or not where.bound:
             yield option, regions
 
 
+def _in_turn(
+    spec: ModelSpec, where: Binding, minima: Sequence[Binding]
+) -> list[tuple[HostOption, tuple[str, ...]]]:
+    """`_places` in the order of trying: those first in which most of the `minima` that are not met need a host."""
+
+    def shared(place: tuple[HostOption, tuple[str, ...]]) -> int:
+        return sum(_binding(*place).overlaps(other) for other in minima)
+
+    return sorted(_places(spec, where), key=shared, reverse=True)
+
+
+def _binding(option: HostOption, regions: tuple[str, ...]) -> Binding:
+    return Binding(regions, (option.gpu.lower(),) if option.gpu else (), (option.kind,))
+
+
 def regions_of(option: HostOption, where: Binding) -> tuple[str, ...]:
     """The regions in which hosts of a kind may be created for demand; empty for demand that is not bound to any, or
     when there is none."""
-    return tuple(region for region in option.regions if where.bound and where.allows(region, option.gpu))
+    return tuple(
+        region for region in option.regions if where.bound and where.allows(region, option.gpu, option.kind)
+    )
 
 
 def creatable_in(spec: ModelSpec, where: Binding) -> bool:

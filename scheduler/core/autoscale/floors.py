@@ -6,11 +6,26 @@ there are. A floor only says how many of them, at least, are in its places.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from scheduler.core.autoscale.state import Binding, RegionLimits, ReplicaObservation
+from scheduler.core.autoscale.state import Binding, PlaceLimits, ReplicaObservation
 
 _ANY = 1 << 20
 """Stands for the number of names where any will do."""
+
+
+class Place(NamedTuple):
+    """Where a replica is, or would be."""
+
+    region: str
+    gpu: str
+    kind: str
+    """Of its host."""
+
+
+def place_of(replica: ReplicaObservation) -> Place:
+    """Where a replica is."""
+    return Place(replica.region, replica.gpu, replica.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +54,19 @@ class Floor:
 
     def has(self, replica: ReplicaObservation) -> bool:
         """Whether a replica is in these places."""
-        return self.where.allows(replica.region, replica.gpu)
+        return self.where.allows(*place_of(replica))
 
 
-def room_in(limits: Iterable[RegionLimits], awake: Iterable[str], region: str) -> int:
-    """How many more replicas may be awake in `region`, where those that are or come are in the regions `awake`."""
-    there = sum(other.lower() == region.lower() for other in awake)
-    return min((each.most - there for each in limits if each.region == region.lower()), default=1 << 20)
+def room_at(limits: Iterable[PlaceLimits], awake: Sequence[Place], place: Place) -> int:
+    """How many more replicas may be awake in a place, where those that are or come are in the places `awake`."""
+    return min(
+        (
+            each.most - sum(each.where.allows(*other) for other in awake)
+            for each in limits
+            if each.where.allows(*place)
+        ),
+        default=_ANY,
+    )
 
 
 def in_order(floors: Iterable[Floor]) -> list[Floor]:
@@ -53,7 +74,7 @@ def in_order(floors: Iterable[Floor]) -> list[Floor]:
 
     def size(floor: Floor) -> tuple[int, Binding]:
         where = floor.where
-        return (len(where.regions) or _ANY) + (len(where.gpus) or _ANY), where
+        return sum(len(names) or _ANY for names in (where.regions, where.gpus, where.kinds)), where
 
     return sorted(floors, key=size)
 
@@ -88,10 +109,20 @@ def within_reach(floor: Floor, replicas: int) -> Floor:
     )
 
 
-def apart(short: Sequence[tuple[Floor, int]], places: Collection[tuple[str, str]]) -> int:
+def allowed(floor: Floor, limits: Sequence[PlaceLimits], places: Iterable[Place]) -> Floor:
+    """A floor whose minimum is no more than the maxima of regions and kinds leave room for among `places`, in which
+    replicas are or may be."""
+    there = [place for place in places if floor.where.allows(*place)]
+    most = {each.where: each.most for each in limits}
+    by_region = sum(most.get(Binding((name,)), _ANY) for name in {place.region.lower() for place in there})
+    by_kind = sum(most.get(Binding(kinds=(name,)), _ANY) for name in {place.kind for place in there})
+    return replace(floor, least=min(floor.least, by_region, by_kind))
+
+
+def apart(short: Sequence[tuple[Floor, int]], places: Collection[Place]) -> int:
     """How many replicas are missing at least under `short`, where one may serve several floors that overlap.
 
-    `places`: the regions and classes of GPU in which replicas are or may be.
+    `places`: those in which replicas are or may be.
     """
     found: list[Binding] = []
     count = 0

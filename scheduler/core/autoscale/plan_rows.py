@@ -4,15 +4,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from scheduler.core.autoscale.creation import Creations
-from scheduler.core.autoscale.floors import Floor
+from scheduler.core.autoscale.floors import Floor, Place, place_of
 from scheduler.core.autoscale.state import ModelSpec, Observation, ReplicaObservation
 from scheduler.wire import HostRemovalView, KindPlanView, ModelPlanView, PlacePlanView
 
 
-def places_of(spec: ModelSpec, replicas: Iterable[ReplicaObservation]) -> set[tuple[str, str]]:
-    """The regions and classes of GPU in which replicas of a model are, or hosts may be created for it."""
-    found = {(replica.region, replica.gpu) for replica in replicas if replica.model == spec.model}
-    return found | {(region, option.gpu) for option in spec.kinds for region in option.regions}
+def places_of(spec: ModelSpec, replicas: Iterable[ReplicaObservation]) -> set[Place]:
+    """The places in which replicas of a model are, or hosts may be created for it."""
+    found = {place_of(replica) for replica in replicas if replica.model == spec.model}
+    return found | {
+        Place(region, option.gpu, option.kind) for option in spec.kinds for region in option.regions
+    }
 
 
 def model_row(
@@ -30,7 +32,9 @@ def model_row(
         there = [row for row in present if floor.has(row)]
         coming = sum(row.ready_in_s > 0.0 for row in there)
         where = floor.where
-        places.append(PlacePlanView(where.regions, where.gpus, len(there) - coming, coming, floor.need))
+        places.append(
+            PlacePlanView(where.regions, where.gpus, len(there) - coming, coming, floor.need, where.kinds)
+        )
     serving = len(present) - pending
     return ModelPlanView(model, serving, pending, target, rate, words, places=tuple(places))
 

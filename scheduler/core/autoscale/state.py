@@ -45,38 +45,41 @@ class PlanningError(ValueError):
 
 
 class Binding(msgspec.Struct, frozen=True, order=True):
-    """Where demand has to be served: in one of `regions`, on one of the classes of GPU `gpus`. Both are sorted and in
-    lower case; empty = any."""
+    """Where replicas have to be: in one of `regions`, on one of the classes of GPU `gpus`, both in lower case, and on
+    hosts of one of `kinds`. All are sorted; empty = any. Requests name no kinds."""
 
     regions: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
     @property
     def bound(self) -> bool:
         """Whether it excludes any place."""
-        return bool(self.regions or self.gpus)
+        return bool(self.regions or self.gpus or self.kinds)
 
     @property
     def is_set(self) -> bool:
         """Whether it names several regions or classes, any of which will do."""
         return len(self.regions) > 1 or len(self.gpus) > 1
 
-    def allows(self, region: str, gpu: str) -> bool:
-        """Whether demand may be served in `region` on GPUs of the class `gpu`."""
-        return allows_place(self.regions, self.gpus, region, gpu)
+    def allows(self, region: str, gpu: str, kind: str = "") -> bool:
+        """Whether a replica may be in `region` on GPUs of the class `gpu`, on a host of that kind."""
+        return allows_place(self.regions, self.gpus, region, gpu) and (not self.kinds or kind in self.kinds)
 
     def within(self, other: "Binding") -> bool:
         """Whether each place of this one is also one of `other`."""
-        return _within(self.regions, other.regions) and _within(self.gpus, other.gpus)
+        names = (self.regions, other.regions), (self.gpus, other.gpus), (self.kinds, other.kinds)
+        return all(_within(*pair) for pair in names)
 
     def overlaps(self, other: "Binding") -> bool:
         """Whether any place of this one is also one of `other`."""
-        return _overlap(self.regions, other.regions) and _overlap(self.gpus, other.gpus)
+        names = (self.regions, other.regions), (self.gpus, other.gpus), (self.kinds, other.kinds)
+        return all(_overlap(*pair) for pair in names)
 
     @property
     def words(self) -> str:
         """It in words; empty when nothing is bound."""
-        return place_words(self.regions, self.gpus)
+        return place_words(self.regions, self.gpus, self.kinds)
 
 
 def _within(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
@@ -128,6 +131,8 @@ class ReplicaObservation(msgspec.Struct, frozen=True):
     region: str = ""
     gpu: str = ""
     """Class of its GPUs."""
+    kind: str = ""
+    """Kind of its host."""
 
 
 class HostObservation(msgspec.Struct, frozen=True):
@@ -227,11 +232,11 @@ class HostOption(msgspec.Struct, frozen=True):
     """Class of its GPUs; empty = not known."""
 
 
-class RegionLimits(msgspec.Struct, frozen=True):
-    """How many replicas of a model are awake in a region."""
+class PlaceLimits(msgspec.Struct, frozen=True):
+    """How many replicas of a model are awake in a region, or on hosts of a kind."""
 
-    region: str
-    """In lower case."""
+    where: Binding
+    """One region, or one kind."""
     least: int = 0
     """It comes before the budget."""
     most: int = 1 << 20
@@ -256,5 +261,5 @@ class ModelSpec(msgspec.Struct, frozen=True):
     """Kinds of hosts for further replicas, in the order in which they are tried; empty = none are created."""
     drain_s: float = 0.0
     """Seconds in which a replica drains, as measured; 0 = never was."""
-    regions: tuple[RegionLimits, ...] = ()
-    """Limits of single regions, beside `min_awake` and `max_awake`."""
+    places: tuple[PlaceLimits, ...] = ()
+    """Limits of single regions and of kinds of hosts, beside `min_awake` and `max_awake`."""

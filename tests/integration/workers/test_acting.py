@@ -373,6 +373,10 @@ async def test_the_commands(acted: Database, monkeypatch: pytest.MonkeyPatch) ->
     await ask("models", "release-replicas", MODEL, "--reason", "x")
     limits = await ask("models", "set-scaling", MODEL, "--acting", "dry-run", "--month-budget", "9.5")
     assert (limits["acting"], limits["budget_usd_per_month"]) == ("dry-run", "9.50")  # type: ignore[index]
+    limits = await ask("models", "set-scaling", MODEL, "--kind", f"{KIND}=0-3", "--region", "tor1=1-2")
+    assert (limits["kinds"], limits["regions"]) == ([f"{KIND}=0-3"], ["tor1=1-2"])  # type: ignore[index]
+    limits = await ask("models", "set-scaling", MODEL, "--kind", "none")
+    assert (limits["kinds"], limits["regions"]) == ([], ["tor1=1-2"])  # type: ignore[index]
     group = ("digitalocean", "nyc2", KIND)
     person = await ask("hosts", "set-desired", *group, "0", "--for", "2h", "--reason", "x")
     assert person["owner"] == "person"  # type: ignore[index]

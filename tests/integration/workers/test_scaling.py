@@ -13,12 +13,19 @@ from admin.actor import Actor
 from cli.main import app
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
-from scheduler.autoscaling import LivePlanner
+from scheduler.autoscaling import LivePlanner, place_limits
 from tests.support.waiting import until
 from workers.acting.plan import Mode
 from workers.catalog import load_catalog
 from workers.models import ModelSpec
-from workers.scaling import RETIRED, RegionReplicas, ScalingDirectory, ScalingLimits, read_effective_limits
+from workers.scaling import (
+    RETIRED,
+    KindReplicas,
+    RegionReplicas,
+    ScalingDirectory,
+    ScalingLimits,
+    read_effective_limits,
+)
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
 READER = Actor(kind="cli", id="f", label="f", role="finance")
@@ -67,6 +74,27 @@ async def test_limits_of_regions_are_set_read_and_replaced(database: Database) -
     assert (await scaling.set_scaling(database, ADMIN, model=MODEL, regions=[])).regions == []
 
 
+async def test_limits_of_kinds_are_set_read_and_replaced(database: Database) -> None:
+    await models.add_model(database, ADMIN, name=MODEL)
+    after = await scaling.set_scaling(database, ADMIN, model=MODEL, kinds=[f"{KIND}=1-4"])
+    assert after.kinds == [f"{KIND}=1-4"]
+    kept = await scaling.set_scaling(database, ADMIN, model=MODEL, regions=["tor1=1-1"], max_awake=6)
+    assert (kept.kinds, kept.regions) == (after.kinds, ["tor1=1-1"])
+    async with database.read() as connection:
+        limits = (await read_effective_limits(connection))[MODEL]
+    assert limits.kinds == (KindReplicas(KIND, 1, 4),)
+    assert [(each.where.words, each.least, each.most) for each in place_limits(limits)] == [
+        ("in tor1", 1, 1),
+        (f"on hosts of kind {KIND}", 1, 4),
+    ]
+    await acting.hold_replicas(
+        database, ADMIN, model=MODEL, awake=2, hold_for=timedelta(hours=1), reason="launch"
+    )
+    async with database.read() as connection:
+        assert (await read_effective_limits(connection))[MODEL].kinds == ()
+    assert (await scaling.set_scaling(database, ADMIN, model=MODEL, kinds=[])).kinds == []
+
+
 async def test_wrong_limits_are_refused(database: Database) -> None:
     await models.add_model(database, ADMIN, name=MODEL)
     await models.add_model(database, ADMIN, name="deepseek-v3.2")
@@ -98,9 +126,13 @@ async def test_wrong_limits_are_refused(database: Database) -> None:
     for wrong in ("tor1", "tor1=1", "tor1=a-b", "tor1=-1-2", "tor1=1-9999999"):
         await refused(InvalidRequest, f"regions has '{wrong}'; write REGION=MIN-MAX", regions=[wrong])
     await refused(InvalidRequest, "regions contains 'to r'", regions=["to r=0-1"])
-    await refused(InvalidRequest, "3 to 2 replicas in tor1", regions=["tor1=3-2"])
+    await refused(InvalidRequest, "3 to 2 replicas for tor1", regions=["tor1=3-2"])
     await refused(InvalidRequest, "at most 1024", regions=["tor1=0-2000"])
-    await refused(InvalidRequest, "names a region twice", regions=["tor1=0-1", "TOR1=0-2"])
+    await refused(InvalidRequest, "regions names tor1 twice", regions=["tor1=0-1", "TOR1=0-2"])
+    await refused(InvalidRequest, f"kinds has '{KIND}'; write KIND=MIN-MAX", kinds=[KIND])
+    await refused(InvalidRequest, "does not run on hosts of kind 'gpu-x'", kinds=["gpu-x=0-1"])
+    await refused(InvalidRequest, f"kinds names {KIND} twice", kinds=[f"{KIND}=0-1", f"{KIND}=0-2"])
+    await refused(InvalidRequest, "kinds wants 3 replicas awake", kinds=[f"{KIND}=3-4"], max_awake=2)
     await refused(InvalidRequest, "wants 5 replicas awake", regions=["tor1=3-4", "nyc2=2-2"], max_awake=4)
     await scaling.set_scaling(database, ADMIN, model="deepseek-v3.2", host_kinds=["gpu-h200x8-1128gb"])
     await refused(
@@ -200,7 +232,7 @@ def test_the_commands_print_what_holds(pg_url: str, redis_url: str, monkeypatch:
     assert found == {
         "model": MODEL, "min_awake": 1, "max_awake": 8, "budget_usd_per_hour": "128.00", "host_kinds": [KIND],
         "source": "admin", "budget_usd_per_month": None, "profile": "", "acting": "platform",
-        "regions": [],
+        "regions": [], "kinds": [],
     }  # fmt: skip
     assert penstock("scaling", MODEL) == [found]
     found = penstock("set-scaling", MODEL, "--budget", "none", "--host-kind", "none")

@@ -23,7 +23,7 @@ from workers.acting.plan import (
 from workers.providers.ceilings import Ceilings
 from workers.providers.intents import Intent, IntentState
 from workers.providers.interface import DesiredHosts, HostGroup
-from workers.scaling import RegionReplicas, ScalingLimits
+from workers.scaling import KindReplicas, RegionReplicas, ScalingLimits
 
 NOW = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
 KIND, OTHER, CONTRACTED = "gpu-h100x1-80gb", "gpu-h200x1-141gb", "gpu-b300x8-2304gb-contracted"
@@ -513,6 +513,16 @@ def test_a_budget_that_is_used_up_keeps_the_minimum_of_a_region() -> None:
     decision = decided(StoredPlan((PlannedModel("m", 3),)), hosts, groups, limits=limits)
     assert {one.name for one, _ in decision.retired} == {"host-2", "host-3"}
     assert "at least 1 replicas have to be awake in tor1" in details(decision)
+
+
+def test_a_budget_that_is_used_up_keeps_the_minimum_of_a_kind() -> None:
+    limits = msgspec.structs.replace(LIMITS, budget_usd_pico_per_month=0, kinds=(KindReplicas(OTHER, 1, 4),))
+    other = msgspec.structs.replace(NYC, kind=OTHER)
+    hosts = [host(1, other), host(2), host(3)]
+    groups = [DesiredHosts(NYC, 2, "plan"), DesiredHosts(other, 1, "plan")]
+    decision = decided(StoredPlan((PlannedModel("m", 3),)), hosts, groups, limits=limits)
+    assert {one.name for one, _ in decision.retired} == {"host-2", "host-3"}
+    assert f"at least 1 replicas have to be awake on hosts of kind {OTHER}" in details(decision)
 
 
 def test_a_region_in_which_no_host_can_be_created_gets_none_elsewhere() -> None:

@@ -76,7 +76,7 @@ class Cloud:
         name = f"h{self.made}"
         self.hosts[name] = HostObservation(name, 8, 3_700.0, False, USD[kind], kind, region)
         self.replicas[name] = ReplicaObservation(
-            name, "m", name, rung, since_s=900.0, region=region, gpu=GPU[kind]
+            name, "m", name, rung, since_s=900.0, region=region, gpu=GPU[kind], kind=kind
         )
         return name
 

@@ -10,7 +10,7 @@ from scheduler.core.fleet import Fleet
 from scheduler.wire import HostView, PlanView, QueueView
 from tests.support.scheduling import beat, replica
 from workers.catalog import load_catalog
-from workers.scaling import ScalingDirectory, ScalingLimits
+from workers.scaling import KindReplicas, ScalingDirectory, ScalingLimits
 from workers.wire import Heartbeat, LifeTimes, ReplicaState, ReplicaStatus, StageTime, Targets
 
 CATALOG = load_catalog()
@@ -280,3 +280,16 @@ def test_hosts_are_counted_with_the_replicas_of_the_profile_that_they_will_run()
     assert planner._specs["deepseek-v3.2"].capacity.dp_ranks == 8, "no replica has shown another capacity"
     assert specs("deepseek-v3.2", ScalingLimits(host_kinds=(spot,), profile="dp8")) == (1, 8, 8)
     assert specs("llama-3.3-70b", ScalingLimits(host_kinds=(one,))) == (4, 2, 1)
+
+
+def test_a_maximum_of_a_kind_counts_the_replicas_on_its_hosts() -> None:
+    contracted = "gpu-b300x8-2304gb-contracted"
+    limits = ScalingLimits(max_awake=8, kinds=(KindReplicas(contracted, 0, 2),))
+    planner, fleet = (
+        LivePlanner(CATALOG, Allowed({"deepseek-v3.2": limits})),
+        _fleet([ReplicaState.READY] * 4),
+    )
+    plan = planner.plan(fleet.replicas, _hosts(4), [], 0.0)
+    assert plan is not None
+    assert [change.after for change in plan.changes] == ["sleep_1", "sleep_1"]
+    assert f"at most 2 may be awake on hosts of kind {contracted}" in plan.models[0].reason

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from scheduler.core.autoscale.autoscaler import Autoscaler
 from scheduler.core.autoscale.state import (
     Binding,
+    CreationFailures,
     HostObservation,
     ModelSpec,
     Observation,
-    RegionLimits,
+    PlaceLimits,
     ReplicaObservation,
     Rung,
 )
@@ -32,12 +33,16 @@ from tests.unit.scheduler.autoscale.test_bound_demand import (
 from tests.unit.scheduler.autoscale.test_hosts import LADDER
 
 
-def limited(*limits: RegionLimits, high: int = 8, budget: float = 1e9) -> ModelSpec:
-    return msgspec.structs.replace(model(0, high, budget), regions=limits)
+def within(region: str, least: int, most: int) -> PlaceLimits:
+    return PlaceLimits(Binding((region,)), least, most)
+
+
+def limited(*limits: PlaceLimits, high: int = 8, budget: float = 1e9) -> ModelSpec:
+    return msgspec.structs.replace(model(0, high, budget), places=limits)
 
 
 def test_a_minimum_of_a_region_comes_before_demand_and_budget_and_stays() -> None:
-    cloud = Cloud(limited(RegionLimits(WEST, 1, 4), budget=0.0))
+    cloud = Cloud(limited(within(WEST, 1, 4), budget=0.0))
     plan = cloud.look()
     [row] = plan.create
     assert (row.kind, row.count, row.regions) == (H200, 1, (WEST,))
@@ -51,7 +56,7 @@ def test_a_minimum_of_a_region_comes_before_demand_and_budget_and_stays() -> Non
 
 
 def test_a_minimum_elsewhere_does_not_count_for_it() -> None:
-    cloud = Cloud(limited(RegionLimits(WEST, 2, 4)))
+    cloud = Cloud(limited(within(WEST, 2, 4)))
     for _ in range(3):
         cloud.add(EAST)
     cloud.add(WEST)
@@ -60,7 +65,7 @@ def test_a_minimum_elsewhere_does_not_count_for_it() -> None:
 
 
 def test_beyond_a_maximum_hosts_are_created_elsewhere_or_not_at_all() -> None:
-    cloud = Cloud(limited(RegionLimits(EAST, 0, 1), RegionLimits(WEST, 0, 2)))
+    cloud = Cloud(limited(within(EAST, 0, 1), within(WEST, 0, 2)))
     found = Counter[str]()
     for row in cloud.look(demand("m", 60, waiting=60)).create:
         [region] = row.regions
@@ -76,7 +81,7 @@ def test_beyond_a_maximum_hosts_are_created_elsewhere_or_not_at_all() -> None:
 
 
 def test_a_lower_maximum_puts_replicas_to_rest_at_once() -> None:
-    cloud = Cloud(limited(RegionLimits(EAST, 0, 1)))
+    cloud = Cloud(limited(within(EAST, 0, 1)))
     for region in (EAST, EAST, EAST, WEST):
         cloud.add(region)
     plan = cloud.look(demand("m", 40))
@@ -86,7 +91,7 @@ def test_a_lower_maximum_puts_replicas_to_rest_at_once() -> None:
 
 
 def test_replicas_elsewhere_leave_room_below_the_maximum_for_a_minimum() -> None:
-    cloud = Cloud(limited(RegionLimits(WEST, 1, 4), high=3))
+    cloud = Cloud(limited(within(WEST, 1, 4), high=3))
     for _ in range(3):
         cloud.add(EAST)
     plan = cloud.look(demand("m", 40))
@@ -101,10 +106,21 @@ def test_replicas_elsewhere_leave_room_below_the_maximum_for_a_minimum() -> None
     assert cloud.awake() == [EAST, EAST, WEST]
 
 
+def test_a_minimum_for_which_no_host_can_be_created_creates_none_elsewhere_again_and_again() -> None:
+    """Replicas elsewhere leave room for it, and are not created anew."""
+    cloud = Cloud(limited(within(WEST, 1, 4), high=3))
+    for _ in range(3):
+        cloud.add(EAST)
+    cloud.failures = [CreationFailures(H200, 3, 0.0, "no capacity", WEST)]
+    for _ in range(30):
+        plan = cloud.look(demand("m", 40))
+        assert plan.create == []
+        cloud.act(plan)
+    assert cloud.awake() == [EAST, EAST]
+
+
 def test_a_minimum_of_a_region_is_not_outbid() -> None:
-    poor = msgspec.structs.replace(
-        spec("m", low=0, usd=0.001), ladder=LADDER, regions=(RegionLimits(WEST, 1, 4),)
-    )
+    poor = msgspec.structs.replace(spec("m", low=0, usd=0.001), ladder=LADDER, places=(within(WEST, 1, 4),))
     rich = msgspec.structs.replace(spec("rich", low=0, usd=1_000.0), ladder=LADDER)
     scaler = Autoscaler({"m": poor, "rich": rich}, QUICK)
     host = HostObservation("w", 8, 900.0, True, 64.0, B300, WEST)
@@ -144,8 +160,7 @@ def test_limits_of_regions_hold_in_every_plan(
     first: list[str],
 ) -> None:
     limits = {
-        region: RegionLimits(region, low, low + more)
-        for region, (low, more) in {EAST: east, WEST: west}.items()
+        region: within(region, low, low + more) for region, (low, more) in {EAST: east, WEST: west}.items()
     }
     cloud = Cloud(limited(*limits.values(), high=high))
     for region in first:
