@@ -9,7 +9,8 @@ requests leave in order of arrival, unless the band's queue keeps growing (`Flow
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from scheduler.core.flow import Flow, QueuedRequest, SortKey
 from scheduler.core.growth import Growth
@@ -17,6 +18,7 @@ from scheduler.core.rules import QueueRules
 from scheduler.core.where import Place
 
 HitTokens = Callable[[QueuedRequest], int]
+
 """Returns how many prompt tokens of a queued request are cached on some replica."""
 MAX_SKIPPED_PER_FLOW = 16
 """When this many requests at the head of a flow are skipped, the pass goes on with the next flow."""
@@ -24,6 +26,19 @@ MAX_SKIPPED_PER_PLACE = 4
 """The same of those of its requests that may run in the same places alone; more than one pass tries."""
 MAX_CLOSED = 64
 """Tenants that wait for full places alone and are passed over to find the smallest counter of the others."""
+
+
+class Skips(Protocol):
+    """Requests that a pass leaves out: those that it has skipped, and of the ones that are bound to places some others.
+
+    Empty, it holds no request that may go anywhere.
+    """
+
+    def __contains__(self, queued: object, /) -> bool:
+        """Whether the pass leaves a request out."""
+
+    def __len__(self) -> int:
+        """How many were skipped."""
 
 
 class Band:
@@ -136,7 +151,7 @@ class Band:
         late_before: float,
         kv_tokens: int,
         hits: HitTokens,
-        skipped: Container[QueuedRequest],
+        skipped: Skips,
         strict: bool,
     ) -> QueuedRequest | None:
         """The next request in fair order that is not in `skipped`; None when there is none.
@@ -159,9 +174,7 @@ class Band:
             capped = capped or (flow, queued)
         return self._by_prefix(*capped, hits, skipped) if capped is not None else None
 
-    def _by_prefix(
-        self, flow: Flow, first: QueuedRequest, hits: HitTokens, skipped: Container[QueuedRequest]
-    ) -> QueuedRequest:
+    def _by_prefix(self, flow: Flow, first: QueuedRequest, hits: HitTokens, skipped: Skips) -> QueuedRequest:
         """The request with the longest cached prefix among `first`, if that is mostly uncached, and those that may
         overtake it. None overtakes in the turn of the oldest request of a growing queue."""
         rules = self.rules
@@ -169,9 +182,15 @@ class Band:
             return first
         if self.growth.sustained and flow.is_turn_of_oldest(rules.oldest_every):
             return first
-        best, most = first, hits(first)
+        best, most, skips = (
+            first,
+            hits(first),
+            len(skipped) > 0,
+        )  # without any, none that may go anywhere is in them
         for other in flow.reorder_candidates(first, rules.reorder_window, rules.max_overtaken):
-            if (tokens := hits(other)) > most and other not in skipped:
+            if (skips or other.where is not None) and other in skipped:
+                continue
+            if (tokens := hits(other)) > most:
                 best, most = other, tokens
         return best
 
@@ -260,7 +279,7 @@ class Band:
 
 
 def _next(
-    flow: Flow, late_before: float, oldest_every: int, growing: bool, skipped: Container[QueuedRequest]
+    flow: Flow, late_before: float, oldest_every: int, growing: bool, skipped: Skips
 ) -> QueuedRequest | None:
     """The next request of a flow that is not in `skipped`; None when all that are looked at are.
 

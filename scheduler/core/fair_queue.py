@@ -7,10 +7,10 @@ refunded whole.
 
 import heapq
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from scheduler.core.band import Band, HitTokens
+from scheduler.core.band import Band, HitTokens, Skips
 from scheduler.core.flow import Flow, QueuedRequest, QueueOutcome, RequestKey
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.rules import BANDS, NEW_TENANT, QueueRules, band_index
@@ -153,7 +153,7 @@ class FairQueue:
         late_before: Sequence[float],
         kv_tokens: int,
         hits: HitTokens,
-        skipped: Container[QueuedRequest],
+        skipped: Skips,
         strict: bool,
     ) -> QueuedRequest | None:
         """The next request of the highest band with queued requests; see `Band.pick`. `late_before` is by band."""

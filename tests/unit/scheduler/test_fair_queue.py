@@ -389,6 +389,22 @@ def test_in_a_growing_queue_no_cached_prefix_takes_the_turn_of_the_oldest() -> N
     assert order[:2] == [8, 7]
 
 
+def test_a_skipped_request_is_not_looked_up_among_those_that_may_go_first() -> None:
+    queue = FairQueue(QueueRules(reorder_window=8))
+    waiting = [QueuedRequest("api", request(f"r{seq}"), float(seq), 99.0, seq) for seq in range(5)]
+    for queued in waiting:
+        queue.add(queued, queued.enqueued_at)
+    asked: list[int] = []
+
+    def hits(queued: QueuedRequest) -> int:
+        asked.append(queued.seq)
+        return 10 * queued.seq
+
+    picked = queue.pick(NONE_LATE, 0, hits, {waiting[4], waiting[2]}, False)
+    assert picked is waiting[3]
+    assert set(asked) == {0, 1, 3}
+
+
 def test_a_tenant_that_fills_the_cache_is_passed_over_while_others_wait_and_only_then() -> None:
     queue = FairQueue(QueueRules(kv_share=0.5))
     queue.on_open(placement(request("x", "hog", prompt_tokens=6_000, output_tokens=0)))
