@@ -249,9 +249,10 @@ class Autoscaler:
         short_there = arrangement.missing_there[name]
         # Minima first: there may not be room for more below the maximum.
         for floor in sorted(desired.floors, key=lambda floor: not floor.least):
-            more = max(0, min(room, short_there.get(floor.where, 0) - kept[floor.where]))
+            lack = short_there.get(floor.where, 0) - kept[floor.where]
+            more = max(0, min(room, lack))
             room -= more
-            below = max(0, more - (floor.need - floor.least)) if floor.least else 0
+            below = max(0, min(more, lack - (floor.need - floor.least))) if floor.least else 0
             whole_room -= 0 if floor.served else below
             reason = f"{name}: {more} more {floor.reason}"
             found.append(Wanted(floor.where, more, reason, below, floor.served))

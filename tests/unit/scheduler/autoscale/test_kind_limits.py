@@ -4,7 +4,7 @@ from collections import Counter
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.autoscale.plan import view
@@ -188,29 +188,34 @@ def test_limits_of_kinds_hold_in_every_plan(
 
 @settings(deadline=None, max_examples=60)
 @given(
-    bounds,
-    bounds,
-    bounds,
-    bounds,
+    st.lists(bounds, min_size=4, max_size=4),
+    st.sets(st.integers(0, 3)),
     st.integers(1, 5),
     st.integers(0, 20),
     st.lists(st.sampled_from([(EAST, B300), (EAST, H200), (WEST, H200)]), max_size=4),
+    st.one_of(st.none(), st.tuples(st.sampled_from([B300, H200]), st.sampled_from(["", EAST, WEST]))),
 )
+@example([(1, 2), (1, 0), (0, 0), (2, 0)], {0, 1, 3}, 4, 20, [(EAST, H200), (EAST, H200)], (H200, ""))
+@example([(2, 2), (0, 0), (2, 2), (1, 0)], {0, 1, 2, 3}, 3, 20, [], None)
 def test_plans_settle_under_steady_demand_although_minima_exclude_each_other(
-    b300: tuple[int, int],
-    h200: tuple[int, int],
-    east: tuple[int, int],
-    west: tuple[int, int],
+    pairs: list[tuple[int, int]],
+    chosen: set[int],
     high: int,
     arrivals: int,
     first: list[tuple[str, str]],
+    failing: tuple[str, str] | None,
 ) -> None:
     """Limits that cannot hold together create no host again and again, and move no replica to and fro."""
+    places = [Binding(kinds=(B300,)), Binding(kinds=(H200,)), IN_EAST, IN_WEST]
     limits = [
-        *(of(kind, low, low + more) for kind, (low, more) in ((B300, b300), (H200, h200))),
-        *(within(region, low, low + more) for region, (low, more) in ((EAST, east), (WEST, west))),
+        PlaceLimits(where, low, low + more)
+        for number, (where, (low, more)) in enumerate(zip(places, pairs, strict=True))
+        if number in chosen
     ]
     cloud = Cloud(limited(*limits, high=high))
+    if failing is not None:
+        kind, region = failing
+        cloud.failures = [CreationFailures(kind, 5, 0.0, "no capacity", region)]
     for region, kind in first:
         cloud.add(region, kind)
     for _ in range(40):
