@@ -279,12 +279,19 @@ async def check_rule(connection: AsyncConnection, tenant_id: UUID | None, proved
     """Raise PermissionDenied when the rule of these people demands more; it stays until the transaction ends."""
     await sign_in_rules.hold_still(connection)
     rule = await sign_in_rules.read_rule(connection, tenant_id)
-    if proved_by not in sign_in_rules.MEETS[rule]:
+    if proved_by in sign_in_rules.MEETS[rule]:
+        return
+    if rule == "oidc":
         raise PermissionDenied(
-            "This account needs a second factor. Enrol one by signing in to the console, with `penstock users "
-            "second-factor enrol` or with POST /v1/second-factor; then sign in with a code.",
-            code="second_factor_not_enrolled",
+            "This account signs in by its organisation's identity provider only, in the console. Tokens made there "
+            "work over REST and in commands.",
+            code="oidc_required",
         )
+    raise PermissionDenied(
+        "This account needs a second factor. Enrol one by signing in to the console, with `penstock users "
+        "second-factor enrol` or with POST /v1/second-factor; then sign in with a code.",
+        code="second_factor_not_enrolled",
+    )
 
 
 async def count_attempt(database: Database, email: str, address: str) -> None:

@@ -16,7 +16,7 @@ from admin.logins import actor_of, count_attempt, mail_address
 from admin.transactions import write_system
 from core.db import Database
 from core.errors import AuthenticationFailed, Conflict
-from tenants import logins, members
+from tenants import identity_providers, logins, members
 from tenants.names import check_password
 from tenants.passwords import hash_password, verify_password
 from tenants.views import UserView
@@ -75,6 +75,7 @@ async def recover_password(
         await members.set_recovery_hash(connection, user.id, None)
         await members.mark_confirmed(connection, user.id)
         await members.end_access(connection, user.id)
+        await identity_providers.unlink(connection, user.id)
         await logins.clear_failures(connection, email, address)
         await _record(connection, actor_of("user", user), "user.recover_password", user.id, user.tenant_id)
     return user

@@ -8,8 +8,8 @@ from admin.actor import Actor, readable, require
 from admin.audit import record
 from admin.transactions import write_system
 from core.db import Database
-from core.errors import InvalidRequest, NotFound
-from tenants import organisations, sign_in_rules
+from core.errors import Conflict, InvalidRequest, NotFound
+from tenants import identity_providers, organisations, sign_in_rules
 from tenants.names import clean_reason
 from tenants.roles import TENANT_MANAGERS
 from tenants.sign_in_rules import RULES, Rule
@@ -41,7 +41,8 @@ async def set_rule(
 ) -> RuleView:
     """Set the rule; sessions and tokens that were proved by less end at once, the actor's own included.
 
-    Raises InvalidRequest, NotFound, PermissionDenied for all but owners and admins of the platform.
+    Raises Conflict for `oidc` without a provider, InvalidRequest, NotFound, PermissionDenied for all but owners and
+    admins of the platform.
     """
     require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
     new = _clean(rule)
@@ -49,6 +50,9 @@ async def set_rule(
     async with write_system(database) as connection:
         if tenant_id is not None and await organisations.get_tenant(connection, tenant_id) is None:
             raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
+        await identity_providers.lock(connection)
+        if new == "oidc" and await identity_providers.find(connection, tenant_id) is None:
+            raise Conflict("there is no identity provider by which anybody could sign in; set one first")
         await sign_in_rules.wait_for_openings(connection)
         before = RuleView(tenant_id, await sign_in_rules.read_rule(connection, tenant_id))
         await sign_in_rules.write_rule(connection, tenant_id, new)

@@ -1,7 +1,5 @@
 """What a sign-in form carries from its first step to its second: sealed, for minutes, and of no use without a code."""
 
-import base64
-import binascii
 from datetime import datetime, timedelta
 
 import msgspec
@@ -9,7 +7,7 @@ import msgspec
 from admin.logins import RightPassword
 from admin.second_factor import Enrolment
 from core.errors import AuthenticationFailed, Unavailable
-from tenants.sealed import seal, unseal
+from tenants.sealed import seal_text, unseal_text
 
 LIFE = timedelta(minutes=10)
 _PURPOSE = "sign-in ticket"
@@ -26,17 +24,14 @@ class Ticket(msgspec.Struct, frozen=True):
 
 def issue(right: RightPassword, pepper: bytes, now: datetime, enrolment: Enrolment | None = None) -> str:
     """A ticket for somebody who has given the right password, as text of a form."""
-    plain = msgspec.json.encode(Ticket(right, now + LIFE, enrolment))
-    return base64.urlsafe_b64encode(seal(pepper, _PURPOSE, "", plain)).decode()
+    return seal_text(pepper, _PURPOSE, Ticket(right, now + LIFE, enrolment))
 
 
 def read(text: str, pepper: bytes, now: datetime) -> Ticket:
-    """The ticket. Raises AuthenticationFailed for a ticket that is none, or is older than LIFE."""
+    """The ticket. Raises AuthenticationFailed for a text that is none, or is older than LIFE."""
     try:
-        ticket: Ticket = msgspec.json.decode(
-            unseal(pepper, _PURPOSE, "", base64.urlsafe_b64decode(text)), type=Ticket
-        )
-    except (binascii.Error, ValueError, Unavailable, msgspec.MsgspecError):
+        ticket = unseal_text(pepper, _PURPOSE, text, Ticket)
+    except Unavailable:
         raise _ended() from None
     if now > ticket.ends_at:
         raise _ended()

@@ -25,7 +25,7 @@ from billing.ledger import approvals
 from core.db import Database
 from core.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound, PermissionDenied
 from core.ids import uuid7
-from tenants import logins, members, organisations
+from tenants import identity_providers, logins, members, organisations
 from tenants.names import check_password, clean_email
 from tenants.passwords import hash_password, verify_password
 from tenants.roles import (
@@ -183,8 +183,8 @@ async def reset_password(database: Database, actor: Actor, *, user_id: UUID, pas
 async def change_password(
     database: Database, actor: Actor, *, current: str, new: str, address: str = ""
 ) -> None:
-    """Change the actor's own password, and end all sessions, tokens and the recovery code: who knew the old password
-    may have made them. Wrong ones count as failed sign-ins from the network address `address`.
+    """Change the actor's own password, and end all sessions, tokens, links to identities and the recovery code: who
+    knew the old password may have made them. Wrong ones count as failed sign-ins from the network address `address`.
 
     Raises PermissionDenied for a token without the scope `access`, before it learns anything about passwords,
     AuthenticationFailed when `current` is wrong, InvalidRequest, RateLimited.
@@ -207,6 +207,7 @@ async def change_password(
         await members.set_password_hash(connection, user_id, password_hash)
         await members.end_access(connection, user_id)
         await members.set_recovery_hash(connection, user_id, None)
+        await identity_providers.unlink(connection, user_id)
         await _read_and_record(connection, actor, "user.change_password", user_id, user)
 
 
@@ -224,6 +225,7 @@ async def apply_confirmation(
         raise Conflict(f"the password of {facts['email']} was changed again since; reject this request")
     await members.mark_confirmed(connection, user_id)
     await members.end_access(connection, user_id)  # of whoever used the password that another person gave
+    await identity_providers.unlink(connection, user_id)
     return await _read_and_record(connection, acting.actor, "user.confirm", user_id, before)
 
 

@@ -22,7 +22,13 @@ from core.cross_site import is_cross_site
 
 log = logging.getLogger(__name__)
 
-OPEN_EXACT = frozenset({"/sign-in", "/sign-in/code", "/sign-in/enrol", "/favicon.ico"})
+OPEN_EXACT = frozenset(
+    {
+        "/favicon.ico",
+        "/sign-in",
+        *(f"/sign-in/{step}" for step in ("code", "enrol", "provider", "callback", "link")),
+    }
+)
 OPEN_PREFIXES = ("/static/", "/_nicegui/")
 """Static assets, which contain no data of tenants."""
 HEALTH = frozenset({"/healthz", "/readyz"})

@@ -34,9 +34,43 @@ def _render(template: str, status: int, **values: object) -> HTMLResponse:
     return HTMLResponse(html, status)
 
 
-def sign_in_page(*, status: int = 200, error: str = "", email: str = "", target: str = "") -> HTMLResponse:
-    """The sign-in form; `error` is shown above it, `target` is the path to open afterwards."""
-    return _render("sign_in.html", status, title="Sign in", error=error, email=email, next=target)
+def sign_in_page(
+    *, status: int = 200, error: str = "", email: str = "", target: str = "", providers: bool = False
+) -> HTMLResponse:
+    """The sign-in form; `error` is shown above it, `target` is the path to open afterwards.
+
+    `providers`: whether anybody has an identity provider, so that the form offers them.
+    """
+    return _render(
+        "sign_in.html", status, title="Sign in", error=error, email=email, next=target, providers=providers
+    )
+
+
+def provider_page(*, email: str = "", target: str = "") -> HTMLResponse:
+    """The form that asks for a mail address, whose domain has an identity provider."""
+    return _render("provider.html", 200, title="Identity provider", email=email, next=target)
+
+
+def leave_page(*, address: str, issuer: str) -> HTMLResponse:
+    """The page that goes on to an identity provider."""
+    return _render("leave.html", 200, title="One moment", address=address, issuer=issuer)
+
+
+def link_page(
+    *, status: int, error: str, email: str, issuer: str, needs_code: bool, ticket: str, target: str
+) -> HTMLResponse:
+    """The form that asks once for the password of an account, to link it with an identity provider."""
+    return _render(
+        "link.html",
+        status,
+        title="Link your account",
+        error=error,
+        email=email,
+        issuer=issuer,
+        needs_code=needs_code,
+        ticket=ticket,
+        next=target,
+    )
 
 
 def code_page(

@@ -11,17 +11,29 @@ from sqlalchemy.exc import SQLAlchemyError
 from admin import sign_in_tickets
 from admin.factor_codes import GivenCode
 from admin.logins import RightPassword, SignIn, check_password, complete, count_attempt
+from admin.oidc_sign_in import offered
 from admin.second_factor import Enrolment, begin_enrolment, confirm_enrolment
 from console.access import cookie_name, is_secure
 from console.deps import Console
-from console.plain import backup_codes_page, code_page, enrol_page, message_page, sign_in_page
+from console.oidc import ProviderSteps
+from console.oidc import cookie_name as oidc_cookie
+from console.plain import (
+    backup_codes_page,
+    code_page,
+    enrol_page,
+    message_page,
+    provider_page,
+    sign_in_page,
+)
 from console.viewer import Viewer
-from core.errors import AuthenticationFailed, PenstockError, RateLimited, RequestTooLarge
+from core.errors import AuthenticationFailed, PenstockError, RateLimited, RequestTooLarge, Unavailable
 from tenants.admin_tokens import Opened
 
 log = logging.getLogger(__name__)
 
 MAX_FORM_BYTES = 8192
+_STATUSES: dict[type[PenstockError], int] = {RateLimited: 429, Unavailable: 503}
+"""Other errors are 401."""
 _WRONG = "Email or password is wrong."
 
 Fields = dict[str, str]
@@ -47,22 +59,24 @@ def add_sign_in(app: FastAPI, console: Console) -> None:
     @app.get("/sign-in")
     async def form(request: Request) -> Response:
         """The sign-in form."""
-        return sign_in_page(target=local_target(request.query_params.get("next", "/")))
+        return await steps.form(target=local_target(request.query_params.get("next", "/")))
 
     @app.post("/sign-in")
     async def password(request: Request) -> Response:
         """Check e-mail address and password; start a new session, or ask for a code."""
-        return await _answer(request, steps.password)
+        return await steps.answer(request, steps.password)
 
     @app.post("/sign-in/code")
     async def code(request: Request) -> Response:
         """Check the code of the second factor, and start a new session."""
-        return await _answer(request, steps.code)
+        return await steps.answer(request, steps.code)
 
     @app.post("/sign-in/enrol")
     async def enrol(request: Request) -> Response:
         """Enrol the second factor that the person must have, and start a new session."""
-        return await _answer(request, steps.enrol)
+        return await steps.answer(request, steps.enrol)
+
+    _add_providers(app, steps)
 
     @app.post("/sign-out")
     async def sign_out(request: Request) -> Response:
@@ -75,24 +89,26 @@ def add_sign_in(app: FastAPI, console: Console) -> None:
         return response
 
 
-async def _answer(request: Request, step: Step) -> Response:
-    """Read the form and do `step`; its errors become pages."""
-    fields: Fields = {}
-    try:
-        fields = await _fields(request)
-        return await step(request, fields)
-    except RequestTooLarge as error:
-        return message_page(413, "Request too large", error.message)
-    except (SQLAlchemyError, OSError):
-        log.exception("a session could not be opened")
-        return message_page(
-            503, "Console unavailable", "Sessions cannot be kept right now. Try again shortly."
-        )
-    except PenstockError as error:
-        status = 429 if isinstance(error, RateLimited) else 401
-        return sign_in_page(
-            status=status, error=error.message, email=fields.get("email", ""), target=_target(fields)
-        )
+def _add_providers(app: FastAPI, steps: "_Steps") -> None:
+    @app.get("/sign-in/provider")
+    async def provider_form(request: Request) -> Response:
+        """The form that asks for a mail address."""
+        return provider_page(target=local_target(request.query_params.get("next", "/")))
+
+    @app.post("/sign-in/provider")
+    async def provider(request: Request) -> Response:
+        """Go on to the identity provider of a mail address."""
+        return await steps.answer(request, steps.leave)
+
+    @app.get("/sign-in/callback")
+    async def callback(request: Request) -> Response:
+        """Back from the identity provider."""
+        return await steps.answer(request, steps.come_back)
+
+    @app.post("/sign-in/link")
+    async def link(request: Request) -> Response:
+        """Link an account by its password, and start a new session."""
+        return await steps.answer(request, steps.link)
 
 
 async def _fields(request: Request) -> Fields:
@@ -121,6 +137,63 @@ class _Steps:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._providers = ProviderSteps(console)
+
+    async def answer(self, request: Request, step: Step) -> Response:
+        """Read the form and do `step`; its errors become pages."""
+        fields: Fields = {}
+        try:
+            fields = await _fields(request)
+            return await step(request, fields)
+        except RequestTooLarge as error:
+            return message_page(413, "Request too large", error.message)
+        except (SQLAlchemyError, OSError):
+            log.exception("a session could not be opened")
+            return message_page(
+                503, "Console unavailable", "Sessions cannot be kept right now. Try again shortly."
+            )
+        except PenstockError as error:
+            status = _STATUSES.get(type(error), 401)
+            return await self.form(
+                status=status, error=error.message, email=fields.get("email", ""), target=_target(fields)
+            )
+
+    async def form(
+        self, *, status: int = 200, error: str = "", email: str = "", target: str = ""
+    ) -> Response:
+        """The first form, with identity providers where anybody has one."""
+        try:
+            providers = await offered(self._console.database)
+        except (SQLAlchemyError, OSError):
+            providers = False
+        return sign_in_page(status=status, error=error, email=email, target=target, providers=providers)
+
+    async def leave(self, request: Request, fields: Fields) -> Response:
+        """Go on to the identity provider. Raises AuthenticationFailed, Unavailable."""
+        return await self._providers.leave(request, fields.get("email", "")[:254], _target(fields))
+
+    async def come_back(self, request: Request, fields: Fields) -> Response:
+        """Sign in whom the identity provider names. Raises AuthenticationFailed, Unavailable, PermissionDenied."""
+        found, target = await self._providers.come_back(request, _address(request))
+        page: Response
+        if isinstance(found, SignIn):
+            page = await self._opened(request, {"next": target}, found)
+        else:
+            page = found
+        secure = is_secure(request)
+        page.delete_cookie(oidc_cookie(secure), path="/", secure=secure, httponly=True, samesite="lax")
+        return page
+
+    async def link(self, request: Request, fields: Fields) -> Response:
+        """Link the account whose password was given. Raises AuthenticationFailed, RateLimited, Conflict."""
+        found = await self._providers.link(
+            fields.get("ticket", ""),
+            fields.get("password", "")[:1024],
+            fields.get("code", "")[:64],
+            _target(fields),
+            _address(request),
+        )
+        return await self._opened(request, fields, found) if isinstance(found, SignIn) else found
 
     async def password(self, request: Request, fields: Fields) -> Response:
         """Check e-mail address and password. Raises RateLimited, AuthenticationFailed."""

@@ -43,6 +43,9 @@ class Settings(BaseSettings):
     """Sender of mail, such as billing@example.com."""
     webhook_allow_hosts: str = ""
     """Comma-separated hosts that alert webhooks may reach although they are private or use plain HTTP."""
+    oidc_allow_hosts: str = ""
+    """Comma-separated hosts of identity providers that may be asked although they are private, or use plain HTTP on
+    loopback."""
     signing_key: SecretStr = SecretStr("")
     """Ed25519 private key that signs statements and receipts: 64 hex digits; empty = a file in `data_dir`."""
     otlp_endpoint: str = Field(default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -11,12 +11,13 @@ from tenants.proofs import Proof
 from tenants.scoping import platform_wide
 from tenants.tables import admin_tokens, memberships, sign_in_rules
 
-Rule = Literal["password", "second_factor"]
+Rule = Literal["password", "second_factor", "oidc"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 """From the weakest to the strongest."""
 MEETS: dict[Rule, tuple[Proof, ...]] = {
     "password": ("password", "second_factor", "oidc"),
     "second_factor": ("second_factor", "oidc"),
+    "oidc": ("oidc",),
 }
 """Rule -> the proofs that it accepts."""
 

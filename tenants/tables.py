@@ -191,6 +191,32 @@ sign_in_rules = Table(
 )
 """What sign-ins must prove, for an organisation's people or the platform's (tenant null); without a row a password."""
 
+identity_providers = Table(
+    "identity_providers",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    tenant(nullable=True),
+    string("issuer"),
+    string("client_id"),
+    Column("sealed_client_secret", LargeBinary, nullable=False),
+    Column("mail_domains", ARRAY(Text), nullable=False),
+    Column("default_role", Text),
+    UniqueConstraint("tenant_id", postgresql_nulls_not_distinct=True),
+)
+"""The identity provider (OpenID Connect) of an organisation, or of the platform's people (tenant null). The client
+secret is sealed (tenants/sealed.py). `default_role`: of who comes the first time; null = nobody is made."""
+
+identity_links = Table(
+    "identity_links",
+    metadata,
+    Column("issuer", Text, primary_key=True),
+    Column("subject", Text, primary_key=True),
+    Column("user_id", Uuid, ForeignKey("users.id"), nullable=False),
+    instant("created_at", now=True),
+    Index(None, "user_id"),
+)
+"""Which person a subject of an issuer is."""
+
 invitations = Table(
     "invitations",
     metadata,

@@ -11,7 +11,7 @@ from admin import alerts as admin_alerts
 from admin.actor import Actor
 from api.admin.billing import Usd
 from api.admin.deps import AdminDeps, After, Limit, Page, RequestBody, ResponseModel, to_page
-from billing.notifications.webhooks import parse_hosts
+from core.public_addresses import parse_hosts
 
 _TENANT = Query(description="The organisation; default: the platform.")
 

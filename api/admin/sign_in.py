@@ -1,4 +1,4 @@
-"""Admin API: what sign-ins must prove, for the platform's own people and those of organisations."""
+"""Admin API: what sign-ins must prove, and by which identity provider, for the platform's and organisations' people."""
 
 from typing import Annotated
 from uuid import UUID
@@ -6,9 +6,11 @@ from uuid import UUID
 from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from admin import sign_in_rules
+from admin import identity_providers, sign_in_rules
 from admin.actor import Actor
 from api.admin.deps import AdminDeps, Reason, RequestBody, ResponseModel
+from core.public_addresses import parse_hosts
+from tenants.roles import Role
 from tenants.sign_in_rules import Rule
 
 
@@ -27,6 +29,51 @@ class RuleSet(RequestBody):
 
     rule: Rule
     reason: Reason | None = None
+
+
+class ProviderOut(ResponseModel):
+    """An identity provider (OpenID Connect) without its client secret."""
+
+    tenant_id: UUID | None = Field(description="null = of the people of the platform.")
+    issuer: str
+    client_id: str
+    mail_domains: list[str] = Field(description="Whose mail addresses sign in by it.")
+    default_role: str | None = Field(
+        description="Role of people who come the first time; null = only those with an account are let in."
+    )
+
+
+class ProviderSet(RequestBody):
+    """An identity provider. It must allow the redirect address `https://CONSOLE/sign-in/callback`."""
+
+    issuer: str = Field(max_length=500, examples=["https://login.example.com"])
+    client_id: str = Field(min_length=1, max_length=255)
+    client_secret: str | None = Field(
+        default=None, max_length=1000, description="null = the one that is stored for the same issuer."
+    )
+    mail_domains: list[str] = Field(max_length=identity_providers.MAX_DOMAINS, examples=[["example.com"]])
+    default_role: Role | None = None
+
+
+async def put_provider(
+    deps: AdminDeps, actor: Actor, tenant_id: UUID | None, body: ProviderSet
+) -> ProviderOut:
+    """Set the provider of an organisation, or of the platform (None)."""
+    view = await identity_providers.set_provider(
+        deps.database,
+        actor,
+        pepper=deps.pepper,
+        allow_hosts=parse_hosts(deps.settings.oidc_allow_hosts),
+        tenant_id=tenant_id,
+        **body.model_dump(),
+    )
+    return ProviderOut.model_validate(view)
+
+
+async def show_provider(deps: AdminDeps, actor: Actor, tenant_id: UUID | None) -> ProviderOut | None:
+    """Return the provider; None without one."""
+    found = await identity_providers.get_provider(deps.database, actor, tenant_id=tenant_id)
+    return None if found is None else ProviderOut.model_validate(found)
 
 
 def router(deps: AdminDeps) -> APIRouter:
@@ -58,4 +105,36 @@ def router(deps: AdminDeps) -> APIRouter:
             )
         )
 
+    _provider_routes(routes, deps)
     return routes
+
+
+def _provider_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    auth = Depends(deps.actor)
+    tenant = "/tenants/{tenant_id}/identity-provider"
+
+    @routes.get("/identity-provider", summary="The identity provider of the platform's people; null = none")
+    async def get_platform_provider(actor: Annotated[Actor, auth]) -> ProviderOut | None:
+        return await show_provider(deps, actor, None)
+
+    @routes.put("/identity-provider", summary="Set the identity provider of the platform's people")
+    async def set_platform_provider(actor: Annotated[Actor, auth], body: ProviderSet) -> ProviderOut:
+        return await put_provider(deps, actor, None, body)
+
+    @routes.delete(
+        "/identity-provider", status_code=204, summary="Remove the identity provider of the platform's people"
+    )
+    async def remove_platform_provider(actor: Annotated[Actor, auth]) -> None:
+        await identity_providers.remove_provider(deps.database, actor)
+
+    @routes.get(tenant, summary="The identity provider of an organisation; null = none")
+    async def get_provider(actor: Annotated[Actor, auth], tenant_id: UUID) -> ProviderOut | None:
+        return await show_provider(deps, actor, tenant_id)
+
+    @routes.put(tenant, summary="Set the identity provider of an organisation")
+    async def set_provider(actor: Annotated[Actor, auth], tenant_id: UUID, body: ProviderSet) -> ProviderOut:
+        return await put_provider(deps, actor, tenant_id, body)
+
+    @routes.delete(tenant, status_code=204, summary="Remove the identity provider of an organisation")
+    async def remove_provider(actor: Annotated[Actor, auth], tenant_id: UUID) -> None:
+        await identity_providers.remove_provider(deps.database, actor, tenant_id=tenant_id)

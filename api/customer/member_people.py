@@ -7,15 +7,15 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
 
+from admin import identity_providers, sign_in_rules
 from admin import invitations as admin_invitations
 from admin import logins as admin_logins
 from admin import sessions as admin_sessions
-from admin import sign_in_rules
 from admin import users as admin_users
 from admin.actor import user_id_of
 from admin.logins import TokenLives
 from api.admin.deps import After, Limit, Page, RequestBody, ResponseModel, to_page
-from api.admin.sign_in import RuleOut, RuleSet
+from api.admin.sign_in import ProviderOut, ProviderSet, RuleOut, RuleSet, put_provider, show_provider
 from api.admin.users import (
     CreatedTokenOut,
     Password,
@@ -75,6 +75,7 @@ def router(deps: MemberDeps) -> APIRouter:
     _token_routes(routes, deps)
     _session_routes(routes, deps)
     _rule_routes(routes, deps)
+    _provider_routes(routes, deps)
     return routes
 
 
@@ -199,6 +200,23 @@ def _rule_routes(routes: APIRouter, deps: MemberDeps) -> None:
                 reason=body.reason,
             )
         )
+
+
+def _provider_routes(routes: APIRouter, deps: MemberDeps) -> None:
+    auth = Depends(deps.member)
+
+    @routes.get("/identity-provider", summary="The identity provider; null = none (owners)")
+    async def get_provider(member: Annotated[Member, auth]) -> ProviderOut | None:
+        return await show_provider(deps.admin, member.actor, member.tenant_id)
+
+    @routes.put("/identity-provider", summary="Set the identity provider (owners)")
+    async def set_provider(member: Annotated[Member, auth], body: ProviderSet) -> ProviderOut:
+        """A mail domain that is new is added by an admin of the platform."""
+        return await put_provider(deps.admin, member.actor, member.tenant_id, body)
+
+    @routes.delete("/identity-provider", status_code=204, summary="Remove the identity provider (owners)")
+    async def remove_provider(member: Annotated[Member, auth]) -> None:
+        await identity_providers.remove_provider(deps.database, member.actor, tenant_id=member.tenant_id)
 
 
 async def _sessions_of(deps: MemberDeps, member: Member, user_id: UUID) -> list[SessionOut]:

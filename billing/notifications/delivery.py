@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.notifications import mail, webhooks
 from core.db import Database
+from core.public_addresses import parse_hosts
 from core.settings import Settings
 from tenants.scoping import platform_wide
 
@@ -42,7 +43,7 @@ class DeliveryConfig(msgspec.Struct, frozen=True):
         return cls(
             pepper=settings.key_pepper.get_secret_value().encode(),
             smtp=mail.parse_smtp(settings.smtp_url.get_secret_value(), settings.smtp_from),
-            allow_hosts=webhooks.parse_hosts(settings.webhook_allow_hosts),
+            allow_hosts=parse_hosts(settings.webhook_allow_hosts),
         )
 
 

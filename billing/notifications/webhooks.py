@@ -5,18 +5,16 @@ resolved address is checked when the socket is created (so DNS rebinding has no 
 used; only the status of the answer is read. `allow_hosts` is the operator's list of exceptions.
 """
 
-import errno
 import hashlib
 import hmac
-import socket
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import Any
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 from uuid import UUID
 
 import aiohttp
 
 from core.errors import InvalidRequest
+from core.public_addresses import guarded_socket, is_public
 
 MAX_URL = 500
 """Characters of a URL."""
@@ -25,11 +23,6 @@ TIMEOUT_S = 5.0
 _PRIVATE_SUFFIXES = frozenset(
     {"local", "localhost", "localdomain", "internal", "lan", "home", "corp", "arpa"}
 )
-_NAT64 = IPv6Network("64:ff9b::/96")
-
-
-class AddressRefused(OSError):
-    """A connection to an address that is not public."""
 
 
 def endpoint_secret(pepper: bytes, endpoint_id: UUID, version: int) -> str:
@@ -42,28 +35,6 @@ def signature(secret: str, unix_s: int, body: bytes) -> str:
     """The value of the header Penstock-Signature: `t=<unix seconds>,v1=<hex HMAC-SHA256 of "t.body">`."""
     digest = hmac.new(secret.encode(), f"{unix_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={unix_s},v1={digest}"
-
-
-def parse_hosts(text: str) -> frozenset[str]:
-    """The operator's allow-list from comma-separated host names or addresses."""
-    return frozenset(host.strip().lower() for host in text.split(",") if host.strip())
-
-
-def is_public(address: str) -> bool:
-    """Whether an IP address is public: not loopback, private, link-local, reserved or multicast, also when embedded
-    in IPv6 (mapped, 6to4, Teredo, NAT64)."""
-    try:
-        found: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(found, IPv6Address):
-        if found.sixtofour is not None or found.teredo is not None:
-            return False
-        if found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
-        elif found in _NAT64:
-            found = IPv4Address(int(found) & 0xFFFFFFFF)
-    return found.is_global and not found.is_multicast and not found.is_reserved
 
 
 def check_url(url: str, allow_hosts: frozenset[str]) -> str:
@@ -107,15 +78,6 @@ def _is_literal(host: str) -> bool:
     return True
 
 
-def _guarded_socket(info: Any) -> socket.socket:
-    """The socket of a connection. Raises AddressRefused when its address is not public."""
-    family, kind, protocol, _, address = info
-    if not is_public(str(address[0])):
-        # The message omits the address: customers must not learn what our resolver returns for internal names.
-        raise AddressRefused(errno.EACCES, "the name does not lead to the public internet")
-    return socket.socket(family=family, type=kind, proto=protocol)
-
-
 async def post(url: str, body: bytes, headers: dict[str, str], allow_hosts: frozenset[str]) -> str | None:
     """POST `body` to `url`; returns None for an answer of 2xx, otherwise the error as a text. Never raises."""
     problem = _url_problem(url, allow_hosts)
@@ -126,7 +88,7 @@ async def post(url: str, body: bytes, headers: dict[str, str], allow_hosts: froz
         limit=1,
         force_close=True,
         use_dns_cache=False,
-        socket_factory=None if allowed else _guarded_socket,
+        socket_factory=None if allowed else guarded_socket,
     )
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:

@@ -8,11 +8,11 @@ import typer
 
 from admin import alerts as admin_alerts
 from admin.actor import Actor
-from billing.notifications.webhooks import parse_hosts
 from cli.context import AsJson, DataDir, pepper, perform
 from cli.tenancy import TenantRef, parse_id, project_of, tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
+from core.public_addresses import parse_hosts
 
 app = typer.Typer(no_args_is_help=True, help="Budgets and alerts, and where they are sent.")
 endpoints = typer.Typer(

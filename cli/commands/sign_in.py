@@ -4,14 +4,20 @@ from typing import Annotated
 
 import typer
 
-from admin import sign_in_rules
+from admin import identity_providers, sign_in_rules
 from admin.actor import Actor
-from cli.context import AsJson, DataDir, perform
+from cli.context import AsJson, DataDir, pepper, perform
+from cli.secrets_in import read_secret
 from cli.tenancy import MaybeReason, open_db_for_changes, tenant_id_of
 from core.db import Database
+from core.errors import NotFound
+from core.public_addresses import parse_hosts
+from core.settings import Settings
 from tenants.sign_in_rules import RULES
 
-app = typer.Typer(no_args_is_help=True, help="What sign-ins must prove.")
+app = typer.Typer(no_args_is_help=True, help="What sign-ins must prove, and by which identity provider.")
+provider = typer.Typer(no_args_is_help=True, help="The identity provider (OpenID Connect).")
+app.add_typer(provider, name="provider")
 
 Tenant = Annotated[
     str | None,
@@ -48,3 +54,69 @@ def require(
         return await sign_in_rules.set_rule(database, who, tenant_id=tenant_id, rule=rule, reason=reason)
 
     perform(act, data_dir, as_json, opening=open_db_for_changes)
+
+
+@provider.command("show", epilog="Example: penstock sign-in provider show --tenant acme-robotics")
+def show_provider(tenant: Tenant = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show the identity provider."""
+
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        found = await identity_providers.get_provider(database, who, tenant_id=tenant_id)
+        if found is None:
+            raise NotFound("there is no identity provider; `penstock sign-in provider set` sets one")
+        return found
+
+    perform(act, data_dir, as_json)
+
+
+@provider.command(
+    "set",
+    epilog="Example: penstock sign-in provider set https://login.acme.example penstock --domain acme.example "
+    "--tenant acme-robotics",
+)
+def set_provider(
+    issuer: Annotated[str, typer.Argument(metavar="ISSUER", help="Address of the provider.")],
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID", help="What it calls this platform.")],
+    domain: Annotated[list[str], typer.Option(help="Mail domain of people who sign in by it; repeat.")],
+    default_role: Annotated[
+        str | None, typer.Option(help="Role of people who come the first time; without it nobody is made.")
+    ] = None,
+    keep_secret: Annotated[
+        bool, typer.Option("--keep-secret", help="Keep the stored client secret.")
+    ] = False,
+    tenant: Tenant = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set the identity provider (OpenID Connect). The client secret is asked for, or read from standard input."""
+    secret = None if keep_secret else read_secret("client secret")
+
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        return await identity_providers.set_provider(
+            database,
+            who,
+            pepper=pepper(data_dir),
+            allow_hosts=parse_hosts(Settings().oidc_allow_hosts),
+            tenant_id=tenant_id,
+            issuer=issuer,
+            client_id=client_id,
+            client_secret=secret,
+            mail_domains=domain,
+            default_role=default_role,
+        )
+
+    perform(act, data_dir, as_json)
+
+
+@provider.command("remove", epilog="Example: penstock sign-in provider remove --tenant acme-robotics")
+def remove_provider(tenant: Tenant = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Remove the identity provider."""
+
+    async def act(database: Database, who: Actor) -> object:
+        tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+        await identity_providers.remove_provider(database, who, tenant_id=tenant_id)
+        return {"removed": True}
+
+    perform(act, data_dir, as_json)

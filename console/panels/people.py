@@ -9,10 +9,11 @@ from admin import second_factor, sign_in_rules
 from admin import sessions as admin_sessions
 from admin import users as admin_users
 from console.components.base import Text, box, card
-from console.components.dialogs import confirm, primary, secondary
+from console.components.dialogs import confirm, form_dialog, primary, secondary, text_input
 from console.components.table import Column, actions_cell, cell, data_table, set_rows
 from console.deps import Console
 from console.layout import ROLE_NAMES
+from console.panels.identity_provider import open_provider_form
 from console.panels.session_rows import SESSION_COLUMNS, session_rows
 from console.viewer import Viewer, toast_ok
 from tenants.sign_in_rules import Rule
@@ -28,6 +29,7 @@ _COLUMNS = (
 _RULES: dict[Rule, str] = {
     "password": "A password is enough.",
     "second_factor": "A second factor is required: who has none enrols one at the next sign-in.",
+    "oidc": "Only the identity provider signs people in.",
 }
 
 
@@ -57,12 +59,10 @@ class _People:
         rule = (await sign_in_rules.get_rule(database, actor, tenant_id=self._tenant_id)).rule
         self._rule.text = _RULES[rule]
         self._actions.clear()
-        with self._actions:
-            if self._manages and rule == "password":
-                demand = self._viewer.act(partial(self._set, "second_factor"))
-                primary("Require a second factor", demand, icon="shield")
-            elif self._manages:
-                secondary("Let a password be enough", self._viewer.act(partial(self._set, "password")))
+        if self._manages:
+            with self._actions:
+                secondary("Identity provider", self._viewer.act(self._provider), icon="key")
+                primary("How people sign in", self._viewer.act(partial(self._choose, rule)), icon="shield")
         set_rows(
             self._table,
             [
@@ -101,24 +101,34 @@ class _People:
         """Do what a row's button says."""
         await (self._show_sessions(UUID(row)) if action == "sessions" else self._remove(UUID(row)))
 
-    async def _set(self, rule: Rule) -> None:
-        """Change the rule after a question."""
-        strict = rule == "second_factor"
-        body = (
-            "Sessions and tokens that were opened with a password alone end now, yours included if it was."
-            if strict
-            else "People with a second factor still give codes; nobody else needs one."
-        )
-        title = "Require a second factor?" if strict else "Let a password be enough?"
-        reason = await confirm(self._viewer, title, body, "Require" if strict else "Change", danger=strict)
-        if reason is None:
-            return
-        done = await sign_in_rules.set_rule(
-            self._console.database, self._viewer.actor, tenant_id=self._tenant_id, rule=rule, reason=reason
-        )
-        toast_ok(f"Changed; {done.ended} sessions and tokens have ended.")
-        await self._viewer.check()
-        await self.refresh()
+    async def _provider(self) -> None:
+        """Open the form of the identity provider."""
+        await open_provider_form(self._console, self._viewer, self._tenant_id, self.refresh)
+
+    async def _choose(self, present: Rule) -> None:
+        """Open the form of the rule."""
+
+        async def save() -> bool:
+            if not reason.value.strip():
+                reason.error = "Say why: it goes to the audit log."
+                return False
+            done = await sign_in_rules.set_rule(
+                self._console.database,
+                self._viewer.actor,
+                tenant_id=self._tenant_id,
+                rule=str(rule.value),
+                reason=reason.value,
+            )
+            toast_ok(f"Changed; {done.ended} sessions and tokens have ended.")
+            await self._viewer.check()
+            await self.refresh()
+            return True
+
+        sub = "Sessions and tokens that were opened with less end now, yours included."
+        with form_dialog("How people sign in", "Change", self._viewer, save, sub=sub):
+            rule = ui.select(dict(_RULES), value=present, label="Rule").props("outlined dense")
+            rule.classes("w-full")
+            reason = text_input("Reason", hint="Kept in the audit log.").props("maxlength=500")
 
     async def _remove(self, user_id: UUID) -> None:
         """Remove a person's second factor after a question."""

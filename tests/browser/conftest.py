@@ -58,6 +58,7 @@ def site(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             "HF_HUB_CACHE": str(base / "hub"),
             "HF_HUB_OFFLINE": "0",
             "PENSTOCK_ADAPTER_MAX_MB": "2",
+            "PENSTOCK_OIDC_ALLOW_HOSTS": "127.0.0.1",
             "PENSTOCK_ENGINE_ENV": str(engine_parser(base / "engine")),
         }
         with running_site(services, base, extra=extra) as running:

@@ -80,9 +80,11 @@ async def test_an_owner_demands_it_and_ends_sessions_of_members(
     await phone.page.goto(f"{site.url}/home")
     await expect(phone.page.get_by_role("heading", name="Sign in")).to_be_visible()
 
-    await person.page.get_by_role("button", name="Require a second factor").click()
+    await person.page.get_by_role("button", name="How people sign in").click()
+    await person.page.get_by_label("Rule").click()
+    await person.page.get_by_role("option", name="A second factor is required").click()
     await person.page.get_by_label("Reason").fill("policy")
-    await person.page.get_by_role("dialog").get_by_role("button", name="Require", exact=True).click()
+    await person.page.get_by_role("dialog").get_by_role("button", name="Change").click()
     await person.page.wait_for_url("**/sign-in")
 
     phone.expected_status = {401}

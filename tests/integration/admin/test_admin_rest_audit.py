@@ -30,6 +30,7 @@ from tests.support.tenancy import ADMIN, audit_actions, make_organisation
 from workers import host_credentials
 from workers.providers.store import DatabaseIntents
 
+PROVIDER = {"issuer": "https://login.example.com", "client_id": "penstock", "client_secret": "secret"}
 CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/tenants", {"name": "Beta"}, 201, "tenant.create"),
     ("PATCH", "/tenants/{tenant_id}", {"name": "Acme 2"}, 200, "tenant.rename"),
@@ -86,6 +87,16 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("DELETE", "/users/{user_id}/sessions", None, 204, "session.end_all"),
     ("PUT", "/sign-in", {"rule": "password"}, 200, "sign_in.set_rule"),
     ("PUT", "/tenants/{tenant_id}/sign-in", {"rule": "second_factor"}, 200, "sign_in.set_rule"),
+    ("PUT", "/identity-provider", {**PROVIDER, "mail_domains": ["a.example"]}, 200, "sign_in.set_provider"),
+    ("DELETE", "/identity-provider", None, 204, "sign_in.remove_provider"),
+    (
+        "PUT",
+        "/tenants/{tenant_id}/identity-provider",
+        {**PROVIDER, "mail_domains": []},
+        200,
+        "sign_in.set_provider",
+    ),
+    ("DELETE", "/tenants/{tenant_id}/identity-provider", None, 204, "sign_in.remove_provider"),
     ("POST", "/models", {"name": "deepseek-v3.2"}, 201, "model.add"),
     ("PUT", "/models/alias", {"name": "deepseek", "target": "deepseek-v3.2"}, 200, "model.alias"),
     (

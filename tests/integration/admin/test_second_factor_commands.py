@@ -99,3 +99,22 @@ async def test_a_shell_sets_the_rule_when_nobody_can_sign_in(database: Database,
     status, out, _ = shell.run("show", group="sign-in")
     assert json.loads(out) == {"tenant_id": None, "rule": "password", "ended": 0}
     assert shell.run("token", ada.label, "--name", "mine", lines=(PASSWORD,))[0] == 0
+
+
+async def test_a_shell_sets_the_identity_provider(database: Database, shell: Shell) -> None:
+    wanted = ("provider", "set", "https://login.example.com", "penstock", "--domain", "example.com")
+    status, out, err = shell.run(*wanted, lines=("the client secret",), group="sign-in")
+    assert status == 0, err
+    view = json.loads(out)
+    assert (view["issuer"], view["mail_domains"]) == ("https://login.example.com", ["example.com"])
+    assert json.loads(shell.run("provider", "show", group="sign-in")[1]) == view
+    status, _, err = shell.run("require", "oidc", group="sign-in")
+    assert status == 0, err
+    status, _, err = shell.run("provider", "remove", group="sign-in")
+    assert (status, "by it only" in err) == (2, True)
+    assert shell.run("require", "password", group="sign-in")[0] == 0
+    assert shell.run("provider", "remove", group="sign-in")[0] == 0
+    status, _, err = shell.run("provider", "show", group="sign-in")
+    assert (status, err.count("\n")) == (2, 1)
+    status, _, err = shell.run(*wanted[:2], "http://a.example", *wanted[3:], "--keep-secret", group="sign-in")
+    assert (status, "must begin with https" in err) == (2, True)

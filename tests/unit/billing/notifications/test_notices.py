@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 from billing.notifications.alerts import reached_thresholds
 from billing.notifications.delivery import MAX_ATTEMPTS, retry_delay_s
 from billing.notifications.mail import SmtpServer, compose, parse_smtp
-from billing.notifications.webhooks import (
-    AddressRefused,
-    _guarded_socket,
-    check_url,
-    endpoint_secret,
-    is_public,
-    parse_hosts,
-    signature,
-)
+from billing.notifications.webhooks import check_url, endpoint_secret, signature
 from core.errors import InvalidRequest
+from core.public_addresses import AddressRefused, guarded_socket, is_public, parse_hosts
 
 NONE: frozenset[str] = frozenset()
 ENDPOINT = UUID(int=7)
@@ -120,7 +113,7 @@ def test_no_private_address_passes_bare_or_wrapped(network: object, offset: int)
 @pytest.mark.promise(20)
 def test_the_socket_refuses_a_private_address_in_the_last_moment() -> None:
     with pytest.raises(AddressRefused):
-        _guarded_socket((2, 1, 6, "", ("10.1.2.3", 443)))
+        guarded_socket((2, 1, 6, "", ("10.1.2.3", 443)))
     assert not is_public("no address")
 
 

@@ -1,0 +1,169 @@
+"""The identity provider (OpenID Connect) of an organisation, or of the platform's people: set, shown, removed.
+
+An owner says who the provider is. Which mail domains it speaks for is said by the platform's admins alone: a mail
+address finds its provider by its domain, so nobody may claim a domain of others.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.oidc_client import check_issuer
+from admin.transactions import write_system
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
+from core.ids import uuid7
+from tenants import identity_providers, organisations
+from tenants.identity_providers import Provider
+from tenants.names import clean_email
+from tenants.roles import TENANT_MANAGERS, TENANT_ROLES
+from tenants.sealed import seal
+from tenants.sign_in_rules import read_rule
+
+PURPOSE = "identity provider"
+"""For which client secrets are sealed."""
+MAX_DOMAINS = 20
+
+
+class ProviderView(msgspec.Struct, frozen=True):
+    """A provider as it may be shown."""
+
+    tenant_id: UUID | None
+    issuer: str
+    client_id: str
+    mail_domains: list[str]
+    default_role: str | None
+    """Role of people who come the first time; None = only those are let in who have an account."""
+
+
+async def get_provider(
+    database: Database, actor: Actor, *, tenant_id: UUID | None = None
+) -> ProviderView | None:
+    """The provider; None without one. Raises PermissionDenied for all but owners and admins."""
+    require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
+    async with database.read() as connection:
+        found = await identity_providers.find(connection, tenant_id)
+    return None if found is None else _view(found)
+
+
+async def set_provider(
+    database: Database,
+    actor: Actor,
+    *,
+    pepper: bytes,
+    allow_hosts: frozenset[str],
+    tenant_id: UUID | None = None,
+    issuer: str,
+    client_id: str,
+    client_secret: str | None = None,
+    mail_domains: Sequence[str],
+    default_role: str | None = None,
+) -> ProviderView:
+    """Set the provider, in place of an earlier one, whose client secret stays unless one is given.
+
+    Raises InvalidRequest for an issuer that may not be asked and for a default role of the platform, whose people are
+    made by name; Conflict for a domain of another provider; NotFound; PermissionDenied for all but owners and admins,
+    and for a domain that an owner adds.
+    """
+    require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
+    check_issuer(issuer, allow_hosts)
+    domains = _clean_domains(mail_domains)
+    if not 0 < len(client_id) <= 255 or not client_id.isprintable():
+        raise InvalidRequest("client_id must be 1 to 255 printable characters", param="client_id")
+    if default_role is not None and (tenant_id is None or default_role not in TENANT_ROLES):
+        raise InvalidRequest(
+            f"default_role must be one of {', '.join(TENANT_ROLES)}, and of an organisation",
+            param="default_role",
+        )
+    async with write_system(database) as connection:
+        await identity_providers.lock(connection)
+        if tenant_id is not None and await organisations.get_tenant(connection, tenant_id) is None:
+            raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
+        before = await identity_providers.find(connection, tenant_id)
+        await _check_domains(connection, actor, before, domains)
+        provider_id = uuid7() if before is None else before.id
+        if client_secret:
+            sealed = seal(pepper, PURPOSE, str(provider_id), client_secret.encode())
+        elif before is not None and before.issuer == issuer:
+            sealed = before.sealed_client_secret
+        else:
+            raise InvalidRequest("give the client secret that the provider has issued", param="client_secret")
+        after = Provider(provider_id, tenant_id, issuer, client_id, sealed, domains, default_role)
+        await identity_providers.put(connection, after)
+        await _record(connection, actor, "sign_in.set_provider", tenant_id, before, after)
+    return _view(after)
+
+
+async def remove_provider(database: Database, actor: Actor, *, tenant_id: UUID | None = None) -> None:
+    """Remove the provider. Raises Conflict while nothing else is allowed, NotFound, PermissionDenied."""
+    require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
+    async with write_system(database) as connection:
+        await identity_providers.lock(connection)
+        before = await identity_providers.find(connection, tenant_id)
+        if before is None:
+            raise NotFound("there is no identity provider")
+        if await read_rule(connection, tenant_id) == "oidc":
+            raise Conflict("people sign in by it only; allow another way first (`penstock sign-in require`)")
+        await identity_providers.remove(connection, tenant_id)
+        await _record(connection, actor, "sign_in.remove_provider", tenant_id, before, None)
+
+
+async def _check_domains(
+    connection: AsyncConnection, actor: Actor, before: Provider | None, domains: list[str]
+) -> None:
+    had = () if before is None else before.mail_domains
+    for domain in domains:
+        other = await identity_providers.find_by_domain(connection, domain)
+        if other is not None and (before is None or other.id != before.id):
+            raise Conflict(f"the domain {domain} belongs to another identity provider", param="mail_domains")
+        if domain not in had and not actor.is_platform:
+            raise PermissionDenied(
+                f"an admin of the platform adds the mail domain {domain}: ask for it, and say that it is yours"
+            )
+
+
+async def _record(
+    connection: AsyncConnection,
+    actor: Actor,
+    action: str,
+    tenant_id: UUID | None,
+    before: Provider | None,
+    after: Provider | None,
+) -> None:
+    await record(
+        connection,
+        actor,
+        action,
+        tenant_id=tenant_id,
+        object_kind="tenant" if tenant_id is not None else "platform",
+        object_id=tenant_id or "platform",
+        before=None if before is None else _view(before),
+        after=None if after is None else _view(after),
+    )
+
+
+def _clean_domains(names: Sequence[str]) -> list[str]:
+    """Domains in lower case, each once. Raises InvalidRequest."""
+    if len(names) > MAX_DOMAINS:
+        raise InvalidRequest(f"at most {MAX_DOMAINS} mail domains", param="mail_domains")
+    found = set[str]()
+    for name in names:
+        try:
+            found.add(clean_email(f"someone@{name.strip()}").partition("@")[2])
+        except InvalidRequest:
+            raise InvalidRequest(f"{name[:100]!r} is no mail domain", param="mail_domains") from None
+    return sorted(found)
+
+
+def _view(provider: Provider) -> ProviderView:
+    return ProviderView(
+        provider.tenant_id,
+        provider.issuer,
+        provider.client_id,
+        provider.mail_domains,
+        provider.default_role,
+    )

@@ -1,0 +1,152 @@
+"""Signing in by an identity provider: to it, back from it, and the password that links an account once."""
+
+import hmac
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.responses import HTMLResponse
+
+from admin import oidc_client, oidc_sign_in
+from admin.factor_codes import GivenCode
+from admin.logins import SignIn
+from admin.oidc_client import Asked
+from admin.oidc_sign_in import Unlinked
+from console.access import is_secure
+from console.deps import Console
+from console.plain import leave_page, link_page
+from core.errors import AuthenticationFailed, Unavailable
+from core.public_addresses import parse_hosts
+from tenants.sealed import seal_text, unseal_text
+
+LIFE = timedelta(minutes=10)
+"""How long somebody may take at the provider, or for the password."""
+CALLBACK = "/sign-in/callback"
+_SENT, _LINKING = "oidc state", "oidc link"
+"""Purposes of what is sealed."""
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What the browser keeps while it is at the provider."""
+
+    provider_id: str
+    asked: Asked
+    target: str
+    ends_at: datetime
+
+
+class Linking(msgspec.Struct, frozen=True):
+    """What the form of the password keeps."""
+
+    unlinked: Unlinked
+    ends_at: datetime
+
+
+def cookie_name(secure: bool) -> str:
+    """The name of the cookie that keeps `Sent`."""
+    return "__Host-penstock_oidc" if secure else "penstock_oidc"
+
+
+class ProviderSteps:
+    """The steps by way of an identity provider."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._allow = parse_hosts(console.settings.oidc_allow_hosts)
+
+    async def leave(self, request: Request, email: str, target: str) -> Response:
+        """Send the browser to the provider of a mail address. Raises AuthenticationFailed, Unavailable."""
+        provider = await oidc_sign_in.provider_of(self._console.database, email)
+        client = oidc_sign_in.client_of(provider, self._console.key_pepper, self._allow)
+        back = str(request.base_url).rstrip("/") + CALLBACK
+        address, asked = await oidc_client.begin(client, back, login_hint=email)
+        sent = Sent(str(provider.id), asked, target, self._console.clock.now() + LIFE)
+        # A page, not a redirect: browsers hold redirects of a form to its page's `form-action`.
+        response = leave_page(address=address, issuer=provider.issuer)
+        response.set_cookie(
+            cookie_name(is_secure(request)),
+            seal_text(self._console.key_pepper, _SENT, sent),
+            max_age=int(LIFE.total_seconds()),
+            path="/",
+            httponly=True,
+            samesite="lax",
+            secure=is_secure(request),
+        )
+        return response
+
+    async def come_back(self, request: Request, address: str) -> tuple[SignIn | HTMLResponse, str]:
+        """Who came back, and to which page: signed in, or the form that links the account.
+
+        Raises AuthenticationFailed, Unavailable, PermissionDenied.
+        """
+        sent = self._sent(request)
+        if error := request.query_params.get("error"):
+            raise AuthenticationFailed(
+                f"The identity provider signed nobody in: {error[:100]}.", code="oidc_denied"
+            )
+        provider = await oidc_sign_in.get_provider(self._console.database, UUID(sent.provider_id))
+        client = oidc_sign_in.client_of(provider, self._console.key_pepper, self._allow)
+        identity = await oidc_client.finish(
+            client, sent.asked, request.query_params.get("code", ""), self._console.clock.now()
+        )
+        found = await oidc_sign_in.sign_in_by(self._console.database, provider, identity, address=address)
+        if isinstance(found, Unlinked):
+            return self._ask_password(found, sent.target), sent.target
+        return found, sent.target
+
+    async def link(
+        self, ticket: str, password: str, code: str, target: str, address: str
+    ) -> SignIn | HTMLResponse:
+        """Link the account whose password was given; the form again when it is wrong. Raises AuthenticationFailed."""
+        now, pepper = self._console.clock.now(), self._console.key_pepper
+        try:
+            linking = unseal_text(pepper, _LINKING, ticket, Linking)
+        except Unavailable:
+            raise _expired() from None
+        if now > linking.ends_at:
+            raise _expired()
+        try:
+            return await oidc_sign_in.link(
+                self._console.database,
+                linking.unlinked,
+                password,
+                code=GivenCode(code, pepper, now),
+                address=address,
+            )
+        except AuthenticationFailed as error:
+            return self._ask_password(linking.unlinked, target, error.message)
+
+    def _ask_password(self, unlinked: Unlinked, target: str, error: str = "") -> HTMLResponse:
+        linking = Linking(unlinked, self._console.clock.now() + LIFE)
+        return link_page(
+            status=401 if error else 200,
+            error=error,
+            email=unlinked.email,
+            issuer=unlinked.issuer,
+            needs_code=unlinked.needs_code,
+            ticket=seal_text(self._console.key_pepper, _LINKING, linking),
+            target=target,
+        )
+
+    def _sent(self, request: Request) -> Sent:
+        """What this browser was sent with. Raises AuthenticationFailed when it was not, or the answer is another's."""
+        cookie = request.cookies.get(cookie_name(is_secure(request)), "")
+        try:
+            sent = unseal_text(self._console.key_pepper, _SENT, cookie, Sent)
+        except Unavailable:
+            raise _expired() from None
+        state = request.query_params.get("state", "")
+        if self._console.clock.now() > sent.ends_at or not hmac.compare_digest(
+            sent.asked.state.encode(), state.encode("utf-8", "replace")
+        ):
+            raise _expired()
+        return sent
+
+
+def _expired() -> AuthenticationFailed:
+    return AuthenticationFailed(
+        "This answer of the identity provider belongs to no sign-in that this browser began within ten minutes. Begin "
+        "again.",
+        code="oidc_state",
+    )
