@@ -124,7 +124,7 @@ class _People:
             await self.refresh()
             return True
 
-        sub = "Sessions and tokens that were opened with less end now, yours included."
+        sub = "Sessions and tokens that were opened with less end at once, yours included."
         with form_dialog("How people sign in", "Change", self._viewer, save, sub=sub):
             rule = ui.select(dict(_RULES), value=present, label="Rule").props("outlined dense")
             rule.classes("w-full")

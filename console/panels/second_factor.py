@@ -90,7 +90,7 @@ class SecondFactorCard:
             with box("div", "secret"):
                 Text("code", made.secret)
                 copy_button(made.secret)
-            code = _code_input()
+            code = _code_input("Six digits.")
 
     async def _renew(self) -> None:
         """Ask for password and code, then show new backup codes."""
@@ -134,7 +134,7 @@ def _password_input() -> ui.input:
     )
 
 
-def _code_input() -> ui.input:
-    return text_input("Code", hint="Of your app, or a backup code.").props(
+def _code_input(hint: str = "Of your app, or a backup code.") -> ui.input:
+    return text_input("Code", hint=hint).props(
         "autocomplete=one-time-code maxlength=64"
     )
