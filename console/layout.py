@@ -99,5 +99,5 @@ def frame(viewer: Viewer, current: str) -> Iterator[None]:
             _brand()
         box("div", "scrim")
         _sidebar(viewer, current)
-        with box("main", "page", id="content", tabindex="-1"):
+        with box("div", "page", id="content", tabindex="-1"):  # Quasar puts all into `main`
             yield

@@ -42,6 +42,14 @@ _FILTER = (
     " String(part || '').toLowerCase().includes(want)) })) }"
 )
 
+_HEADER = """
+<q-th :props="props">
+  <button v-if="props.col.sortable" type="button" class="sort">{{ props.col.label }}</button>
+  <span v-else-if="props.col.label">{{ props.col.label }}</span>
+  <span v-else class="visually-hidden">Actions</span>
+</q-th>
+"""
+"""A column's title. That of a sortable column is a button, so that the keyboard reaches it."""
 Cell = dict[str, Any]
 """The content of one cell, with the keys that `_CELL` reads."""
 Row = dict[str, Any]
@@ -149,6 +157,7 @@ def data_table(
     table.props["aria-label"] = label
     table.props["rows-per-page-options"] = [25, 50, 100]
     table.classes("data cards" if cards else "data")
+    table.add_slot("header-cell", _HEADER)
     table.add_slot("body-cell", _CELL)
     _fit_pagination(table, page_size)
     if on_action is not None:

@@ -84,7 +84,7 @@ def _credit(available_usd: str | None) -> str:
 def _step(number: int, title: str, done: bool, body: str) -> ui.element:
     """One step of the list; returns the container below its text."""
     with box("li", "done" if done else ""):
-        with box("span", "mark", aria_label="Done" if done else f"Step {number}"):
+        with box("span", "mark", role="img", aria_label="Done" if done else f"Step {number}"):
             if done:
                 icon("check")
             else:

@@ -122,7 +122,7 @@ class Person:
 
     async def ready(self) -> None:
         """Wait until the page's socket has shaken hands."""
-        if await self.page.locator("main.page").count():
+        if await self.page.locator("#content").count():
             await self.page.wait_for_function(
                 "window.socket && window.socket.connected && window.did_handshake"
             )
