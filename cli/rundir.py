@@ -84,8 +84,18 @@ class RunDir:
         """Release the lock."""
         self._lock.release()
 
+    @property
+    def restoring(self) -> Path:
+        """The file that exists while a restore makes the directory."""
+        return self.path / "restoring"
+
     def load_secrets(self) -> Secrets:
-        """Read the secrets, which the first start creates. Raises InvalidRequest when the file is damaged."""
+        """Read the secrets, which the first start creates. Raises InvalidRequest when the file is damaged, or a restore
+        of the directory has not ended."""
+        if self.restoring.exists():
+            raise InvalidRequest(
+                f"a restore of {self.path} has not ended; remove the directory and `penstock restore` again"
+            )
         path = self.path / "secrets.json"
         if not path.exists():
             made = Secrets()

@@ -17,7 +17,7 @@ import msgspec
 from admin.actor import system_actor
 from admin.logins import TokenLives
 from cli import stripe_setup
-from cli.backup.wal import archive_settings, prepare_archive
+from cli.backup.wal import server_settings
 from cli.bootstrap import bootstrap, store_rules
 from cli.display import Display, Step
 from cli.external import ExternalOptions, discover, offer
@@ -30,7 +30,7 @@ from core.child import free_port, service_account
 from core.clock import SystemClock
 from core.db import Database
 from core.embedded import EmbeddedPostgres, EmbeddedRedis
-from core.errors import PenstockError, Unavailable
+from core.errors import InvalidRequest, PenstockError, Unavailable
 from core.services import migrate
 from core.settings import Settings
 from core.supervise import supervise
@@ -176,6 +176,10 @@ class Platform:
         show_panel(self._display, self._published, self._replicas, self._notes)
 
     async def _start_stores(self) -> None:
+        if self._options.wal_archive is not None and os.environ.get("DATABASE_URL"):
+            raise InvalidRequest(
+                "--wal-archive is for the embedded PostgreSQL, and DATABASE_URL names another: archive its log there"
+            )
         for name, variable, kind in (
             ("PostgreSQL", "DATABASE_URL", self._postgres),
             ("Redis", "REDIS_URL", EmbeddedRedis),
@@ -192,12 +196,8 @@ class Platform:
                 self._supervisor.exclude_from_reaping(server.pid)
 
     def _postgres(self, data_dir: Path) -> EmbeddedPostgres:
-        archive = self._options.wal_archive
-        if archive is None:
-            return EmbeddedPostgres(data_dir)
-        return EmbeddedPostgres(
-            data_dir, settings=archive_settings(prepare_archive(archive, service_account()))
-        )
+        settings = server_settings(data_dir, self._options.wal_archive, service_account())
+        return EmbeddedPostgres(data_dir, settings=settings)
 
     @property
     def _external(self) -> bool:

@@ -155,9 +155,8 @@ class _EmbeddedServer(ABC):
     def _log_tail(self) -> str:
         path = self._log_path
         lines = path.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if path.exists() else []
-        fatal = [
-            line for line in lines if "FATAL" in line
-        ]  # what comes after it only says that the server ends
+        # What comes after the reason only says that the server ends; probes add lines of their own.
+        fatal = [line for line in lines if ("FATAL" in line or "PANIC" in line) and "starting up" not in line]
         return " | ".join(fatal[-1:] or lines[-3:]) or "it wrote no log"
 
     def _own(self, path: Path) -> None:

@@ -7,12 +7,13 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import asyncpg
 from sqlalchemy import text
 
 from cli.backup.manifest import Books
+from core.child import die_with_parent
 from core.db import Database
 from core.embedded import postgres_program
 from core.errors import InvalidRequest, Unavailable
@@ -25,7 +26,7 @@ _ERROR_LINES = 4
 
 async def mark(url: str) -> tuple[Books, str, int]:
     """The mark in the ledger, the revision of the schema, and the server's version, all of one snapshot."""
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(url, timeout=30)
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             revision = await connection.fetchval(
@@ -33,6 +34,10 @@ async def mark(url: str) -> tuple[Books, str, int]:
             )  # of the login alone
             await connection.execute("SET LOCAL ROLE penstock_system")
             row = await connection.fetchrow(_MARK)
+    except asyncpg.UndefinedTableError:
+        raise Unavailable(
+            "the database has no Penstock schema; is DATABASE_URL that of the platform?"
+        ) from None
     finally:
         await connection.close()
     assert row is not None  # noqa: S101 - it selects from one value
@@ -53,9 +58,10 @@ async def has_mark(database: Database, books: Books) -> bool:
         row = (
             await connection.execute(
                 text(
-                    "SELECT :seal = 0 OR EXISTS (SELECT FROM ledger_seals WHERE seq = :seal"
-                    " AND encode(hash, 'hex') = :hash) AS sealed,"
-                    " :transfer = 0 OR EXISTS (SELECT FROM ledger_transfers WHERE id = :transfer) AS newest"
+                    "SELECT CAST(:seal AS bigint) = 0 OR EXISTS (SELECT FROM ledger_seals"
+                    " WHERE seq = CAST(:seal AS bigint) AND encode(hash, 'hex') = :hash) AS sealed,"
+                    " CAST(:transfer AS bigint) = 0 OR EXISTS (SELECT FROM ledger_transfers"
+                    " WHERE id = CAST(:transfer AS bigint)) AS newest"
                 ),
                 {"seal": books.seal, "hash": books.seal_hash, "transfer": books.transfer},
             )
@@ -78,13 +84,17 @@ async def base_backup(url: str, target: Path, on_progress: Callable[[int, int], 
         "--username", unquote(address.username or "penstock"),
     ]  # fmt: skip
     password = unquote(address.password or "")
+    env = {**os.environ, "PGPASSWORD": password, "LC_ALL": "C"}
+    if mode := dict(parse_qsl(address.query)).get("sslmode"):
+        env["PGSSLMODE"] = mode
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PGPASSWORD": password, "LC_ALL": "C"},
+        env=env,
         start_new_session=True,
+        preexec_fn=die_with_parent(signal.SIGINT),
     )
     try:
         said = await _follow(process, on_progress)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -16,8 +17,8 @@ FORMAT = 1
 FILE = "manifest.json"
 DATABASE = Path("database")
 """Below the backup: what pg_basebackup wrote, base.tar.gz and pg_wal.tar.gz."""
-SPOOL = Path("spool")
-SECRETS = Path("secrets.json")
+STATE = Path("state")
+"""Below the backup: files of the data directory, the spools among them (state.py)."""
 PASSWORD = Path("database-password")
 _CHUNK = 1 << 20
 
@@ -51,6 +52,8 @@ class Manifest(msgspec.Struct, frozen=True):
     began_at: datetime
     """Every request that ended before is in the backup."""
     ended_at: datetime
+    embedded: bool
+    """Whether the database is that of `penstock up`; one of another server is restored by hand."""
     postgres: int
     """server_version_num, such as 180001."""
     schema: str
@@ -88,8 +91,30 @@ def files_below(root: Path) -> Iterator[Path]:
                 yield path
 
 
+def sync(path: Path) -> None:
+    """Write a file or directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def file_errors(what: str) -> Iterator[None]:
+    """Translate an error of the file system into InvalidRequest, as `what` cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidRequest(f"{what}: {error.filename or ''} {error.strerror or error}") from None
+
+
 def write(root: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the directory a backup."""
+    """Write all to the disk, and then the manifest, which makes the directory a backup."""
+    for directory, _, files in os.walk(root):
+        for name in files:
+            sync(Path(directory) / name)
+        sync(Path(directory))
     replace_file(root / FILE, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", 0o600)
 
 

@@ -4,22 +4,25 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import text
 
 from billing.ledger.verification import VerificationResult, verify
 from cli.backup import manifest as manifests
+from cli.backup import state
 from cli.backup.database import has_mark
-from cli.backup.manifest import DATABASE, PASSWORD, SECRETS, SPOOL, Manifest
+from cli.backup.manifest import DATABASE, PASSWORD, STATE, Manifest, file_errors
 from cli.backup.wal import readable_archive, recovery_settings
 from cli.rundir import RunDir
 from core.child import Account, service_account
 from core.db import BATCH, Database
 from core.embedded import POSTGRES_MAJOR, EmbeddedPostgres, write_private
-from core.errors import InvalidRequest, Unavailable
+from core.errors import Conflict, InvalidRequest, Unavailable
 from core.services import migrate
 
 Progress = Callable[[str], None]
@@ -39,8 +42,20 @@ class Restored(msgspec.Struct, frozen=True):
     """When the newest change of the ledger or the audit log was made."""
     transfers: int
     spools: int
+    spools_set_aside: bool
+    """Whether the start does not settle the spools: usage of a month that has been dropped since may be in them, and
+    its rows, which would show that it is settled, are gone."""
     problems: list[str]
     """What is wrong with the books; empty when they are sound."""
+
+
+class _Found(NamedTuple):
+    """What the restored database says."""
+
+    books: VerificationResult
+    last_change_at: datetime | None
+    dropped_at: datetime | None
+    """When usage rows of a month were dropped last."""
 
 
 async def restore(
@@ -49,70 +64,90 @@ async def restore(
     """Make `data_dir` from a backup, and from the `archive` of the write-ahead log as far as it goes, or to `until`.
 
     Its database starts once, recovers, is brought to the present schema and verified; then it is stopped. A restore
-    that fails leaves nothing. Raises InvalidRequest, Unavailable.
+    that fails leaves nothing, and `penstock up` refuses what a killed one has left. Raises InvalidRequest, Conflict,
+    Unavailable.
     """
     made_of = manifests.read(backup)
-    existed = _check(made_of, data_dir, archive, until)
+    _check(made_of, archive, until)
     manifests.check_files(backup, made_of, lambda file: progress(f"checking {file.path}"))
     if archive is not None:
         archive = readable_archive(archive, backup / DATABASE / "base.tar.gz", service_account())
-    run_dir = RunDir(data_dir)
-    run_dir.acquire()
-    server = EmbeddedPostgres(data_dir, settings=recovery_settings(archive, until))
+    run_dir, server, existed = _claim(data_dir, recovery_settings(archive, until))
     try:
-        books, changed_at = await _restore_database(server, backup, made_of, archive is not None, progress)
-        spools = _restore_files(backup, data_dir)
+        with file_errors(f"{data_dir} cannot be made"):
+            run_dir.restoring.touch()
+            progress("unpacking the database")
+            home, account = server.place()
+            unpack(backup, home, account, recover=archive is not None)
+        found = await _recover(server, made_of, progress)
+        set_aside = found.dropped_at is not None and found.dropped_at > made_of.began_at
+        with file_errors(f"{data_dir} cannot be made"):
+            state.copy_state(backup / STATE, data_dir)
+            spools = state.restore_spools(
+                backup / STATE / state.SPOOL, data_dir / state.SPOOL, set_aside=set_aside
+            )
+            run_dir.restoring.unlink()
     except BaseException:
         _remove(data_dir, server.place()[0], keep=existed)
         raise
     finally:
         run_dir.release()
     return Restored(
-        str(data_dir),
-        str(backup),
-        made_of.began_at,
-        until,
-        changed_at,
-        books.transfers,
-        spools,
-        books.problems,
+        data_dir=str(data_dir),
+        backup=str(backup),
+        began_at=made_of.began_at,
+        until=until,
+        last_change_at=found.last_change_at,
+        transfers=found.books.transfers,
+        spools=spools,
+        spools_set_aside=set_aside and spools > 0,
+        problems=found.books.problems,
     )
 
 
-async def _restore_database(
-    server: EmbeddedPostgres, backup: Path, made_of: Manifest, recover: bool, progress: Progress
-) -> tuple[VerificationResult, datetime | None]:
-    """Unpack, recover, migrate and verify the database of a backup, and stop its server."""
-    progress("unpacking the database")
-    home, account = server.place()
-    unpack(backup, home, account, recover=recover)
-    progress("recovering the database")
-    try:
-        url = await server.start()
-        progress("bringing the schema up to date")
-        await migrate(url)
-        progress("verifying the books")
-        return await _verify(url, made_of)
-    finally:
-        await server.stop()
-
-
-def _check(made_of: Manifest, data_dir: Path, archive: Path | None, until: datetime | None) -> bool:
-    """Refuse a restore that cannot be; returns whether `data_dir` exists already, empty. Raises InvalidRequest."""
+def _check(made_of: Manifest, archive: Path | None, until: datetime | None) -> None:
+    """Refuse a restore that cannot be. Raises InvalidRequest."""
+    if not made_of.embedded:
+        raise InvalidRequest(
+            "the backup is of a server of your own: unpack it there by hand (docs/backup.md); `penstock restore` is "
+            "for the database of `penstock up`"
+        )
     if made_of.postgres_major != POSTGRES_MAJOR:
         raise InvalidRequest(
             f"the backup is of PostgreSQL {made_of.postgres_major}, and this version brings {POSTGRES_MAJOR}: "
             f"restore it with Penstock {made_of.penstock} (docs/backup.md)"
         )
-    if data_dir.exists() and any(data_dir.iterdir()):
-        raise InvalidRequest(f"{data_dir} is not empty; a restore makes a new data directory")
     if until is not None and archive is None:
         raise InvalidRequest("--to needs --wal-archive, the archive of the write-ahead log")
     if until is not None and until < made_of.ended_at:
         raise InvalidRequest(
             f"--to is before the end of the backup ({made_of.ended_at:%Y-%m-%dT%H:%M:%SZ}); restore an older backup"
         )
-    return data_dir.exists()
+
+
+def _claim(data_dir: Path, settings: dict[str, str]) -> tuple[RunDir, EmbeddedPostgres, bool]:
+    """Lock a data directory that is new or empty; returns its server, too, and whether the directory existed.
+
+    Raises InvalidRequest when something is there, also the database of a directory that was at this path before.
+    """
+    existed = data_dir.exists()
+    if existed and any(data_dir.iterdir()):
+        raise InvalidRequest(f"{data_dir} is not empty; a restore makes a new data directory")
+    run_dir = RunDir(data_dir)
+    run_dir.acquire()
+    if sorted(each.name for each in data_dir.iterdir()) != ["lock", "logs"]:
+        run_dir.release()
+        raise Conflict(f"another process has begun to use {data_dir}; give another directory")
+    server = EmbeddedPostgres(data_dir, settings=settings)
+    cluster = server.place()[0] / "cluster"
+    if cluster.exists():
+        _clear(data_dir, keep=existed)
+        run_dir.release()
+        raise InvalidRequest(
+            f"{cluster} is the database of a directory that was at {data_dir} before: remove it if it is not needed, "
+            "or restore into a directory of another name"
+        )
+    return run_dir, server, existed
 
 
 def unpack(backup: Path, home: Path, account: Account | None, *, recover: bool) -> None:
@@ -137,11 +172,24 @@ def _extract(archive: Path, target: Path) -> None:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             tar.extractall(target, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError) as error:
         raise InvalidRequest(f"{archive} cannot be unpacked: {error}") from None
 
 
-async def _verify(url: str, made_of: Manifest) -> tuple[VerificationResult, datetime | None]:
+async def _recover(server: EmbeddedPostgres, made_of: Manifest, progress: Progress) -> _Found:
+    """Recover, migrate and verify an unpacked database, and stop its server."""
+    progress("recovering the database")
+    try:
+        url = await server.start()
+        progress("bringing the schema up to date")
+        await migrate(url)
+        progress("verifying the books")
+        return await _verify(url, made_of)
+    finally:
+        await server.stop()
+
+
+async def _verify(url: str, made_of: Manifest) -> _Found:
     """Verify the books of the restored database, and that they are those of the backup. Raises Unavailable when they
     are not."""
     database = Database(url, name="penstock-restore", pool_size=1, timeouts=BATCH)
@@ -151,35 +199,31 @@ async def _verify(url: str, made_of: Manifest) -> tuple[VerificationResult, date
                 f"the restored ledger is not that of the backup: link {made_of.books.seal} of its chain or transfer "
                 f"{made_of.books.transfer} is missing; do the archive and the backup belong together?"
             )
-        async with database.system() as connection:
-            await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
-            changed_at = (await connection.execute(text(_LAST_CHANGE))).scalar_one()
-            return await verify(connection), changed_at
+        async with database.snapshot() as connection:
+            row = (await connection.execute(text(_FACTS))).one()
+            return _Found(await verify(connection), row.changed_at, row.dropped_at)
     finally:
         await database.close()
 
 
-_LAST_CHANGE = """
-    SELECT greatest((SELECT max(at) FROM ledger_transfers), (SELECT max(at) FROM audit_log))
+_FACTS = """
+    SELECT greatest((SELECT max(at) FROM ledger_transfers), (SELECT max(at) FROM audit_log)) AS changed_at,
+        (SELECT max(dropped_at) FROM usage_archives) AS dropped_at
 """
-
-
-def _restore_files(backup: Path, data_dir: Path) -> int:
-    """Restore the secrets and the spools; returns the number of spools."""
-    if (backup / SECRETS).exists():
-        write_private(data_dir / "secrets.json", (backup / SECRETS).read_text())
-    spools = sorted((backup / SPOOL).iterdir())
-    (data_dir / "spool").mkdir(mode=0o700)
-    for path in spools:
-        shutil.copyfile(path, data_dir / "spool" / path.name)
-        (data_dir / "spool" / path.name).chmod(0o600)
-    return len(spools)
 
 
 def _remove(data_dir: Path, home: Path, *, keep: bool) -> None:
     """Remove what a failed restore has made: the server's files in `home`, and what is in `data_dir`."""
     shutil.rmtree(home, ignore_errors=True)
+    if home.parent != data_dir.resolve():
+        with suppress(OSError):  # other files of the account may be there
+            home.parent.rmdir()
+    _clear(data_dir, keep=keep)
+
+
+def _clear(data_dir: Path, *, keep: bool) -> None:
+    """Remove what is in `data_dir`, and without `keep` the directory, which did not exist before."""
     for path in data_dir.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if not keep:  # it did not exist before
+    if not keep:
         data_dir.rmdir()

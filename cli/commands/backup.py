@@ -2,11 +2,12 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -15,13 +16,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from billing.usage.period import parse_instant
 from cli.backup import manifest as manifests
 from cli.backup.restore import restore as restore_backup
-from cli.backup.take import new_directory, take
-from cli.backup.wal import prune_archive
-from cli.context import DEFAULT_DATA_DIR, AsJson, emit, run, runtime
+from cli.backup.take import Source, new_directory, take
+from cli.backup.wal import prune_archive, server_settings
+from cli.context import DEFAULT_DATA_DIR, AsJson, emit, exit_with_error, run, runtime
 from cli.rundir import RunDir
 from cli.server_errors import database_url
+from core.child import service_account
 from core.embedded import EmbeddedPostgres
-from core.errors import InvalidRequest, Unavailable
+from core.errors import Conflict, InvalidRequest, Unavailable
+
+T = TypeVar("T")
 
 app = typer.Typer()
 
@@ -50,8 +54,7 @@ def backup(
     """Back up the database, the usage that is not settled, and the secrets. The platform goes on meanwhile."""
 
     async def act() -> manifests.Manifest:
-        place = data_dir or Path(os.environ.get("PENSTOCK_DATA_DIR") or DEFAULT_DATA_DIR)
-        async with _server(place) as url:
+        async with _ended_by_signals(), _source(data_dir, spool or []) as source:
             directory = new_directory(target)
             with _bars() as bars:
                 task = bars.add_task("backing up", total=None)
@@ -59,12 +62,12 @@ def backup(
                 def progress(what: str, done: int, whole: int) -> None:
                     bars.update(task, description=what, completed=done, total=whole or None)
 
-                made = await take(directory, url, place, spool or [], lambda: datetime.now(UTC), progress)
-        if prune is not None:
-            prune_archive(prune, directory / manifests.DATABASE / "base.tar.gz")
+                made = await take(directory, source, lambda: datetime.now(UTC), progress)
+            if prune is not None:
+                await asyncio.to_thread(prune_archive, prune, directory / manifests.DATABASE / "base.tar.gz")
         return made
 
-    made = run(act)
+    made = _run(act)
     emit(
         {
             "backup": str(target),
@@ -102,6 +105,10 @@ def restore(
     instant = None if until is None else _instant(until)
 
     async def act() -> bool:
+        async with _ended_by_signals():
+            return await act_on()
+
+    async def act_on() -> bool:
         with _bars() as bars:
             task = bars.add_task("restoring", total=None)
 
@@ -121,7 +128,7 @@ def restore(
         emit(found, as_json)
         return sound
 
-    if not run(act):
+    if not _run(act):
         raise typer.Exit(1)
 
 
@@ -133,27 +140,60 @@ def _instant(text: str) -> datetime:
 
 
 @asynccontextmanager
-async def _server(place: Path) -> AsyncIterator[str]:
-    """The address of the database: DATABASE_URL, that of a running `penstock up`, or of its server, which is started
-    for the time of the backup. Raises Unavailable when there is no platform in `place`."""
+async def _source(data_dir: Path | None, spools: Sequence[Path]) -> AsyncIterator[Source]:
+    """What is backed up: the server of DATABASE_URL, with a data directory only if one is given; a running `penstock
+    up`; or one that is stopped, whose server is started for the time of the backup. Raises Unavailable when there is
+    no platform in the data directory."""
+    place = data_dir or _path_of("PENSTOCK_DATA_DIR")
     if url := os.environ.get("DATABASE_URL"):
-        yield database_url(url)
+        yield Source(database_url(url), embedded=False, data_dir=place, spools=spools)
         return
-    if (place / "runtime.json").exists():
-        yield database_url(str(runtime(place)["database_url"]))
-        return
+    place = place or Path(DEFAULT_DATA_DIR)
     if not (place / "secrets.json").exists():
         raise Unavailable(
             f"{place} is no data directory of `penstock up`; give --data-dir, or set DATABASE_URL"
         )
     run_dir = RunDir(place)
-    await asyncio.to_thread(run_dir.acquire)
-    server = EmbeddedPostgres(place)
     try:
-        yield await server.start()
+        await asyncio.to_thread(run_dir.acquire)
+    except Conflict:  # it runs
+        facts = runtime(place)
+        own = bool(facts["pids"].get(EmbeddedPostgres.name))
+        yield Source(database_url(str(facts["database_url"])), embedded=own, data_dir=place, spools=spools)
+        return
+    server = EmbeddedPostgres(place, settings=server_settings(place, None, service_account()))
+    try:
+        yield Source(await server.start(), embedded=True, data_dir=place, spools=spools)
     finally:
         await server.stop()
         run_dir.release()
+
+
+def _run(act: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return run(act)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        exit_with_error("stopped; nothing was written")
+
+
+def _path_of(variable: str) -> Path | None:
+    return Path(os.environ[variable]) if os.environ.get(variable) else None
+
+
+@asynccontextmanager
+async def _ended_by_signals() -> AsyncIterator[None]:
+    """End the work inside in order at SIGTERM and SIGHUP, as at SIGINT, so that nothing half-done is left."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - it runs in one
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    for each in signals:
+        loop.add_signal_handler(each, task.cancel)
+    try:
+        yield
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)
 
 
 def _bars() -> Progress:

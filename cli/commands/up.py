@@ -126,7 +126,8 @@ WalArchive = Annotated[
     typer.Option(
         "--wal-archive",
         envvar="PENSTOCK_WAL_ARCHIVE",
-        help="Directory on another disk where the embedded PostgreSQL archives its log, for `penstock restore`.",
+        help="Directory on another disk where the embedded PostgreSQL archives its log, for `penstock restore`. Later "
+        "starts go on with it; `none` ends it.",
     ),
 ]
 ReadyFile = Annotated[

@@ -15,13 +15,14 @@ import psutil
 import pytest
 
 from core.child import service_account, service_home
+from core.embedded import EmbeddedPostgres
 from tests.support import load
 from tests.support.invariants import money_is_sound, rows_by_request, settled_everything
 from tests.support.load import Seen
 from tests.support.stack import ROOT, Stack, Tenant
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 MODEL = "penstock/tiny"
 
@@ -81,6 +82,22 @@ def restored(backup: Path, data_dir: Path, *words: str, code: int = 0) -> Any:
     return done.stderr if code else msgspec.json.decode(done.stdout)
 
 
+async def books_of(stack: Stack) -> dict[str, Any]:
+    """Every transfer, the links that seal them, every balance and every usage row, as digests with their counts."""
+    database = await stack.connect()
+    try:
+        return {
+            table: tuple(
+                await database.fetchrow(
+                    f"SELECT count(*), md5(string_agg(t::text, E'\\n' ORDER BY t::text)) FROM {table} t"
+                )
+            )
+            for table in ("ledger_transfers", "ledger_balances", "usage", "billing_accounts")
+        }
+    finally:
+        await database.close()
+
+
 async def exists(stack: Stack, name: str) -> bool:
     """Whether an organisation of this name exists."""
     database = await stack.connect()
@@ -118,6 +135,7 @@ async def test_a_lost_disk_is_restored_to_a_point_in_time_and_to_the_end_of_a_ba
             during = await running
         after = await asked(stack, tenant, 2)
         await settled_everything(stack, tenant.id)
+        books = await books_of(stack)
         instant = datetime.now(UTC)
         stack.make_tenant("Too late")  # an act after the point in time
         await archived(stack, archive)
@@ -131,6 +149,7 @@ async def test_a_lost_disk_is_restored_to_a_point_in_time_and_to_the_end_of_a_ba
     assert datetime.fromisoformat(result["last_change_at"]) <= instant
     again.start()
     try:
+        assert await books_of(again) == books
         assert set(await rows_by_request(again, tenant.id)) == whole
         await asked(again, tenant, 1)  # the key of before, so the secrets are those of before
         await settled_everything(again, tenant.id)
@@ -155,6 +174,8 @@ async def test_a_lost_disk_is_restored_to_a_point_in_time_and_to_the_end_of_a_ba
         rows = await rows_by_request(alone, tenant.id)
         assert set(rows) <= whole
         assert [rows[name]["output_tokens"] for name in wanted] == [8, 8, 8]
+        found = msgspec.json.decode(await asyncio.to_thread(alone.command, "ledger", "verify", "--json"))
+        assert found["problems"] == []
     finally:
         alone.stop()
 
@@ -176,3 +197,63 @@ def refuses_what_is_damaged(stopped: Stack, archive: Path, tmp_path: Path) -> No
         file.write(b"\0" * 16)
     assert "has changed since the backup" in restored(backup, new, code=2)
     assert not new.exists()
+
+
+def started(data_dir: Path, *flags: str) -> str:
+    """What `penstock up` says when it refuses to start."""
+    words = [
+        "up",
+        "--data-dir",
+        str(data_dir),
+        "--engine",
+        "sim",
+        "--port",
+        "0",
+        "--console-port",
+        "0",
+        *flags,
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2, f"{done.stdout}{done.stderr}"
+    return done.stderr
+
+
+async def test_the_archive_goes_on_through_a_backup_of_a_stopped_platform_and_belongs_to_it_alone(
+    tmp_path: Path,
+) -> None:
+    archive, first, second = service_home(tmp_path, "wal", service_account()), tmp_path / "1", tmp_path / "2"
+    stack = Stack(tmp_path / "data", "--engine", "sim", "--wal-archive", str(archive)).start()
+    stack.command("backup", str(first))
+    assert stack.stop() == 0
+    stack.command("backup", str(second), "--prune-archive", str(archive))
+    assert "lacks the segment" in restored(first, tmp_path / "new", "--wal-archive", str(archive), code=2)
+    result = restored(second, tmp_path / "new", "--wal-archive", str(archive))
+    assert result["problems"] == []
+    said = started(tmp_path / "new", "--wal-archive", str(archive))
+    assert "belongs to another data directory" in said
+
+    # A database that outlived its directory is not touched.
+    home, account = EmbeddedPostgres(tmp_path / "gone").place()
+    (home / "cluster").mkdir()
+    for pointer in (tmp_path / "gone").iterdir():
+        if account is not None and home.parent != tmp_path / "gone":
+            pointer.unlink()
+    if not any((tmp_path / "gone").iterdir()):
+        assert "the database of a directory that was at" in restored(second, tmp_path / "gone", code=2)
+        assert (home / "cluster").is_dir()
+
+    # What a killed restore has left does not start.
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-m", "cli.main", "restore", str(second), "--data-dir", str(killed)]
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    await until(lambda: (killed / "restoring").exists() or process.poll() is not None)
+    process.kill()
+    process.wait()
+    assert "a restore of" in started(killed)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from cli.backup import manifest as manifests
 from cli.backup.manifest import Books, Manifest
 from cli.backup.restore import restore
-from cli.backup.take import copy_spools, new_directory
+from cli.backup.state import copy_spools, copy_state, restore_spools
+from cli.backup.take import new_directory
 from core.errors import InvalidRequest
 
 AT = datetime(2026, 11, 29, 3, tzinfo=UTC)
@@ -23,7 +24,7 @@ def written(root: Path, **changes: object) -> Manifest:
     (root / "spool" / "a.spool").write_bytes(b"usage")
     (root / "secrets.json").write_bytes(b"{}")
     files = [manifests.file_of(root, path) for path in manifests.files_below(root)]
-    made = Manifest(1, "0.1.0", AT, AT, 180001, "0074_region_limits", Books(3, "ab", 9), files)
+    made = Manifest(1, "0.1.0", AT, AT, True, 180001, "0074_region_limits", Books(3, "ab", 9), files)
     made = msgspec.structs.replace(made, **changes)
     manifests.write(root, made)
     return made
@@ -76,6 +77,7 @@ def test_a_manifest_that_names_a_file_outside_is_refused(tmp_path: Path) -> None
     [
         ({"postgres": 170004}, None, "PostgreSQL 17, and this version brings 18"),
         ({}, AT, "--to needs --wal-archive"),
+        ({"embedded": False}, None, "server of your own: unpack it there by hand"),
     ],
 )
 async def test_a_restore_that_cannot_be_is_refused_before_it_writes(
@@ -106,13 +108,48 @@ def test_a_spool_is_copied_whole_and_its_blank_end_takes_no_room(
     (root / "one").mkdir()
     content = b"".join(parts)
     (root / "one" / "api.spool").write_bytes(content)
-    copy_spools(root / "copy", [root / "one", root / "none"])
+    copy_spools(root / "copy", [], root / "one")
     assert (root / "copy" / "api.spool").read_bytes() == content
 
 
-def test_two_spools_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_spools_of_one_name_and_a_directory_that_is_missing_are_refused(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "api.spool").touch()
     with pytest.raises(InvalidRequest, match=r"have a file api\.spool"):
-        copy_spools(tmp_path / "copy", [tmp_path / "one", tmp_path / "two"])
+        copy_spools(tmp_path / "copy", [tmp_path / "one"], tmp_path / "two")
+    with pytest.raises(InvalidRequest, match="typo is no directory"):
+        copy_spools(tmp_path / "other", [tmp_path / "typo"], tmp_path / "two")
+
+
+def test_a_spool_directory_that_is_named_twice_is_copied_once_with_what_is_kept_for_an_operator(
+    tmp_path: Path,
+) -> None:
+    own = tmp_path / "spool"
+    own.mkdir()
+    for name in ("api.spool", "old.unreadable", "api.spool.new"):
+        (own / name).write_text(name)
+    copy_spools(tmp_path / "copy", [own, tmp_path / "x" / ".." / "spool"], own)
+    assert sorted(each.name for each in (tmp_path / "copy").iterdir()) == ["api.spool", "old.unreadable"]
+    assert restore_spools(tmp_path / "copy", tmp_path / "restored", set_aside=True) == 2
+    names = sorted(each.name for each in (tmp_path / "restored").iterdir())
+    assert names == ["api.unreadable", "old.unreadable"]
+
+
+def test_the_state_of_a_data_directory_is_copied_and_nothing_else(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for name in (
+        "secrets.json",
+        "signing.key",
+        "archive/usage.parquet",
+        "exports/a.csv",
+        "logs/api.log",
+        "host-id",
+    ):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text(name)
+    copy_state(data, tmp_path / "copy")
+    copied = sorted(
+        str(each.relative_to(tmp_path / "copy")) for each in (tmp_path / "copy").rglob("*") if each.is_file()
+    )
+    assert copied == ["archive/usage.parquet", "exports/a.csv", "secrets.json", "signing.key"]

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.backup.wal import (
+    NO_ARCHIVE,
     archive_settings,
     first_segment,
     missing_segment,
     prune_archive,
     readable_archive,
     recovery_settings,
+    server_settings,
 )
 from core.child import Account
 from core.errors import InvalidRequest
@@ -96,8 +98,45 @@ def test_recovery_goes_to_an_instant_in_utc() -> None:
 @given(st.sets(st.integers(FIRST - 5, FIRST + 600)), st.integers(1, 3))
 def test_the_first_gap_is_found(numbers: set[int], timeline: int) -> None:
     names = [segment(number, timeline) for number in numbers]
+    first = segment(FIRST, timeline)
     expected = next((n for n in range(FIRST, max([*numbers, FIRST]) + 1) if n not in numbers), None)
-    assert missing_segment(names, segment(FIRST)) == (None if expected is None else segment(expected))
+    assert missing_segment(names, first) == (None if expected is None else segment(expected, timeline))
+    others = [segment(number, timeline + 1) for number in range(FIRST, FIRST + 700)]
+    assert missing_segment(names + others, first) == missing_segment(names, first)
+
+
+def test_an_archive_that_two_servers_have_written_is_refused(tmp_path: Path, base: Path) -> None:
+    archive = archive_of(tmp_path, FIRST)
+    (archive / segment(FIRST + 1, 2)).touch()
+    with pytest.raises(InvalidRequest, match=f"{segment(FIRST + 1, 2)} of a later timeline"):
+        readable_archive(archive, base, None)
+
+
+def test_an_archive_belongs_to_one_data_directory(tmp_path: Path) -> None:
+    data, other, archive = tmp_path / "data", tmp_path / "other", tmp_path / "wal"
+    data.mkdir()
+    other.mkdir()
+    assert server_settings(data, None, None) == {}
+    settings = server_settings(data, archive, None)
+    assert str(archive) in settings["archive_command"]
+    assert server_settings(data, None, None) == settings, "later starts go on with it"
+    with pytest.raises(InvalidRequest, match="belongs to another data directory"):
+        server_settings(other, archive, None)
+    assert server_settings(data, NO_ARCHIVE, None) == server_settings(data, None, None) == {}
+    with pytest.raises(InvalidRequest, match="belongs to another data directory"):
+        server_settings(data, archive, None)  # it has a gap now
+
+
+def test_a_directory_with_other_files_becomes_no_archive_and_keeps_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "photo").touch()
+    with pytest.raises(InvalidRequest, match="is not empty and no archive"):
+        server_settings(tmp_path, tmp_path / "disk", None)
+    (tmp_path / "mount").mkdir()
+    stranger = Account(os.geteuid() + 12345, os.getegid() + 12345)
+    with pytest.raises(InvalidRequest, match=r"cannot write .*mount.*chown"):
+        server_settings(tmp_path, tmp_path / "mount", stranger)
+    assert (tmp_path / "mount").stat().st_uid == os.geteuid()
 
 
 def test_an_archive_with_a_gap_or_of_another_server_is_refused(tmp_path: Path, base: Path) -> None:
@@ -119,7 +158,9 @@ def test_an_archive_that_the_server_cannot_read_is_refused(tmp_path: Path, base:
         readable_archive(archive, base, stranger)
 
 
-def test_a_prune_keeps_what_a_backup_needs(tmp_path: Path, base: Path) -> None:
+def test_a_prune_keeps_what_a_backup_needs(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = archive_of(tmp_path, FIRST - 2, FIRST - 1, FIRST, FIRST + 1)
     (archive / "00000001.history").touch()
     assert first_segment(base) == segment(FIRST)
@@ -127,6 +168,7 @@ def test_a_prune_keeps_what_a_backup_needs(tmp_path: Path, base: Path) -> None:
     kept = {"00000001.history", segment(FIRST), segment(FIRST + 1)}
     assert {each.name for each in archive.iterdir()} == kept
     (archive / segment(FIRST)).unlink()
+    monkeypatch.setattr("cli.backup.wal.ARCHIVED_WITHIN_S", 0.0)
     with pytest.raises(InvalidRequest, match="nothing was removed"):
         prune_archive(archive, base)
     assert (archive / segment(FIRST + 1)).exists()
