@@ -135,6 +135,4 @@ def _password_input() -> ui.input:
 
 
 def _code_input(hint: str = "Of your app, or a backup code.") -> ui.input:
-    return text_input("Code", hint=hint).props(
-        "autocomplete=one-time-code maxlength=64"
-    )
+    return text_input("Code", hint=hint).props("autocomplete=one-time-code maxlength=64")
