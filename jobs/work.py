@@ -21,7 +21,7 @@ from billing.usage.query import MAX_DAYS
 from core.db import Database
 from core.errors import Conflict
 from core.settings import Settings
-from jobs import hosts, outbox, payments, retention
+from jobs import hosts, outbox, payments, retention, wal_archive
 from scheduler import request_trace_store
 from tenants import changes, logins
 from workers.providers.store import prune_events
@@ -237,6 +237,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
         Job("penstock.archive_usage", 3600.0, archive_usage, LONG_S),
         Job("penstock.export", 300.0, export, LONG_S),
+        Job("penstock.watch_wal_archive", 60.0, wal_archive.watch_wal_archive),
         Job("penstock.prune", 24 * 3600.0, prune, LONG_S),
         Job("penstock.prune_request_traces", 600.0, prune_request_traces),
     )
