@@ -16,6 +16,7 @@ from admin.actor import Actor, require
 from admin.audit import record
 from admin.models import list_models, require_model
 from admin.transactions import now_of, read_scoped, write_system
+from billing.pricing.prices import PriceView, end_price, list_prices
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, RequestTooLarge
 from core.ids import uuid7
@@ -61,6 +62,8 @@ class AdapterView(msgspec.Struct, frozen=True):
     bytes: int
     files: tuple[AdapterFile, ...]
     created_at: datetime
+    prices: tuple[PriceView, ...] = ()
+    """Of its own, current and scheduled; in a tier without one the model's holds."""
 
 
 class AdapterLimits(msgspec.Struct, frozen=True):
@@ -191,7 +194,14 @@ async def list_adapters(
 ) -> list[AdapterView]:
     """The adapters of an organisation, or of all, by model and name. Raises PermissionDenied."""
     async with read_scoped(database, actor, tenant_id) as (connection, scope):
-        return [_view(each) for each in await read_adapters(connection, tenant_id=scope)]
+        found = await read_adapters(connection, tenant_id=scope)
+        prices: dict[str, list[PriceView]] = {}
+        for price in await list_prices(connection, tenant_id=scope):
+            prices.setdefault(price.model, []).append(price)
+        return [
+            msgspec.structs.replace(_view(each), prices=tuple(prices.get(each.public_name, ())))
+            for each in found
+        ]
 
 
 async def remove_adapter(
@@ -202,9 +212,9 @@ async def remove_adapter(
     tenant_id: UUID | None = None,
     reason: str | None = None,
 ) -> AdapterView:
-    """Delete an adapter: new requests for it get 404 within seconds, running ones end.
+    """Delete an adapter: new requests for it get 404 within seconds, running ones end, at the price that they have.
 
-    Hosts remove its files within a minute. Raises NotFound and PermissionDenied.
+    Hosts remove its files within a minute. Its price book ends. Raises NotFound and PermissionDenied.
     """
     require(actor, *KEY_MANAGERS, tenant_id=actor.tenant_id)
     async with read_scoped(database, actor, tenant_id) as (connection, scope):
@@ -215,6 +225,16 @@ async def remove_adapter(
         await delete_adapter(connection, adapter_id)
         await delete_lost_parts(connection, _before(uuid7()))
         view = _view(found[0])
+        of_its_own = await list_prices(connection, model=view.public_name, tenant_id=view.tenant_id)
+        for tier in {price.tier for price in of_its_own}:
+            await end_price(
+                connection,
+                model=view.public_name,
+                tier=tier,
+                tenant_id=view.tenant_id,
+                at=None,
+                ended_by=actor.label,
+            )
         await record(
             connection, actor, "adapter.delete", tenant_id=view.tenant_id, object_kind="adapter",
             object_id=adapter_id, reason=clean_reason(reason) if reason else None, before=view,
@@ -248,4 +268,5 @@ def _before(made: UUID) -> UUID:
 
 
 def _view(adapter: Adapter) -> AdapterView:
-    return AdapterView(**{name: getattr(adapter, name) for name in AdapterView.__struct_fields__})
+    facts = (name for name in AdapterView.__struct_fields__ if name != "prices")
+    return AdapterView(**{name: getattr(adapter, name) for name in facts})

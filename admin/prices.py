@@ -20,6 +20,7 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from tenants import organisations
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES, READERS
+from workers.adapters import find_adapter
 from workers.added_models import read_catalog
 
 PRICE_BELOW_COST = "price_below_cost"
@@ -48,6 +49,7 @@ async def set_price(
 ) -> PriceView:
     """Set a list price, or a contract price of `tenant_id`, in dollars per million tokens.
 
+    `model` may be the public name of an adapter: its price is its organisation's, which `tenant_id` need not name.
     Cached input defaults to the input price, reasoning to the output price. It holds from `effective_from` (None =
     now) until the next scheduled price. The first list price of a model and tier needs one person; every other waits
     for a second one. A price at which a host loses money at full load is only saved with `below_cost`. Raises
@@ -55,13 +57,14 @@ async def set_price(
     """
     require(actor, *PLATFORM_ROLES)
     prices.check_currency(currency)
+    base, tenant_id = await _whose(database, actor, model, tenant_id)
     rates = Rates(
         input,
         input if cached_input is None else cached_input,
         output,
         output if reasoning is None else reasoning,
     )
-    warning = await _loss(database, actor, model, tier, rates, listed=tenant_id is None)
+    warning = await _loss(database, actor, base, tier, rates, listed=tenant_id is None)
     if warning is not None and not below_cost:
         raise Conflict(
             f"this price is {warning}; confirm with below_cost (--below-cost) to save it",
@@ -89,6 +92,26 @@ async def set_price(
         amount=amount,
         facts=facts,
     )
+
+
+async def _whose(
+    database: Database, actor: Actor, model: str, tenant_id: UUID | None
+) -> tuple[str, UUID | None]:
+    """The model that serves what a price is of, and the organisation whose price it is; None = it is a list price.
+
+    Raises InvalidRequest for an adapter of another organisation than `tenant_id`.
+    """
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        adapter = await find_adapter(connection, model)
+    if adapter is None:
+        return model, tenant_id
+    if tenant_id not in (None, adapter.tenant_id):
+        raise InvalidRequest(
+            f"{model!r} is an adapter of the organisation {adapter.tenant_id}, not of {tenant_id}; leave the "
+            "organisation out",
+            param="tenant_id",
+        )
+    return adapter.model, adapter.tenant_id
 
 
 async def _loss(
@@ -155,12 +178,13 @@ async def end_price(
     at: datetime | None = None,
     reason: str,
 ) -> list[PriceView]:
-    """End a price book at `at` (None = now): afterwards a customer pays the list or discounted price, and without a
-    list price the model is refused. Returns the versions that changed.
+    """End a price book at `at` (None = now): afterwards a customer pays the list or discounted price, for an adapter
+    that of its model, and without a list price the model is refused. Returns the versions that changed.
 
     Waits for a second person. Raises InvalidRequest, NotFound, WaitsForApproval.
     """
     require(actor, *PLATFORM_ROLES)
+    _, tenant_id = await _whose(database, actor, model, tenant_id)
     facts = {
         "model": model,
         "tier": tier,

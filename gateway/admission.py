@@ -103,7 +103,7 @@ class Admission(Generic[GrantT]):
         return tier_of(
             prepared.service_tier,
             principal.tier,
-            lambda: self._prices.tiers(principal.tenant_id, model.name),
+            lambda: self._prices.tiers(principal.tenant_id, model.name, model.adapter),
             principal.highest_tier,
         )
 

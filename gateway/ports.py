@@ -102,8 +102,8 @@ class Scheduler(Protocol):
 class Prices(Protocol):
     """Prices as this process knows them. What a request costs is decided by its hold."""
 
-    def tiers(self, tenant_id: UUID, model: str) -> Collection[str]:
-        """The tiers in which a model has a price for an organisation now. Raises Unavailable."""
+    def tiers(self, tenant_id: UUID, model: str, adapter: str = "") -> Collection[str]:
+        """The tiers in which a model, or an adapter of it, has a price for an organisation now. Raises Unavailable."""
 
 
 class Availability(Protocol):

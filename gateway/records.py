@@ -33,6 +33,7 @@ def hold_request(context: AnyContext) -> HoldRequest:
         default_output_tokens=longest,
         whole=prepared.in_one_piece and bounded and longest * MAX_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES,
         labels=label_lines(labels_of(prepared, model)),
+        adapter=model.adapter,
     )
 
 

@@ -46,7 +46,12 @@ class PriceList(BaseModel):
 class PriceCreate(RequestBody):
     """A new price. It ends the price that is in force at its start."""
 
-    model: str = Field(min_length=1, max_length=200, examples=["llama-3.3-70b"])
+    model: str = Field(
+        min_length=1,
+        max_length=200,
+        description="A model, or the public name of an adapter, whose price is that of its organisation.",
+        examples=["llama-3.3-70b"],
+    )
     tier: Literal["priority", "standard", "batch"] = "standard"
     tenant_id: UUID | None = Field(default=None, description="A contract price of this organisation.")
     input: PerMtok

@@ -17,6 +17,19 @@ class AdapterFileOut(ResponseModel):
     sha256: str
 
 
+class AdapterPriceOut(ResponseModel):
+    """An adapter's own price in one tier, in decimal dollars per million tokens."""
+
+    tier: str
+    input: str
+    cached_input: str
+    output: str
+    reasoning: str
+    effective_from: datetime
+    effective_to: datetime | None
+    status: str = Field(description="current or scheduled.")
+
+
 class AdapterOut(ResponseModel):
     """A LoRA adapter."""
 
@@ -29,6 +42,7 @@ class AdapterOut(ResponseModel):
     bytes: int
     files: list[AdapterFileOut]
     created_at: datetime
+    prices: list[AdapterPriceOut] = Field(description="Of its own; in a tier without one the model's holds.")
 
 
 def shown(adapter: AdapterView) -> AdapterOut:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from api.customer.deprecation import Endings, deprecation_block
-from api.customer.prices import PriceBook, PricesByTier
+from api.customer.prices import PriceBook, PricesByTier, priced_as
 from billing.pricing.prices import TIERS, PriceView
 from core.errors import ModelNotFound
 from core.money import per_mtok_to_pico_per_token, pico_to_usd
@@ -79,19 +79,18 @@ class ModelViews:
     def all(self, principal: Principal) -> list[dict[str, Any]]:
         """The entries of all models that the key may use. Raises Unavailable without recent prices."""
         prices, live = self._prices.of(principal.tenant_id), _live(self._pools.snapshot())
-        entries = {
-            model.name: self._entry(
-                model, principal.tier, prices.get(model.name, {}), live.get(model.name, _Live())
-            )
-            for model in self._directory.list()
-            if _visible(model, principal)
-        }
+        models = {model.name: model for model in self._directory.list() if _visible(model, principal)}
+
+        def entry(model: ModelInfo, adapter: str = "") -> dict[str, Any]:
+            own = priced_as(prices, model.name, adapter)
+            return self._entry(model, principal.tier, own, live.get(model.name, _Live()))
+
         adapters = [
-            _adapter_entry(entries[each.model], each)
+            _adapter_entry(entry(models[each.model], each.public_name), each)
             for each in self._directory.adapters_of(principal.tenant_id)
-            if each.model in entries
+            if each.model in models
         ]
-        return [*entries.values(), *adapters]
+        return [*map(entry, models.values()), *adapters]
 
     def one(self, name: str, principal: Principal) -> dict[str, Any]:
         """The entry of a model by name or alias. Raises ModelNotFound, or Unavailable without recent prices."""
@@ -100,7 +99,7 @@ class ModelViews:
             raise ModelNotFound(
                 f"The model '{name}' does not exist for this key; see GET /v1/models.", param="model"
             )
-        prices = self._prices.of(principal.tenant_id).get(model.name, {})
+        prices = priced_as(self._prices.of(principal.tenant_id), model.name, model.adapter)
         live = _live(self._pools.snapshot()).get(model.name, _Live())
         entry = self._entry(model, principal.tier, prices, live)
         named = [
@@ -149,7 +148,7 @@ class ModelViews:
 
 
 def _adapter_entry(entry: dict[str, Any], adapter: NamedAdapter) -> dict[str, Any]:
-    """The entry of an adapter: that of its model, under its own name."""
+    """The entry of an adapter: that of its model at the adapter's prices, under its own name."""
     own = {
         "id": adapter.public_name,
         "created": int(adapter.created_at.timestamp()),

@@ -1,6 +1,6 @@
 """Prices as customers see them, from memory. What a request costs is decided by the database alone (penstock_hold)."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -55,9 +55,17 @@ class PriceBook(PolledSnapshot):
                     found.setdefault(version.model, {})[version.tier] = version
         return found
 
-    def tiers(self, tenant_id: UUID, model: str) -> Collection[str]:
-        """The tiers in which a model has a price for an organisation now. Raises Unavailable as `of` does."""
-        return self.of(tenant_id).get(model, {})
+    def tiers(self, tenant_id: UUID, model: str, adapter: str = "") -> Collection[str]:
+        """The tiers in which a model, or an adapter of it, has a price for an organisation now.
+
+        Raises Unavailable as `of` does.
+        """
+        return priced_as(self.of(tenant_id), model, adapter)
+
+
+def priced_as(prices: Mapping[str, PricesByTier], model: str, adapter: str) -> PricesByTier:
+    """The prices of requests for an adapter of a model, by tier: its own go before the model's."""
+    return {**prices.get(model, {}), **prices.get(adapter, {})}
 
 
 def _holds(version: PriceView, now: datetime) -> bool:

@@ -64,7 +64,7 @@ _USAGE = """
             sum(cost) AS cost, sum(list_cost) AS list_cost
         FROM usage_sums WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
         GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
-    SELECT g.*, t.name AS tenant, j.name AS project, k.name AS key_name, {rates}
+    SELECT g.*, t.name AS tenant, j.name AS project, k.name AS key_name, p.model AS priced_as, {rates}
     FROM grouped g
     JOIN price_versions p ON p.id = g.price_version JOIN price_versions l ON l.id = g.list_price_version
     LEFT JOIN tenants t ON t.id = g.tenant_id LEFT JOIN projects j ON j.id = g.project_id
@@ -136,7 +136,7 @@ def _usage(row: Row[Any], charge: _Charge) -> list[Record]:
         list_cost += tokens * listed
         values = _common(charge)
         paid = usd(tokens * price)
-        sku = f"{row.model}/{row.tier}/{name}"
+        sku = f"{row.priced_as}/{row.tier}/{name}"
         values |= {
             "BilledCost": paid,
             "EffectiveCost": paid,
@@ -145,7 +145,7 @@ def _usage(row: Row[Any], charge: _Charge) -> list[Record]:
             "ContractedUnitPrice": usd(price * TOKENS_PER_MTOK),
             "ListUnitPrice": usd(listed * TOKENS_PER_MTOK),
             "ChargeCategory": "Usage",
-            "ChargeDescription": f"{_METERS[name]} of {row.model}, {row.tier}",
+            "ChargeDescription": f"{_METERS[name]} of {row.priced_as}, {row.tier}",
             "ChargeFrequency": "Usage-Based",
             "ConsumedQuantity": Decimal(tokens),
             "ConsumedUnit": CONSUMED_UNIT,

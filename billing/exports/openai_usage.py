@@ -124,7 +124,7 @@ async def costs(connection: AsyncConnection, tenant_id: UUID, query: UsageQuery)
         WITH {_hourly(query)}
         SELECT {", ".join([*labels, "date_trunc('day', u.hour, 'UTC') AS at"])},
             u.project_id::text AS project_id, u.key_id::text AS api_key_id,
-            u.model || ', ' || c.class || ' tokens' AS line_item, sum(c.tokens) AS tokens, sum(c.cost) AS cost
+            p.model || ', ' || c.class || ' tokens' AS line_item, sum(c.tokens) AS tokens, sum(c.cost) AS cost
         FROM (SELECT * FROM usage_sums WHERE {_filter(query)}) u JOIN price_versions p ON p.id = u.price_version,
             LATERAL (VALUES
                 ('input', u.input_tokens - u.cached_input_tokens, (u.input_tokens - u.cached_input_tokens) * p.input),

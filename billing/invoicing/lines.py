@@ -47,6 +47,13 @@ class UsageGroup(msgspec.Struct, frozen=True):
     """The sum of `usage.cost` in picodollars; the lines must add up to it."""
     used_in: date | None = None
     """Of late usage: the first day of the month in which it ended."""
+    adapter: str = ""
+    """The adapter of the model whose own price this is; empty = the price is the model's."""
+
+    @property
+    def priced_as(self) -> str:
+        """The name in the price book: the adapter's, or the model's."""
+        return self.adapter or self.model
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -147,7 +154,7 @@ def usage_lines(group: UsageGroup) -> list[Line]:
                 kind=group.kind,
                 exact=tokens * price,
                 cents=round_to_cents(tokens * price),
-                description=f"{group.model} ({group.tier}): {_CLASS_LABELS[name]} at ${per_mtok} per million{late}",
+                description=f"{group.priced_as} ({group.tier}): {_CLASS_LABELS[name]} at ${per_mtok} per million{late}",
                 model=group.model,
                 token_class=name,
                 tier=group.tier,

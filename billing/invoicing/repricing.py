@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing.lines import UsageGroup
@@ -37,27 +38,37 @@ async def new_prices(
 async def _book_as_of(
     connection: AsyncConnection, at: datetime, groups: Sequence[UsageGroup]
 ) -> Callable[[UsageGroup], Mapping[str, int] | None]:
-    """The prices in force at `at` for each group's tenant, model and tier. Raises InvalidRequest without a price."""
+    """The prices in force at `at` for each group's tenant, model and tier, of an adapter with a price of its own first
+    that one. Raises InvalidRequest without a price.
+    """
     books: dict[tuple[UUID, str, str], dict[str, int]] = {}
-    for tenant_id, model, tier in sorted({(group.tenant_id, group.model, group.tier) for group in groups}):
-        row = (
-            await connection.execute(
-                text(
-                    "SELECT p.id, p.input, p.cached_input, p.output, p.reasoning "
-                    "FROM penstock_price(:model, :tier, :tenant, :at) p"
-                ),
-                {"model": model, "tier": tier, "tenant": tenant_id, "at": at},
-            )
-        ).one_or_none()
-        if row is None or row.id is None:
+    wanted = {(group.tenant_id, group.priced_as, group.tier): group.model for group in groups}
+    for (tenant_id, name, tier), model in sorted(wanted.items()):
+        row = await _price_at(connection, name, tier, tenant_id, at)
+        if row is None and name != model:
+            row = await _price_at(connection, model, tier, tenant_id, at)
+        if row is None:
             raise InvalidRequest(
                 f"{model} ({tier}) had no price at {at.isoformat()}: choose another instant, or name the model",
                 param="as_of",
             )
-        books[tenant_id, model, tier] = {
+        books[tenant_id, name, tier] = {
             "input": row.input,
             "cached_input": row.cached_input,
             "output": row.output,
             "reasoning": row.reasoning,
         }
-    return lambda group: books[group.tenant_id, group.model, group.tier]
+    return lambda group: books[group.tenant_id, group.priced_as, group.tier]
+
+
+async def _price_at(
+    connection: AsyncConnection, name: str, tier: str, tenant_id: UUID, at: datetime
+) -> Row[Any] | None:
+    rows = await connection.execute(
+        text(
+            "SELECT p.id, p.input, p.cached_input, p.output, p.reasoning "
+            "FROM penstock_price(:model, :tier, :tenant, :at) p WHERE p.id IS NOT NULL"
+        ),
+        {"model": name, "tier": tier, "tenant": tenant_id, "at": at},
+    )
+    return rows.one_or_none()

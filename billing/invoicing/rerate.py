@@ -188,10 +188,10 @@ def prices_from_rates(
     books = {(rate.model, rate.tier, rate.tenant_id): rate.pico() for rate in rates}
 
     def prices(group: UsageGroup) -> Mapping[str, int] | None:
-        own = books.get((group.model, group.tier, group.tenant_id))
+        own = books.get((group.priced_as, group.tier, group.tenant_id))
         if own is not None:
             return own
-        listed = books.get((group.model, group.tier, None))
+        listed = books.get((group.priced_as, group.tier, None))
         origin = origins[group.price_version]
         if listed is None or (origin.tenant_id is not None and origin.discount_bps is None):
             return None

@@ -36,10 +36,15 @@ class ContractTerms(msgspec.Struct, frozen=True):
     """Whether a saved card is charged; otherwise the invoice is mailed with its due date."""
 
 
+_OF_MODELS = (
+    "(CAST(:models AS text[]) IS NULL OR {0}model = ANY (:models) OR {0}price_version IN "
+    "(SELECT id FROM price_versions WHERE model = ANY (:models)))"
+)
+"""The condition on rows whose model, or the adapter whose own price they have, is among `models`."""
 # Usage whose true end lies in an earlier month is late usage: it is billed in this month on separate lines by the
 # month that it belongs to. Its rows tell it until the month is invoiced, and then the invoice's lines, which stay when
 # the rows are archived. Lines of before `used_in` count for the month before their invoice's.
-_USAGE_CTES = """
+_USAGE_CTES = f"""
     late AS (
         SELECT u.tenant_id, u.model, u.tier, u.price_version,
             date_trunc('month', l.ended_at AT TIME ZONE 'UTC')::date AS used_in,
@@ -50,7 +55,7 @@ _USAGE_CTES = """
         WHERE l.ended_at < :start AND u.ended_at >= :start AND u.ended_at < :until
             AND u.outcome NOT IN ('engine_failed', 'zero_output')
             AND (CAST(:tenants AS uuid[]) IS NULL OR u.tenant_id = ANY (:tenants))
-            AND (CAST(:models AS text[]) IS NULL OR u.model = ANY (:models))
+            AND {_OF_MODELS.format("u.")}
             AND NOT EXISTS (SELECT 1 FROM invoices i WHERE i.tenant_id = u.tenant_id AND i.month = :month)
         GROUP BY 1, 2, 3, 4, 5
         UNION ALL
@@ -62,7 +67,7 @@ _USAGE_CTES = """
             coalesce(sum(l.tokens) FILTER (WHERE l.class = 'reasoning'), 0), sum(l.exact)
         FROM invoices i JOIN invoice_lines l ON l.invoice_id = i.id AND l.kind = 'late_usage'
         WHERE i.month = :month AND (CAST(:tenants AS uuid[]) IS NULL OR l.tenant_id = ANY (:tenants))
-            AND (CAST(:models AS text[]) IS NULL OR l.model = ANY (:models))
+            AND {_OF_MODELS.format("l.")}
         GROUP BY 1, 2, 3, 4, 5),
     billed AS (
         SELECT tenant_id, model, tier, price_version, sum(input_tokens - cached_input_tokens) AS input,
@@ -70,7 +75,7 @@ _USAGE_CTES = """
             sum(reasoning_tokens) AS reasoning, sum(cost) AS cost
         FROM usage_hours WHERE hour >= :start AND hour < :until
             AND (CAST(:tenants AS uuid[]) IS NULL OR tenant_id = ANY (:tenants))
-            AND (CAST(:models AS text[]) IS NULL OR model = ANY (:models))
+            AND {_OF_MODELS.format("")}
         GROUP BY 1, 2, 3, 4),
     parts AS (
         SELECT 'usage' AS kind, b.tenant_id, b.model, b.tier, b.price_version, CAST(NULL AS date) AS used_in,
@@ -87,10 +92,10 @@ _USAGE_CTES = """
         FROM late),
     groups AS (
         SELECT g.*, p.input AS input_price, p.cached_input AS cached_input_price, p.output AS output_price,
-            p.reasoning AS reasoning_price
+            p.reasoning AS reasoning_price, CASE WHEN p.model <> g.model THEN p.model ELSE '' END AS adapter
         FROM parts g JOIN price_versions p ON p.id = g.price_version
         WHERE g.input + g.cached_input + g.output + g.reasoning <> 0 OR g.cost <> 0)
-"""
+"""  # noqa: S608 - constants only
 _CUSTOMERS = f"""
     WITH {_USAGE_CTES}
     SELECT b.tenant_id AS customer, b.mode, g.* FROM billing_accounts b LEFT JOIN groups g ON g.tenant_id = b.tenant_id
@@ -160,6 +165,7 @@ def _group(row: Row[Any]) -> UsageGroup:
         prices={name: int(row._mapping[f"{name}_price"]) for name in CLASSES},
         cost=int(row.cost),
         used_in=row.used_in,
+        adapter=row.adapter,
     )
 
 

@@ -42,7 +42,7 @@ PASS_TURN_S = 0.02
 """Seconds after which another connection takes the requests that gather while a command runs."""
 LOCK_TIMEOUT_MS = 200
 """Milliseconds that a command on a connection for busy tenants waits for an account's lock (lock_timeout)."""
-_HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+_HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 
 WAITING = Gauge("penstock_holds_waiting", "Hold requests that wait to be sent to PostgreSQL.")
 
@@ -337,6 +337,7 @@ class HoldQueue:
             [one.whole for one in requests],
             wait,
             [one.labels for one in requests],
+            [one.adapter for one in requests],
         )
 
     def _fail(self, batch: list[_Waiter]) -> None:

@@ -68,6 +68,8 @@ class HoldRequest(msgspec.Struct, frozen=True):
     """Asks for a hold of all that the answer may cost, so that the engine may be asked for it in one piece."""
     labels: str | None = None
     """End user and tags (`label_lines`), whose budgets the hold counts in; None: the request names none."""
+    adapter: str = ""
+    """The LoRA adapter of the tenant that the request names, whose own price goes before the model's; empty = none."""
 
 
 class HoldGranted(msgspec.Struct, frozen=True):

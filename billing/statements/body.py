@@ -92,7 +92,7 @@ _USAGE = f"""
         sum(c.cached_input_tokens) AS cached_input, sum(c.output_tokens - c.reasoning_tokens) AS output,
         sum(c.reasoning_tokens) AS reasoning, sum(c.cost) AS cost, sum(c.list_cost) AS list_cost,
         v.input AS input_price, v.cached_input AS cached_input_price, v.output AS output_price,
-        v.reasoning AS reasoning_price
+        v.reasoning AS reasoning_price, v.model AS priced_as
     FROM usage_sums c JOIN price_versions v ON v.id = c.price_version LEFT JOIN projects p ON p.id = c.project_id
     WHERE c.tenant_id = :tenant
     GROUP BY c.project_id, p.name, c.model, c.tier, c.price_version, c.list_price_version, v.id
@@ -137,6 +137,7 @@ async def _usage(
                 "project_id": str(row.project_id),
                 "project": row.project or "",
                 "model": row.model,
+                **({"adapter": row.priced_as} if row.priced_as != row.model else {}),
                 "tier": row.tier,
                 "price_version": row.price_version,
                 "list_price_version": row.list_price_version,

@@ -187,7 +187,9 @@ def _summary(page: _StatementPdf, body: dict[str, Any]) -> None:
 def _usage(page: _StatementPdf, body: dict[str, Any]) -> None:
     rows = []
     for line in body["usage"]:
-        name = f"{line['project'] or line['project_id']}: {line['model']} ({line['tier']})"
+        name = (
+            f"{line['project'] or line['project_id']}: {line.get('adapter', line['model'])} ({line['tier']})"
+        )
         for one in line["classes"]:
             rows.append(
                 [

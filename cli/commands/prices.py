@@ -15,7 +15,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Prices per million tokens: list them, set or schedule a new one."
 )
 
-Model = Annotated[str, typer.Argument(help="Name of the model, as customers write it.")]
+Model = Annotated[str, typer.Argument(help="Name of the model or adapter, as customers write it.")]
 ForTenant = Annotated[
     str | None,
     typer.Option("--tenant", help="Short name, name or id: its contract price instead of the list price."),
@@ -63,7 +63,7 @@ def set_(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set or schedule a price; requests that are running keep theirs.
+    """Set or schedule a price; requests that are running keep theirs. An adapter's is its organisation's.
 
     A price at which a host loses money at full load is only saved with --below-cost.
     """

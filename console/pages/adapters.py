@@ -18,7 +18,10 @@ _STATUS = ((PermissionDenied, 403), (RequestTooLarge, 413), (Conflict, 409), (Un
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
     """Draw the adapters of the viewer's organisation."""
     panel = AdaptersPanel(console, viewer, viewer.tenant_id, _TRANSFERS)
-    with page_head("Adapters", "LoRA adapters of your organisation. Their tokens cost what the model's do."):
+    with page_head(
+        "Adapters",
+        "LoRA adapters of your organisation, at their own prices or the model's.",
+    ):
         if viewer.role in KEY_MANAGERS:
             panel.add_buttons()
     await panel.draw()

@@ -17,12 +17,14 @@ from admin.adapters import (
     list_adapters,
     remove_adapter,
 )
+from billing.pricing.prices import PriceView
 from console.components.base import box, card, notice
 from console.components.dialogs import confirm, form_dialog, primary, secondary, text_input
 from console.components.files import FileField, UploadProgress
-from console.components.table import Column, Row, actions_cell, cell, data_table, set_rows
+from console.components.table import Cell, Column, Row, actions_cell, cell, data_table, set_rows
 from console.deps import Console
-from console.format import moment, sentence
+from console.format import moment, per_mtok, sentence
+from console.panels.prices import open_price_form
 from console.viewer import Viewer, toast_ok
 from core.errors import PenstockError
 from tenants.roles import KEY_MANAGERS
@@ -34,6 +36,7 @@ _COLUMNS = (
     Column("public", "Name in requests", sortable=False),
     Column("model", "Base model"),
     Column("state", "State"),
+    Column("price", "Price per M tokens"),
     Column("size", "Size", numeric=True),
     Column("source", "Source"),
     Column("created", "Created", numeric=True),
@@ -41,9 +44,12 @@ _COLUMNS = (
 
 
 def adapter_rows(
-    adapters: Sequence[AdapterView], bases: Collection[str], now: datetime, *, with_acts: bool
+    adapters: Sequence[AdapterView],
+    bases: Collection[str],
+    now: datetime,
+    acts: Sequence[tuple[str, str, str]] = (),
 ) -> list[Row]:
-    """Table rows of adapters; those of models beyond `bases` cannot be called."""
+    """Table rows of adapters with what may be done to each; those of models beyond `bases` cannot be called."""
     rows = []
     for adapter in adapters:
         served = adapter.model in bases
@@ -56,14 +62,29 @@ def adapter_rows(
             "state": cell("Ready", tone="ok")
             if served
             else cell("Not served", tone="warn", sub="its model is retired or takes none"),
+            "price": price_cell(adapter.prices),
             "size": cell(size_text(adapter.bytes), sub=f"{adapter.bytes:,} bytes"),
             "source": cell("Upload") if not commit else cell(place, sub=f"commit {commit[:12]}", text=True),
             "created": cell(moment(adapter.created_at, now)),
         }
-        if with_acts:
-            row["acts"] = actions_cell([("delete", "Delete", "bad")], f"adapter {adapter.name}")
+        if acts:
+            row["acts"] = actions_cell(acts, f"adapter {adapter.name}")
         rows.append(row)
     return rows
+
+
+def price_cell(prices: Sequence[PriceView]) -> Cell:
+    """An adapter's own price in force, of the tier standard first, or that it costs what its model does."""
+    own = sorted(
+        (price for price in prices if price.status == "current"), key=lambda price: price.tier != "standard"
+    )
+    later = [price for price in prices if price.status == "scheduled"]
+    if not own:
+        return cell("As its model", sub="its own is scheduled" if later else "")
+    first = own[0]
+    rates = (first.input, first.cached_input, first.output, first.reasoning)
+    others = ", ".join(f"{price.tier} has another" for price in own[1:])
+    return cell(" / ".join(per_mtok(rate).text for rate in rates), sub=others or first.tier)
 
 
 def size_text(size: int) -> str:
@@ -92,8 +113,10 @@ class AdaptersPanel:
         self._table: ui.table
 
     @property
-    def _may_change(self) -> bool:
-        return self._viewer.role in KEY_MANAGERS
+    def _acts(self) -> list[tuple[str, str, str]]:
+        """What the viewer may do to an adapter."""
+        priced = [("price", "Set price", "")] if self._viewer.may_bill else []
+        return priced + ([("delete", "Delete", "bad")] if self._viewer.role in KEY_MANAGERS else [])
 
     def add_buttons(self) -> None:
         """Draw the buttons of the page's headline."""
@@ -106,14 +129,14 @@ class AdaptersPanel:
         most = f"At most {self._limits.count} of {size_text(self._limits.bytes)} each."
         with card("LoRA adapters", most, flush=True):
             self._table = data_table(
-                [*_COLUMNS, Column("acts", "")] if self._may_change else _COLUMNS,
+                [*_COLUMNS, Column("acts", "")] if self._acts else _COLUMNS,
                 self._rows(),
                 label="LoRA adapters",
                 nothing="No adapter yet."
                 if self._bases
                 else "No adapter yet. No model that is offered takes adapters at present.",
                 sort_by="name",
-                on_action=self._viewer.act(self._delete),
+                on_action=self._viewer.act(self._act),
             )
 
     async def _read(self) -> None:
@@ -123,19 +146,29 @@ class AdaptersPanel:
         )
 
     def _rows(self) -> list[Row]:
-        return adapter_rows(
-            self._adapters, self._bases, self._console.clock.now(), with_acts=self._may_change
-        )
+        return adapter_rows(self._adapters, self._bases, self._console.clock.now(), self._acts)
 
     async def _reload(self) -> None:
         await self._read()
         set_rows(self._table, self._rows())
 
-    async def _delete(self, _: str, row: str) -> None:
-        """Delete the adapter of a row after a confirmation."""
+    async def _act(self, act: str, row: str) -> None:
+        """Set the price of the adapter of a row, or delete it."""
         adapter = next((one for one in self._adapters if str(one.id) == row), None)
-        if adapter is None:
-            return
+        if adapter is not None and act == "price":
+            open_price_form(
+                self._console,
+                self._viewer,
+                [adapter.public_name],
+                {},
+                self._reload,
+                everyone="Its organisation",
+            )
+        elif adapter is not None:
+            await self._delete(adapter)
+
+    async def _delete(self, adapter: AdapterView) -> None:
+        """Delete an adapter after a confirmation."""
         reason = await confirm(
             self._viewer,
             f"Delete {adapter.name}?",

@@ -215,8 +215,13 @@ def open_price_form(
     models: Sequence[str],
     tenants: dict[str, str],
     done: Callable[[], Awaitable[None]],
+    *,
+    everyone: str = "Everyone (list price)",
 ) -> None:
-    """Open the form of a price: rates, tier, organisation and start."""
+    """Open the form of a price: rates, tier, organisation and start.
+
+    `everyone`: whose price it is when no organisation is chosen.
+    """
 
     async def save() -> bool:
         values = rates.read()
@@ -255,7 +260,7 @@ def open_price_form(
             )
             tier = ui.select({one: one.capitalize() for one in TIERS}, value="standard", label="Tier")
             tier.props("outlined dense")
-            whose = ui.select({"": "Everyone (list price)", **tenants}, value="", label="Applies to")
+            whose = ui.select({"": everyone, **tenants}, value="", label="Applies to")
             whose.props("outlined dense")
         rates = RateFields()
         start = text_input("Begins (UTC)", hint="Date or date and time; empty for now.")

@@ -178,6 +178,8 @@ class SqlModel:
         self.started_at = 0
         """pg_postmaster_start_time()."""
         self.prices: dict[int, Price] = {}
+        self.adapters: dict[str, tuple[UUID, str]] = {}
+        """Organisation and model of each adapter, by public name."""
         self.accounts: dict[UUID, Account] = {}
         self.budgets: dict[UUID, ScopeBudget] = {}
         self.holds: dict[UUID, Hold] = {}
@@ -379,6 +381,7 @@ class SqlModel:
         wholes: Sequence[bool | None] = (),
         wait: bool = True,
         labels: Sequence[str | None] = (),
+        adapters: Sequence[str | None] = (),
     ) -> list[dict[str, Any]]:
         """penstock_hold; with `wait` it must not be called for a locked account."""
         order = sorted(range(len(requests)), key=lambda i: (tenants[i], i))
@@ -387,13 +390,14 @@ class SqlModel:
                 requests[i], tenants[i], (projects[i], keys[i]), models[i], tiers[i], inputs[i], outputs[i],
                 defaults[i],
                 bool(wholes[i]) if i < len(wholes) else False, labels[i] if i < len(labels) else None,
+                (adapters[i] if i < len(adapters) else None) or "",
             )
             for i in order
         ]  # fmt: skip
 
     def _hold_one(
         self, request: UUID, tenant: UUID, scopes: tuple[UUID, UUID], model: str, tier: str, inputs: int,
-        outputs: int, default: int, asked_whole: bool, labels: str | None,
+        outputs: int, default: int, asked_whole: bool, labels: str | None, adapter: str,
     ) -> dict[str, Any]:  # fmt: skip
         now = self.now()
         row: dict[str, Any] = dict.fromkeys(_HOLD_COLUMNS)
@@ -406,10 +410,11 @@ class SqlModel:
         funds = account.funds
         budget = None if account.budget is None else account.budget - account.spent(now)
         row.update(funds=funds, held=account.held, open_holds=account.open_holds)
-        price = self.price(model, tier, tenant)
+        price = (self.price(adapter, tier, tenant) if adapter else None) or self.price(model, tier, tenant)
         if price is None:
             return {**row, "verdict": "unpriced"}
-        listed = price if price.tenant is None else self.price(model, tier, None) or price
+        own = price.tenant is None or price.model != model
+        listed = price if own else self.price(model, tier, None) or price
         for prefix, one in (("price", price), ("list", listed)):
             row[f"{prefix}_id"], row[f"{prefix}_input"] = one.id, one.input
             row[f"{prefix}_cached"], row[f"{prefix}_output"] = one.cached_input, one.output
@@ -631,7 +636,10 @@ class SqlModel:
             return f"tenant {record.tenant_id} has no billing account"
         if (
             price is None
-            or price.model != record.model
+            or (
+                price.model != record.model
+                and self.adapters.get(price.model) != (record.tenant_id, record.model)
+            )
             or (price.tenant is not None and price.tenant != record.tenant_id)
         ):
             return f"price version {record.price_version} is not one of model {record.model} for this tenant"

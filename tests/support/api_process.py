@@ -142,10 +142,11 @@ class Api:
 
 @asynccontextmanager
 async def engine(
-    speedup: float, model: str = MODEL, profile: str = "", **failpoints: Any
+    speedup: float, model: str = MODEL, profile: str = "", max_adapters: int = 0, **failpoints: Any
 ) -> AsyncIterator[Engine]:
     """A simulated engine on the test's loop."""
     options = ["--speedup", str(speedup), "--api-key", ENGINE_KEY, "--model", model, "--profile", profile]
+    options += ["--max-adapters", str(max_adapters)]
     server = build(parse_arguments(options))
     server._loop.failpoints = Failpoints(**failpoints)
     async with serving(server) as url:
@@ -155,7 +156,8 @@ async def engine(
 @asynccontextmanager
 async def api_process(
     pg_url: str, redis_url: str, data_dir: Path, *, credit: str = "10", engines: int = 1, speedup: float = 20.0,
-    model: str = MODEL, profile: str = "", tokenizer: PromptTokenizer | None = None, **settings: Any,
+    model: str = MODEL, profile: str = "", tokenizer: PromptTokenizer | None = None, max_adapters: int = 0,
+    **settings: Any,
 ) -> AsyncIterator[Api]:  # fmt: skip
     """Everything up: an organisation with credit, a priced model, engines known to a real scheduler."""
     async with contextlib.AsyncExitStack() as stack:
@@ -167,7 +169,10 @@ async def api_process(
         await admin_credits.grant_credit(
             database, ADMIN, tenant_id=organisation.tenant_id, amount_usd=credit, reason="test"
         )
-        running = [await stack.enter_async_context(engine(speedup, model, profile)) for _ in range(engines)]
+        running = [
+            await stack.enter_async_context(engine(speedup, model, profile, max_adapters))
+            for _ in range(engines)
+        ]
         service = await stack.enter_async_context(scheduling.service())
         replicas = [
             scheduling.replica(
@@ -177,6 +182,7 @@ async def api_process(
                 simulated=True,
                 model=model,
                 region="local",
+                max_adapters=max_adapters,
                 **scheduling.ranked(len(one.server._loop.model.ranks)),
             )
             for index, one in enumerate(running)

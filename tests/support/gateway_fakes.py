@@ -174,7 +174,7 @@ class FakePrices:
     def __init__(self) -> None:
         self.offered = ["standard", "batch"]
 
-    def tiers(self, tenant_id: UUID, model: str) -> list[str]:
+    def tiers(self, tenant_id: UUID, model: str, adapter: str = "") -> list[str]:
         return self.offered
 
 

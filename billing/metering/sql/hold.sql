@@ -16,11 +16,14 @@
 -- p_wait: wait for a locked account, up to the session's lock_timeout. Without it no request waits for the account of
 -- another tenant. The default is what callers of before this parameter expect.
 -- p_labels: end user and tags of each request (see penstock_label_scopes). Absent or null: it names none.
+-- p_adapters: the LoRA adapter of its tenant that each request names. Its own price goes before the model's, and stands
+-- for the list version, too: it is not discounted. Absent, null or empty: it names none.
 -- Generic plans: PostgreSQL would take the array of a request's scopes for a long one, and plan its statements each time.
 CREATE OR REPLACE FUNCTION penstock_hold(
     p_incarnation text, p_requests uuid[], p_tenants uuid[], p_projects uuid[], p_keys uuid[],
     p_models text[], p_tiers text[], p_inputs bigint[], p_outputs bigint[], p_defaults bigint[],
-    p_whole boolean[] DEFAULT '{}', p_wait boolean DEFAULT true, p_labels text[] DEFAULT '{}')
+    p_whole boolean[] DEFAULT '{}', p_wait boolean DEFAULT true, p_labels text[] DEFAULT '{}',
+    p_adapters text[] DEFAULT '{}')
 RETURNS TABLE (
     request_id uuid, verdict text, can_wait boolean, admitted_at timestamptz,
     price_id bigint, price_input bigint, price_cached bigint, price_output bigint, price_reasoning bigint,
@@ -35,6 +38,7 @@ DECLARE
     v_tenant uuid;
     v_model text;
     v_tier text;
+    v_adapter text;
     v_now timestamptz;
     a billing_accounts;
     v_absent text;
@@ -88,11 +92,18 @@ BEGIN
             RETURN NEXT;
             CONTINUE;
         END IF;
-        IF v_model IS DISTINCT FROM p_models[i] OR v_tier <> p_tiers[i] THEN
-            v_model := p_models[i]; v_tier := p_tiers[i];
-            p := penstock_price(v_model, v_tier, v_tenant, v_now);
+        IF v_model IS DISTINCT FROM p_models[i] OR v_tier <> p_tiers[i]
+            OR v_adapter <> coalesce(p_adapters[i], '') THEN
+            v_model := p_models[i]; v_tier := p_tiers[i]; v_adapter := coalesce(p_adapters[i], '');
+            p := NULL;
+            IF v_adapter <> '' THEN
+                p := penstock_price(v_adapter, v_tier, v_tenant, v_now);
+            END IF;
+            IF p.id IS NULL THEN
+                p := penstock_price(v_model, v_tier, v_tenant, v_now);
+            END IF;
             l := p;
-            IF p.tenant_id IS NOT NULL THEN
+            IF p.tenant_id IS NOT NULL AND p.model = v_model THEN
                 l := penstock_price(v_model, v_tier, NULL, v_now);
                 IF l.id IS NULL THEN
                     l := p;

@@ -36,7 +36,9 @@ BEGIN
                     OR (g.claimed < v_month AND penstock_is_closed(g.claimed)) AS late,
                 CASE
                     WHEN a.tenant_id IS NULL THEN 'tenant ' || g.tenant_id || ' has no billing account'
-                    WHEN p.id IS NULL OR p.model <> g.model OR p.tenant_id <> g.tenant_id THEN
+                    WHEN p.id IS NULL OR p.tenant_id <> g.tenant_id OR (p.model <> g.model AND NOT EXISTS (
+                        SELECT FROM adapters m WHERE m.public_name = p.model AND m.model = g.model
+                            AND m.tenant_id = g.tenant_id)) THEN
                         'price version ' || g.price_version || ' is not one of model ' || g.model || ' for this tenant'
                     WHEN l.id IS NULL THEN 'list price version ' || g.list_price_version || ' does not exist'
                     WHEN least(g.input_tokens, g.cached_input_tokens, g.output_tokens, g.reasoning_tokens,

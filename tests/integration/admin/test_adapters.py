@@ -2,12 +2,14 @@
 
 import io
 import socket
+import time
+from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
 
-from admin import models
+from admin import models, prices
 from admin.adapter_hub import import_adapter
 from admin.adapters import (
     AdapterLimits,
@@ -18,6 +20,7 @@ from admin.adapters import (
     remove_adapter,
 )
 from admin.model_life import retire_model
+from api.customer.prices import PriceBook
 from core.db import Database
 from core.errors import (
     Conflict,
@@ -32,7 +35,10 @@ from core.errors import (
 from core.ids import uuid7
 from scheduler.adapter_answers import AdapterAnswers
 from sim.hub import COMMIT, FakeHub
+from tests.integration.admin.rest import Caller
+from tests.integration.billing.support import Customer, insert_adapter
 from tests.support.adapters import adapter_files
+from tests.support.approving import approve_all
 from tests.support.tenancy import ADMIN, Organisation, audit_actions, make_organisation, member
 from tests.support.waiting import until
 from workers.adapter_files import CONFIG, WEIGHTS
@@ -253,3 +259,57 @@ async def test_a_hub_that_is_not_reached(
             repository="acme/support-lora", revision="main", limits=LIMITS,
         )  # fmt: skip
     assert refused.value.code == "hub_unreachable"
+
+
+async def test_an_adapter_has_a_price_of_its_own_until_it_is_deleted(
+    database: Database, acme: Organisation, admin: Caller
+) -> None:
+    made, plain = await create(database, acme), await create(database, acme, "plain")
+    price = {
+        "model": made.public_name,
+        "input": "900",
+        "cached_input": "90",
+        "output": "900",
+        "reasoning": "901",
+    }
+    other = await make_organisation(database, "Other")
+    refused = await admin("POST", "/prices", price | {"tenant_id": str(other.tenant_id)})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tenant_id")
+    for body in (price, price | {"tier": "batch", "output": "450"}):
+        asked = await admin("POST", "/prices", body)
+        assert asked.status_code == 202, "as every price of a customer it waits for a second person"
+    assert len(await approve_all(database)) == 2
+    assert "price.set" in await audit_actions(database)
+
+    seen = {each["name"]: each for each in (await admin("GET", "/adapters")).json()}
+    assert [(one["tier"], one["output"], one["status"]) for one in seen["support"]["prices"]] == [
+        ("batch", "450.00", "current"), ("standard", "900.00", "current"),
+    ]  # fmt: skip
+    assert seen["plain"]["prices"] == []
+    for_owner = await list_adapters(database, member(acme.tenant_id))
+    assert [len(each.prices) for each in for_owner] == [0, 2]
+    book = PriceBook(database, 60.0, now=time.monotonic, today=lambda: datetime.now(UTC))
+    await book.refresh()
+    assert set(book.tiers(acme.tenant_id, MODEL, made.public_name)) == {"standard", "batch"}
+    assert not book.tiers(other.tenant_id, MODEL, made.public_name)
+
+    ended = await admin(
+        "POST", "/prices/end", {"model": made.public_name, "tier": "batch", "reason": "one price for all"}
+    )
+    assert ended.status_code == 202, ended.text
+    await approve_all(database)
+    await remove_adapter(database, member(acme.tenant_id), adapter_id=made.id)
+    await remove_adapter(database, member(acme.tenant_id), adapter_id=plain.id)
+    history = await prices.list_prices(database, ADMIN, model=made.public_name, history=True)
+    assert [(one.tier, one.status) for one in history] == [("batch", "ended"), ("standard", "ended")]
+
+
+async def test_a_price_of_an_adapter_below_the_cost_of_its_model_is_asked_about(database: Database) -> None:
+    await models.add_model(database, ADMIN, name="llama-3.3-70b")
+    acme = Customer((await make_organisation(database)).tenant_id)
+    await insert_adapter(database, acme, "llama-3.3-70b:support:abcd", "llama-3.3-70b")
+    price = {"model": "llama-3.3-70b:support:abcd", "input": "0.01", "output": "0.01"}
+    with pytest.raises(Conflict, match=r"below cost: at full load .* with llama-3\.3-70b") as refused:
+        await prices.set_price(database, ADMIN, **price)
+    assert refused.value.code == "price_below_cost"
+    assert (await prices.set_price(database, ADMIN, **price, below_cost=True)).tenant_id == acme.tenant_id

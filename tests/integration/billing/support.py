@@ -37,7 +37,13 @@ class Customer:
     name: str = "Acme"
 
     def hold(
-        self, *, input_tokens: int = 10, output_tokens: int = 100, model: str = MODEL, whole: bool = False
+        self,
+        *,
+        input_tokens: int = 10,
+        output_tokens: int = 100,
+        model: str = MODEL,
+        whole: bool = False,
+        adapter: str = "",
     ) -> HoldRequest:
         return HoldRequest(
             request_id=uuid7(),
@@ -49,6 +55,7 @@ class Customer:
             max_input_tokens=input_tokens,
             max_output_tokens=output_tokens,
             whole=whole,
+            adapter=adapter,
         )
 
     def open(self, granted: HoldGranted, **changes: Any) -> OpenRecord:
@@ -127,6 +134,30 @@ async def price(database: Database, model: str = MODEL, tenant_id: UUID | None =
             created_by="tester",
         )
     return view.id
+
+
+async def insert_adapter(
+    database: Database, customer: Customer, public_name: str, model: str = MODEL
+) -> None:
+    """Give a customer an adapter without files."""
+    async with database.system() as connection:
+        await connection.execute(
+            text("INSERT INTO models (name, status) VALUES (:model, 'active') ON CONFLICT DO NOTHING"),
+            {"model": model},
+        )
+        await connection.execute(
+            text(
+                "INSERT INTO adapters (id, tenant_id, model, name, public_name, source, rank, bytes, files) "
+                "VALUES (:id, :tenant, :model, :name, :name, 'upload', 8, 1, '[]')"
+            ),
+            {"id": uuid7(), "tenant": customer.tenant_id, "model": model, "name": public_name},
+        )
+
+
+async def adapter_price(database: Database, customer: Customer, public_name: str, **rates: str) -> int:
+    """Give a customer an adapter of MODEL with a price of its own; returns its version."""
+    await insert_adapter(database, customer, public_name)
+    return await price(database, public_name, customer.tenant_id, **rates)
 
 
 async def account(database: Database, customer: Customer) -> Any:

@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 import pytest
 
 from admin.adapters import AdapterView
+from billing.pricing.prices import PriceView
 from console.format import sentence
-from console.panels.adapters import adapter_rows
+from console.panels.adapters import adapter_rows, price_cell
 from console.panels.added_model import host_choices, parse_arguments, parse_gpus
 from core.errors import InvalidRequest
 from core.ids import uuid7
@@ -56,7 +57,7 @@ def test_adapters_of_models_that_are_gone_are_not_ready() -> None:
         )
 
     here, gone = adapter_rows(
-        [adapter("llama", "upload"), adapter("old", "acme/lora@" + "c" * 40)], {"llama"}, NOW, with_acts=False
+        [adapter("llama", "upload"), adapter("old", "acme/lora@" + "c" * 40)], {"llama"}, NOW
     )
     assert (here["state"]["t"], gone["state"]["t"]) == ("Ready", "Not served")
     assert (here["source"]["t"], gone["source"]["t"]) == ("Upload", "acme/lora")
@@ -64,5 +65,19 @@ def test_adapters_of_models_that_are_gone_are_not_ready() -> None:
     assert (here["size"]["t"], here["size"]["sub"]) == ("1.2 MB", "1,234,567 bytes")
     assert here["public"]["copy"] is True
     assert "acts" not in here
-    (owned,) = adapter_rows([adapter("llama", "upload")], {"llama"}, NOW, with_acts=True)
+    assert here["price"]["t"] == "As its model"
+    (owned,) = adapter_rows([adapter("llama", "upload")], {"llama"}, NOW, [("delete", "Delete", "bad")])
     assert list(owned["acts"]["acts"]) == ["delete"]
+
+
+def test_an_adapter_shows_its_own_price_the_standard_one_first() -> None:
+    def price(tier: str, status: str = "current") -> PriceView:
+        return PriceView(
+            1, "llama:support:abcd", tier, uuid7(), "0.50", "0.10", "1.60", "2.00", NOW.isoformat(), None, "finance",
+            status, None, None,
+        )  # fmt: skip
+
+    assert price_cell([price("standard", "scheduled")])["sub"] == "its own is scheduled"
+    shown = price_cell([price("batch"), price("standard"), price("priority", "scheduled")])
+    assert (shown["t"], shown["sub"]) == ("$0.50 / $0.10 / $1.60 / $2.00", "batch has another")
+    assert price_cell([price("batch")])["sub"] == "batch"

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from billing.metering.records import Outcome
 from billing.metering.settle_calls import SettleRow
 from core.db import Database, connect_system
-from tests.integration.billing.support import MODEL, Customer, make_customer, price
+from tests.integration.billing.support import MODEL, Customer, adapter_price, make_customer, price
 from tests.simulation.sql_model import Price, Reaper, SqlModel, to_instant, to_us
 from tests.support.virtual_time import VirtualClock
 
@@ -44,8 +44,10 @@ CREATE OR REPLACE FUNCTION virtual.now() RETURNS timestamptz LANGUAGE sql STABLE
 CREATE FUNCTION virtual.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql STABLE AS
     'SELECT started FROM virtual.fixed';
 """
+ADAPTER = "river-7b:own:a"
+"""An adapter of the first customer with a price of its own. Another customer that names it pays the model's."""
 _BOOK = "SELECT penstock_book($1, $2, $3, $4, $5, $6) AS is_new"
-_HOLD = "SELECT * FROM penstock_hold('m', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+_HOLD = "SELECT * FROM penstock_hold('m', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 _SETTLE = "SELECT * FROM penstock_settle_labelled($1, '[]', $2, $3, $4, $5)"
 
 
@@ -75,7 +77,9 @@ pick = st.integers(0, 40)
 labels = st.sampled_from(
     (None, None, "user=a", "user=b", "user=a\ntag_t=x", "tag_t=x\ntag_u=y", "user=\u00e9=c")
 )
-asks = st.tuples(tenant, tokens, st.sampled_from((0, 0, 5, 40, 90)), st.booleans(), labels)
+adapters = st.sampled_from((None, ADAPTER, ADAPTER, "river-7b:other:b"))
+"""None, one with a price of its own, and one without."""
+asks = st.tuples(tenant, tokens, st.sampled_from((0, 0, 5, 40, 90)), st.booleans(), labels, adapters)
 
 
 class SqlModelMachine(RuleBasedStateMachine):
@@ -180,7 +184,9 @@ class SqlModelMachine(RuleBasedStateMachine):
         again=st.booleans(),
         model=st.sampled_from([MODEL] * 5 + ["x"]),
     )
-    def hold(self, asked: list[tuple[int, int, int, bool, str | None]], again: bool, model: str) -> None:
+    def hold(
+        self, asked: list[tuple[int, int, int, bool, str | None, str | None]], again: bool, model: str
+    ) -> None:
         ids = [self.new_id() for _ in asked]
         if again:
             ids[0] = self.known[-1]
@@ -198,6 +204,7 @@ class SqlModelMachine(RuleBasedStateMachine):
             [one[3] for one in asked],
             all(one[0] != 3 for one in asked) and again,
             [one[4] for one in asked],
+            [one[5] for one in asked],
         ]
         answers = {row["request_id"]: dict(row) for row in rig.call(_HOLD, *batch)}
         expected = {row["request_id"]: row for row in self.model.hold("m", *batch)}
@@ -271,9 +278,9 @@ class SqlModelMachine(RuleBasedStateMachine):
             tenant_id = hold.tenant if hold is not None else rig.customers[stranger].tenant_id
             if tenant_id in self.model.locked:
                 continue
-            own = self.model.price(MODEL, "standard", tenant_id)
-            listed = self.model.price(MODEL, "standard", None)
+            own = self.model.prices[hold.price] if hold else self.model.price(MODEL, "standard", tenant_id)
             assert own is not None
+            listed = own if own.model == ADAPTER else self.model.price(MODEL, "standard", None)
             assert listed is not None
             customer = next(one for one in rig.customers if one.tenant_id == tenant_id)
             batch[request] = SettleRow(
@@ -389,6 +396,11 @@ def _account(row: "asyncpg.Record") -> tuple[Any, ...]:
     return (*amounts, month)
 
 
+def picos(amounts: dict[str, int]) -> dict[str, str]:
+    """Picodollars per token in dollars per million."""
+    return {name: f"0.{amount:06d}" for name, amount in amounts.items()}
+
+
 async def _prepare(pg_url: str, database: Database) -> tuple[Any, SqlModel, list[Customer]]:
     """Put the clock in; make customers and prices, in PostgreSQL and in the model."""
     await VirtualClock(pg_url).install()
@@ -405,10 +417,12 @@ async def _prepare(pg_url: str, database: Database) -> tuple[Any, SqlModel, list
         customers[1].tenant_id: {"input": 2, "cached_input": 2, "output": 9, "reasoning": 5},
     }
     for tenant_id, amounts in rates.items():
-        version = await price(
-            database, tenant_id=tenant_id, **{name: f"0.{amount:06d}" for name, amount in amounts.items()}
-        )
+        version = await price(database, tenant_id=tenant_id, **picos(amounts))
         model.prices[version] = Price(version, MODEL, "standard", tenant_id, **amounts)
+    amounts = {"input": 5, "cached_input": 4, "output": 13, "reasoning": 6}
+    version = await adapter_price(database, customers[0], ADAPTER, **picos(amounts))
+    model.prices[version] = Price(version, ADAPTER, "standard", customers[0].tenant_id, **amounts)
+    model.adapters[ADAPTER] = (customers[0].tenant_id, MODEL)
     return await connect_system(pg_url), model, customers
 
 
@@ -450,6 +464,7 @@ def test_the_model_of_the_sql_functions_answers_as_postgresql_does(pg_url: str) 
             [False, False],
             True,
             ["user=a", None],
+            [None, None],
         ]
         assert [row["verdict"] for row in rig.call(_HOLD, *batch)] == ["granted", "granted"]
         model.hold("m", *batch)

@@ -43,7 +43,7 @@ class FakeConnection:
         self.batches.append(ids)
         self.tenants.append(set(tenants))
         await self._answer(len(self.batches))
-        *_, waits, _labels = rest
+        *_, waits, _labels, _adapters = rest
         if waits and self._locked & set(tenants):
             await asyncio.sleep(TIMEOUT_S / 5)
             raise asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
