@@ -12,6 +12,7 @@ from tests.browser.hub import HUB_MODEL
 from tests.browser.seed import ADMIN, MODEL
 from tests.browser.site import Site
 from tests.support.adapters import write_adapter
+from tests.support.approving import approve_all
 from tests.support.tenancy import ADMIN as ME
 from workers.adapter_files import CONFIG, WEIGHTS
 
@@ -118,7 +119,21 @@ async def test_an_import_is_seen_by_viewers_and_admins(person: Person, site: Sit
     await person.context.clear_cookies()
     await person.sign_in(ADMIN)
     await person.open(f"/tenants/{customer.tenant_id}?tab=adapters")
-    await expect(page.locator(ROWS)).to_contain_text("triage")
+    await expect(page.locator(ROWS)).to_contain_text("As its model")
+    await page.get_by_role("button", name="Set price adapter triage").click()
+    await expect(dialog).to_contain_text("Its organisation")
+    await dialog.get_by_label("Input", exact=True).fill("0.80")
+    await dialog.get_by_label("Output", exact=True).fill("0.90")
+    await dialog.get_by_label("Reason", exact=True).fill("as agreed")
+    await dialog.get_by_role("button", name="Save price").click()
+    await expect(page.get_by_text("approval of another person")).to_be_visible()
+    database = Database(site.database_url, name="test")
+    try:
+        await approve_all(database, "price.set")
+    finally:
+        await database.close()
+    await page.reload()
+    await expect(page.locator(ROWS)).to_contain_text("$0.80 / $0.80 / $0.90 / $0.90")
     await page.get_by_role("button", name="Delete adapter triage").click()
     await dialog.get_by_label("Reason").fill("asked by the customer")
     await dialog.get_by_role("button", name="Delete").click()
