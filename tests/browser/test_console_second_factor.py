@@ -74,8 +74,9 @@ async def test_an_owner_demands_it_and_ends_sessions_of_members(
     await people.get_by_role("button", name="Sessions").click()
     theirs = person.page.locator("[aria-label='Sessions of the person'] tbody tr")
     await expect(theirs.first).to_contain_text("Password")
-    await person.page.get_by_role("dialog").get_by_role("button", name="End session").first.click()
-    await expect(theirs).to_have_count(0)
+    for left in reversed(range(await theirs.count())):  # other tests may have opened some
+        await person.page.get_by_role("dialog").get_by_role("button", name="End session").first.click()
+        await expect(theirs).to_have_count(left)
     await person.page.get_by_role("button", name="Close").click()
     await phone.page.goto(f"{site.url}/home")
     await expect(phone.page.get_by_role("heading", name="Sign in")).to_be_visible()
