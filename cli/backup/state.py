@@ -43,20 +43,24 @@ def _spools_in(directory: Path) -> Iterator[Path]:
 
 
 def _copy_spool(source: Path, target: Path) -> None:
-    """Copy a spool without the blocks of zeros at its end. It is whole at every instant (billing/metering/spool.py): a
-    compaction replaces the file, and the copy goes on with the one that was opened. One that is gone has been settled.
+    """Copy a spool without the blank end of its preallocated file.
+
+    It is whole at every instant (billing/metering/spool.py): a compaction replaces the file, and the copy goes on with
+    the one that was opened. One that is gone has been settled.
     """
     try:
         reader = source.open("rb")
     except FileNotFoundError:
         return
     with reader, target.open("xb") as writer:
+        used = 0
         while chunk := reader.read(1 << 16):
             if chunk.count(0) == len(chunk):
                 writer.seek(len(chunk), os.SEEK_CUR)
             else:
                 writer.write(chunk)
-        writer.truncate()
+                used = writer.tell()
+        writer.truncate(used)
 
 
 def copy_state(source: Path, target: Path) -> None:

@@ -109,7 +109,10 @@ def test_a_spool_is_copied_whole_and_its_blank_end_takes_no_room(
     content = b"".join(parts)
     (root / "one" / "api.spool").write_bytes(content)
     copy_spools(root / "copy", [], root / "one")
-    assert (root / "copy" / "api.spool").read_bytes() == content
+    copy = (root / "copy" / "api.spool").read_bytes()
+    assert content.startswith(copy)
+    assert not content[len(copy) :].strip(b"\0")
+    assert len(copy) < len(content.rstrip(b"\0")) + (1 << 16)
 
 
 def test_two_spools_of_one_name_and_a_directory_that_is_missing_are_refused(tmp_path: Path) -> None:
