@@ -63,7 +63,8 @@ async def set_provider(
     mail_domains: Sequence[str],
     default_role: str | None = None,
 ) -> ProviderView:
-    """Set the provider, in place of an earlier one, whose client secret stays unless one is given.
+    """Set the provider, in place of an earlier one, whose client secret stays unless one is given. Another issuer or
+    client id needs its own secret, and ends what browsers have begun with the earlier one.
 
     Raises InvalidRequest for an issuer that may not be asked and for a default role of the platform, whose people are
     made by name; Conflict for a domain of another provider; NotFound; PermissionDenied for all but owners and admins,
@@ -85,11 +86,14 @@ async def set_provider(
             raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
         before = await identity_providers.find(connection, tenant_id)
         await _check_domains(connection, actor, before, domains)
-        provider_id = uuid7() if before is None else before.id
+        named = (issuer, client_id)
+        kept = before if before is not None and (before.issuer, before.client_id) == named else None
+        # A new id otherwise: a browser that was sent to the earlier one brings its code to no other issuer.
+        provider_id = uuid7() if kept is None else kept.id
         if client_secret:
             sealed = seal(pepper, PURPOSE, str(provider_id), client_secret.encode())
-        elif before is not None and before.issuer == issuer:
-            sealed = before.sealed_client_secret
+        elif kept is not None:
+            sealed = kept.sealed_client_secret
         else:
             raise InvalidRequest("give the client secret that the provider has issued", param="client_secret")
         after = Provider(provider_id, tenant_id, issuer, client_id, sealed, domains, default_role)

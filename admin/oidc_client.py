@@ -1,11 +1,13 @@
 """OpenID Connect as a relying party: discovery, the authorization code with PKCE, and the ID token's check.
 
 The issuer is an address that a customer names. So only https is asked, the resolved address must be public, redirects
-are not followed, answers are bounded, and each request has a deadline. The operator's list of hosts allows private
-ones, and plain HTTP on loopback. Keys are read anew for every sign-in: there are few, and a key that was changed works
-at once.
+are not followed, answers are bounded, and each request has a deadline. The operator's list of hosts allows an issuer
+whose host is private, and plain HTTP on loopback. What a request met goes to the log only: whoever names an issuer
+could learn from it what answers on a private network. Keys are read anew for every sign-in: there are few, and a key
+that was changed works at once.
 """
 
+import logging
 import secrets
 from datetime import datetime
 from ipaddress import ip_address
@@ -20,30 +22,18 @@ from authlib.oidc.core import CodeIDToken
 from authlib.oidc.discovery import get_well_known_url
 from joserfc import jwt
 from joserfc.errors import JoseError
-from joserfc.jwk import KeySet
 
+from admin.oidc_keys import ALGORITHMS, signing_keys
 from core.errors import AuthenticationFailed, InvalidRequest, Unavailable
 from core.public_addresses import guarded_socket
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 """Seconds for one request."""
 MAX_ANSWER_BYTES = 256 * 1024
 LEEWAY_S = 60
 """By how much the provider's clock may differ."""
-ALGORITHMS = [
-    "RS256",
-    "RS384",
-    "RS512",
-    "PS256",
-    "PS384",
-    "PS512",
-    "ES256",
-    "ES384",
-    "ES512",
-    "EdDSA",
-    "Ed25519",
-]
-"""Signatures of ID tokens: those with a public key only, so that a client secret or `none` signs nothing."""
 SCOPE = "openid email"
 
 T = TypeVar("T")
@@ -56,6 +46,11 @@ class Client(msgspec.Struct, frozen=True):
     client_id: str
     client_secret: str
     allow_hosts: frozenset[str] = frozenset()
+
+    @property
+    def own_hosts(self) -> frozenset[str]:
+        """The issuer's host when the operator lists it: the issuer's metadata may name no other host of the list."""
+        return self.allow_hosts & {urlsplit(self.issuer).hostname or ""}
 
     def __repr__(self) -> str:
         """Without the secret, so that no log can show it."""
@@ -130,8 +125,18 @@ async def begin(client: Client, redirect_uri: str, *, login_hint: str) -> tuple[
     return str(address), asked
 
 
-async def finish(client: Client, asked: Asked, code: str, now: datetime) -> Identity:
-    """Whom the provider names for its code. Raises Unavailable, AuthenticationFailed for a token that does not hold."""
+async def finish(
+    client: Client, asked: Asked, code: str, now: datetime, *, answered_by: str | None = None
+) -> Identity:
+    """Whom the provider names for its code. `answered_by`: the issuer that the answer names (RFC 9207), if it does.
+
+    Raises Unavailable, and AuthenticationFailed for an answer of another issuer and a token that does not hold.
+    """
+    if answered_by not in (None, client.issuer):
+        raise AuthenticationFailed(
+            "The answer comes from another identity provider than the one that was asked. Begin again.",
+            code="oidc_token",
+        )
     found = await _discover(client)
     form = {
         "grant_type": "authorization_code",
@@ -167,7 +172,11 @@ def _claims(
 ) -> dict[str, Any]:
     """The claims of an ID token whose signature, issuer, audience, times and nonce are right."""
     try:
-        token = jwt.decode(tokens.id_token, KeySet.import_key_set(keys), algorithms=ALGORITHMS)  # type: ignore[arg-type]
+        token = jwt.decode(
+            tokens.id_token,
+            lambda found: signing_keys(keys, found.headers().get("kid")),
+            algorithms=ALGORITHMS,
+        )
         claims = CodeIDToken(
             token.claims,
             token.header,
@@ -182,7 +191,7 @@ def _claims(
             },
         )
         claims.validate(now=int(now.timestamp()), leeway=LEEWAY_S)
-    except (JoseError, ValueError, TypeError, KeyError) as error:
+    except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise _bad_token(f"does not hold ({type(error).__name__}: {str(error)[:100]})") from None
     if not isinstance(claims["sub"], str) or not 0 < len(claims["sub"]) <= 255:
         raise _bad_token("names nobody")
@@ -194,7 +203,7 @@ async def _discover(client: Client) -> _Discovered:
     found = await _ask(client, get_well_known_url(client.issuer, external=True), _Discovered)
     if found.issuer != client.issuer:
         raise _unavailable(client, f"calls itself {found.issuer[:200]!r}")
-    problem = _problem(found.authorization_endpoint, client.allow_hosts)
+    problem = _problem(found.authorization_endpoint, client.own_hosts)
     if problem is not None:
         raise _unavailable(client, f"names an authorization endpoint that {problem}")
     return found
@@ -209,10 +218,10 @@ async def _ask(
     authorization: str = "",
 ) -> T:
     """The JSON that the provider answers with. Raises Unavailable, and AuthenticationFailed for a refused code."""
-    problem = _problem(url, client.allow_hosts)
+    problem = _problem(url, client.own_hosts)
     if problem is not None:
         raise _unavailable(client, f"names an address that {problem}")
-    allowed = (urlsplit(url).hostname or "") in client.allow_hosts
+    allowed = urlsplit(url).hostname in client.own_hosts
     connector = aiohttp.TCPConnector(
         limit=1,
         force_close=True,
@@ -242,15 +251,15 @@ async def _ask(
         raise _unavailable(client, f"cannot be reached ({type(error).__name__})") from None
     if form is not None and answer.status in (400, 401, 403):
         raise AuthenticationFailed(
-            f"The identity provider refused its own code (HTTP {answer.status}). Begin again; if it stays so, ask "
-            "who set it up to check client id and secret.",
+            "The identity provider refused its own code. Begin again; if it stays so, ask who set it up to check "
+            "client id and secret.",
             code="oidc_code_refused",
         )
     if answer.status != 200 or len(body) > MAX_ANSWER_BYTES:
         raise _unavailable(client, f"answers with HTTP {answer.status} and {len(body)} bytes")
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):  # JSON that is nested too deeply
         raise _unavailable(client, "answers with something else than OpenID Connect says") from None
 
 
@@ -284,4 +293,10 @@ def _bad_token(what: str) -> AuthenticationFailed:
 
 
 def _unavailable(client: Client, what: str) -> Unavailable:
-    return Unavailable(f"The identity provider {client.issuer} {what}.", code="oidc_provider_unavailable")
+    """The error that says no more than that it does not work; `what` goes to the log."""
+    log.warning("the identity provider %s %s", client.issuer, what)
+    return Unavailable(
+        f"The identity provider {client.issuer} cannot be reached, or does not answer as OpenID Connect demands. Try "
+        "again later; the log of the console says more.",
+        code="oidc_provider_unavailable",
+    )

@@ -122,6 +122,7 @@ async def link(
     right = await right_password(database, unlinked.email, password, address=address)
     async with write_system(database) as connection:
         provider = await _present(connection, unlinked.provider_id)
+        _check_domain(provider, unlinked.email)
         proved = await prove(connection, right, address=address, code=code)
         if proved is None or right.user_id != unlinked.user_id:
             raise wrong_credentials()
@@ -198,13 +199,21 @@ def _clean(provider: Provider, identity: Identity) -> str:
     try:
         email = clean_email(identity.email)
     except InvalidRequest:
-        email = ""
-    if email.partition("@")[2] not in provider.mail_domains:
-        raise AuthenticationFailed(
-            f"The identity provider names {identity.email[:100]!r}, whose domain is not allowed here.",
-            code="oidc_mail_domain",
-        )
+        raise _foreign(identity.email) from None
+    _check_domain(provider, email)
     return email
+
+
+def _check_domain(provider: Provider, email: str) -> None:
+    if email.partition("@")[2] not in provider.mail_domains:
+        raise _foreign(email)
+
+
+def _foreign(email: str) -> AuthenticationFailed:
+    return AuthenticationFailed(
+        f"The identity provider names {email[:100]!r}, whose domain is not allowed here.",
+        code="oidc_mail_domain",
+    )
 
 
 def _no_account() -> AuthenticationFailed:

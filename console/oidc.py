@@ -88,11 +88,16 @@ class ProviderSteps:
         provider = await oidc_sign_in.get_provider(self._console.database, UUID(sent.provider_id))
         client = oidc_sign_in.client_of(provider, self._console.key_pepper, self._allow)
         identity = await oidc_client.finish(
-            client, sent.asked, request.query_params.get("code", ""), self._console.clock.now()
+            client,
+            sent.asked,
+            request.query_params.get("code", ""),
+            self._console.clock.now(),
+            answered_by=request.query_params.get("iss"),
         )
         found = await oidc_sign_in.sign_in_by(self._console.database, provider, identity, address=address)
         if isinstance(found, Unlinked):
-            return self._ask_password(found, sent.target), sent.target
+            linking = Linking(found, self._console.clock.now() + LIFE)
+            return self._ask_password(linking, sent.target), sent.target
         return found, sent.target
 
     async def link(
@@ -115,10 +120,11 @@ class ProviderSteps:
                 address=address,
             )
         except AuthenticationFailed as error:
-            return self._ask_password(linking.unlinked, target, error.message)
+            return self._ask_password(linking, target, error.message)
 
-    def _ask_password(self, unlinked: Unlinked, target: str, error: str = "") -> HTMLResponse:
-        linking = Linking(unlinked, self._console.clock.now() + LIFE)
+    def _ask_password(self, linking: Linking, target: str, error: str = "") -> HTMLResponse:
+        """The form; one that is shown again ends when the first one did."""
+        unlinked = linking.unlinked
         return link_page(
             status=401 if error else 200,
             error=error,

@@ -1,14 +1,18 @@
 """Identity providers: the protocol against a real provider, whose word counts for whom, and what is refused."""
 
 import hashlib
+import re
 import socket
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import cast
 from uuid import UUID, uuid4
 
 import msgspec
 import pytest
+from fastapi.responses import HTMLResponse
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 from sqlalchemy import text
@@ -18,6 +22,8 @@ from admin.actor import Actor
 from admin.logins import SignIn, create_admin_token
 from admin.oidc_client import Asked, Client, Identity
 from admin.oidc_sign_in import Unlinked
+from console.deps import Console
+from console.oidc import LIFE, Linking, ProviderSteps
 from core.db import Database
 from core.errors import (
     AuthenticationFailed,
@@ -28,11 +34,14 @@ from core.errors import (
     PermissionDenied,
     Unavailable,
 )
+from core.settings import Settings
 from tenants.admin_tokens import Opened
 from tenants.identity_providers import Provider
 from tenants.roles import Role
+from tenants.sealed import seal_text
 from tests.integration.admin.people import PASSWORD, person
 from tests.integration.admin.test_second_factor import enrol, given, later
+from tests.support.clock import ManualClock
 from tests.support.oidc import HOST, IGNORED, ProviderServer, provider_server
 from tests.support.tenancy import ADMIN, PEPPER, Organisation, audit_actions, make_organisation
 
@@ -183,29 +192,67 @@ def test_an_issuer_that_may_not_be_asked(issuer: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "10.0.0.1", "169.254.169.254"])
-async def test_private_addresses_are_not_asked(host: str) -> None:
+async def test_private_addresses_are_not_asked(host: str, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0)
         port = listening.getsockname()[1]
         private = Client(f"https://{host}:{port}", "penstock", "secret")
         with pytest.raises(Unavailable, match="cannot be reached"):
             await oidc_client.begin(private, BACK, login_hint="")
+        assert "cannot be reached (ClientConnectorError)" in caplog.text
         with pytest.raises(BlockingIOError):
             listening.accept()
 
 
-async def test_a_silent_provider_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_provider_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(oidc_client, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         lost = Client(f"http://127.0.0.1:{silent.getsockname()[1]}", "penstock", "secret", ALLOW)
-        with pytest.raises(Unavailable, match="does not answer"):
+        with pytest.raises(Unavailable):
             await oidc_client.begin(lost, BACK, login_hint="")
+    assert "does not answer within" in caplog.text
 
 
-async def test_a_provider_that_calls_itself_otherwise_is_refused(client: Client) -> None:
+async def test_a_provider_that_calls_itself_otherwise_is_refused(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     other = msgspec.structs.replace(client, issuer=client.issuer + "/")
-    with pytest.raises(Unavailable, match="calls itself"):
+    with pytest.raises(Unavailable) as refused:
         await oidc_client.begin(other, BACK, login_hint="")
+    assert "calls itself" in caplog.text
+    assert "calls itself" not in refused.value.message, "the page tells nobody what answers there"
+
+
+async def test_an_issuer_leads_to_no_other_host_of_the_list(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = msgspec.structs.replace(client, allow_hosts=frozenset({HOST, "localhost"}))
+    assert await oidc_client._ask(both, client.issuer + "/.well-known/openid-configuration", dict)
+    elsewhere = client.issuer.replace(HOST, "localhost")
+    with pytest.raises(Unavailable):
+        await oidc_client._ask(both, f"{elsewhere}/jwks", dict)
+    assert "names an address that must begin with https://" in caplog.text
+
+
+async def test_an_answer_of_another_issuer_is_refused_before_its_code_is_sent(
+    client: Client, server: ProviderServer
+) -> None:
+    asked, code = await through(client, server, "ada")
+    before = list(server.paths)
+    with pytest.raises(AuthenticationFailed, match="another identity provider"):
+        await oidc_client.finish(client, asked, code, now(), answered_by="https://evil.example")
+    assert server.paths == before
+    assert await oidc_client.finish(client, asked, code, now(), answered_by=client.issuer)
+
+
+def test_a_deeply_nested_token_is_refused(client: Client) -> None:
+    asked, deep = Asked("s", "n", "v", BACK), "[" * 100_000
+    header = urlsafe_b64encode(deep.encode()).rstrip(b"=").decode()
+    with pytest.raises(AuthenticationFailed) as refused:
+        oidc_client._claims(client, asked, oidc_client._Tokens(f"{header}.e30.e30"), {"keys": []}, now())
+    assert refused.value.code == "oidc_token"
 
 
 class Acme:
@@ -228,7 +275,13 @@ class Acme:
 
 
 async def with_provider(
-    database: Database, acme: Organisation, *, role: str | None = None, domain: str = "example.com"
+    database: Database,
+    acme: Organisation,
+    *,
+    role: str | None = None,
+    domain: str = "example.com",
+    issuer: str = "https://login.example.com",
+    client_id: str = "penstock",
 ) -> Acme:
     await identity_providers.set_provider(
         database,
@@ -236,8 +289,8 @@ async def with_provider(
         pepper=PEPPER,
         allow_hosts=frozenset(),
         tenant_id=acme.tenant_id,
-        issuer="https://login.example.com",
-        client_id="penstock",
+        issuer=issuer,
+        client_id=client_id,
         client_secret="the client secret",
         mail_domains=[domain],
         default_role=role,
@@ -280,6 +333,44 @@ async def test_a_link_takes_the_second_factor_too(database: Database, acme: Orga
     assert refused.value.code == "second_factor_required"
     linked = await oidc_sign_in.link(database, met, PASSWORD, code=given(ada.code(1), later(1)))
     assert linked.actor == ada.actor
+
+
+async def test_a_link_needs_the_provider_of_the_beginning(database: Database, acme: Organisation) -> None:
+    there = await with_provider(database, acme)
+    ada = await there.person()
+    met = await there.comes("sub-1", ada.label)
+    assert isinstance(met, Unlinked)
+    for changed, code in (
+        ({"domain": "elsewhere.example"}, "oidc_mail_domain"),
+        ({"issuer": "https://other.example"}, "oidc_no_provider"),
+        ({"client_id": "other"}, "oidc_no_provider"),
+    ):
+        await with_provider(database, acme, **changed)
+        with pytest.raises(AuthenticationFailed) as refused:
+            await oidc_sign_in.link(database, met, PASSWORD)
+        assert refused.value.code == code
+
+
+async def test_wrong_passwords_do_not_prolong_the_link(database: Database, acme: Organisation) -> None:
+    there = await with_provider(database, acme)
+    ada = await there.person()
+    met = await there.comes("sub-1", ada.label)
+    assert isinstance(met, Unlinked)
+    clock = ManualClock()
+    console = cast(
+        Console, SimpleNamespace(database=database, key_pepper=PEPPER, clock=clock, settings=Settings())
+    )
+    steps = ProviderSteps(console)
+    ticket = seal_text(PEPPER, "oidc link", Linking(met, clock.now() + LIFE))
+    clock.advance(LIFE.total_seconds() - 1)
+    page = await steps.link(ticket, "guess", "", "/", "")
+    assert isinstance(page, HTMLResponse)
+    again = re.search(r'name="ticket" value="([^"]+)"', bytes(page.body).decode())
+    assert again is not None
+    clock.advance(2)
+    with pytest.raises(AuthenticationFailed) as refused:
+        await steps.link(again[1], PASSWORD, "", "/", "")
+    assert refused.value.code == "oidc_state"
 
 
 async def test_newcomers_are_made_in_the_default_role_or_not_at_all(
@@ -391,7 +482,13 @@ async def test_who_sets_a_provider_and_whose_mail_domains_it_has(
         await set_to(owner, ["example.com"])
     await set_to(ADMIN, [" Example.COM ", "b.example", "b.example"])
     view = await set_to(
-        owner, ["example.com"], client_id="other", client_secret=None, default_role="tenant_viewer"
+        owner, ["example.com"], client_id="other", client_secret="s3cret", default_role="tenant_viewer"
+    )
+    assert (
+        await set_to(
+            owner, ["example.com"], client_id="other", client_secret=None, default_role="tenant_viewer"
+        )
+        == view
     )
     assert (view.mail_domains, view.client_id, view.default_role) == (
         ["example.com"],
@@ -403,8 +500,9 @@ async def test_who_sets_a_provider_and_whose_mail_domains_it_has(
         await set_to(owner, ["b.example"])
     with pytest.raises(Conflict, match="another identity provider"):
         await set_to(ADMIN, ["example.com"], tenant_id=other.tenant_id)
-    with pytest.raises(InvalidRequest, match="give the client secret"):
-        await set_to(owner, ["example.com"], issuer="https://evil.example", client_secret=None)
+    for changed in ({"issuer": "https://evil.example", "client_id": "other"}, {"client_id": "third"}):
+        with pytest.raises(InvalidRequest, match="give the client secret"):
+            await set_to(owner, ["example.com"], client_secret=None, **changed)
     for domains, more in (
         (["a b"], {}),
         (["@x.example"], {}),
@@ -437,4 +535,4 @@ async def test_who_sets_a_provider_and_whose_mail_domains_it_has(
     with pytest.raises(NotFound):
         await identity_providers.remove_provider(database, owner, tenant_id=acme.tenant_id)
     actions = await audit_actions(database)
-    assert (actions.count("sign_in.set_provider"), actions.count("sign_in.remove_provider")) == (2, 1)
+    assert (actions.count("sign_in.set_provider"), actions.count("sign_in.remove_provider")) == (3, 1)
