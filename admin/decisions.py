@@ -12,6 +12,7 @@ from admin import (
     contracts,
     corrections,
     credits,
+    identity_providers,
     invoices,
     money_rules,
     payments,
@@ -35,6 +36,7 @@ from tenants.roles import PLATFORM_ROLES
 
 _CARRY_OUT: Mapping[str, CarryOut[Any]] = {
     money_rules.RULES_SET: money_rules.apply_rules,
+    identity_providers.PROVIDER_SET: identity_providers.apply_provider,
     users.CONFIRM: users.apply_confirmation,
     credits.CREDIT_GRANT: credits.apply_grant,
     accounts.CREDIT_LIMIT: accounts.apply_credit_limit,

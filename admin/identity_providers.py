@@ -11,13 +11,16 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
+from admin.approval_limit import Acting, Facts, admit, person_of, waits
 from admin.audit import record
 from admin.oidc_client import check_issuer
 from admin.transactions import write_system
+from billing.ledger import approvals
+from billing.ledger.approvals import Approval
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from core.ids import uuid7
-from tenants import identity_providers, organisations
+from tenants import identity_providers, members, organisations
 from tenants.identity_providers import Provider
 from tenants.names import clean_email
 from tenants.roles import TENANT_MANAGERS, TENANT_ROLES
@@ -26,6 +29,8 @@ from tenants.sign_in_rules import read_rule
 
 PURPOSE = "identity provider"
 """For which client secrets are sealed."""
+PROVIDER_SET = "identity_provider.set"
+"""The kind of requests to set the provider of the platform's people."""
 MAX_DOMAINS = 20
 
 
@@ -66,9 +71,10 @@ async def set_provider(
     """Set the provider, in place of an earlier one, whose client secret stays unless one is given. Another issuer or
     client id needs its own secret, and ends what browsers have begun with the earlier one.
 
-    Raises InvalidRequest for an issuer that may not be asked and for a default role of the platform, whose people are
-    made by name; Conflict for a domain of another provider; NotFound; PermissionDenied for all but owners and admins,
-    and for a domain that an owner adds.
+    On a platform with two people another person must approve a new issuer or client id of the platform's provider.
+    Raises WaitsForApproval then; InvalidRequest for an issuer that may not be asked and for a default role of the
+    platform, whose people are made by name; Conflict for a domain of another provider; NotFound; PermissionDenied for
+    all but owners and admins, and for a domain that an owner adds.
     """
     require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
     check_issuer(issuer, allow_hosts)
@@ -81,6 +87,8 @@ async def set_provider(
             param="default_role",
         )
     async with write_system(database) as connection:
+        if tenant_id is None:  # before all others, as acts under the approval limit take it
+            await approvals.lock(connection, person_of(actor), None)
         await identity_providers.lock(connection)
         if tenant_id is not None and await organisations.get_tenant(connection, tenant_id) is None:
             raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
@@ -97,9 +105,47 @@ async def set_provider(
         else:
             raise InvalidRequest("give the client secret that the provider has issued", param="client_secret")
         after = Provider(provider_id, tenant_id, issuer, client_id, sealed, domains, default_role)
-        await identity_providers.put(connection, after)
-        await _record(connection, actor, "sign_in.set_provider", tenant_id, before, after)
+        waiting = await _ask_second_person(connection, actor, before, after)
+        if waiting is None:
+            await _put(connection, actor, before, after)
+    if waiting is not None:
+        raise waits(waiting)
     return _view(after)
+
+
+async def apply_provider(
+    connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
+) -> ProviderView:
+    """Carry out an approved `PROVIDER_SET`. Raises Conflict for a domain that another provider has by now."""
+    await identity_providers.lock(connection)
+    before = await identity_providers.find(connection, tenant_id)
+    after = msgspec.convert(facts, Provider)
+    await _check_domains(connection, acting.actor, before, after.mail_domains)
+    await _put(connection, acting.actor, before, after)
+    return _view(after)
+
+
+async def _ask_second_person(
+    connection: AsyncConnection, actor: Actor, before: Provider | None, after: Provider
+) -> Approval | None:
+    """The request that a new provider of the platform's people waits for; None where one person may set it.
+
+    Whoever runs a provider can sign in as everybody whom it names, and could so be two people.
+    """
+    if after.tenant_id is not None or (
+        before is not None and (before.issuer, before.client_id) == (after.issuer, after.client_id)
+    ):
+        return None
+    await members.lock_administrators(connection)
+    if not await members.has_two_people(connection):
+        return None
+    facts: Facts = msgspec.to_builtins(after)
+    return await admit(connection, actor, kind=PROVIDER_SET, tenant_id=None, amount=None, facts=facts)
+
+
+async def _put(connection: AsyncConnection, actor: Actor, before: Provider | None, after: Provider) -> None:
+    await identity_providers.put(connection, after)
+    await _record(connection, actor, "sign_in.set_provider", after.tenant_id, before, after)
 
 
 async def remove_provider(database: Database, actor: Actor, *, tenant_id: UUID | None = None) -> None:

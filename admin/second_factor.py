@@ -18,7 +18,8 @@ from admin.logins import RightPassword, SignIn, prove, record_self, wrong_creden
 from admin.transactions import write_system
 from core.db import Database
 from core.errors import Conflict, PermissionDenied
-from tenants import members, second_factors
+from tenants import admin_tokens, members, second_factors
+from tenants.admin_tokens import SESSION_KINDS
 from tenants.roles import PLATFORM_ADMIN
 from tenants.sign_in_rules import read_rule
 from tenants.views import UserView
@@ -90,9 +91,9 @@ async def begin_enrolment(
 
 
 async def confirm_enrolment(
-    database: Database, right: RightPassword, code: GivenCode, *, address: str = ""
+    database: Database, right: RightPassword, code: GivenCode, *, address: str = "", keep: UUID | None = None
 ) -> Enrolled:
-    """Enrol by a first code.
+    """Enrol by a first code. What the password alone has opened ends, except `keep`, the session in use.
 
     Raises AuthenticationFailed for a wrong code, Conflict when the person has a second factor.
     """
@@ -100,6 +101,9 @@ async def confirm_enrolment(
         if not await use_totp(connection, right.user_id, code):
             raise wrong_code()
         await second_factors.confirm(connection, right.user_id)
+        await admin_tokens.revoke_all(
+            connection, right.user_id, ("token", *SESSION_KINDS), but=keep, proved_by=["password"]
+        )
         await record_self(connection, signed_in.actor, "user.enrol_second_factor")
         codes = await new_backup_codes(connection, right.user_id, code.pepper)
     return Enrolled(codes, msgspec.structs.replace(signed_in, proved_by="second_factor"))

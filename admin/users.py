@@ -25,7 +25,7 @@ from billing.ledger import approvals
 from core.db import Database
 from core.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound, PermissionDenied
 from core.ids import uuid7
-from tenants import identity_providers, logins, members, organisations
+from tenants import identity_providers, logins, members, organisations, second_factors
 from tenants.names import check_password, clean_email
 from tenants.passwords import hash_password, verify_password
 from tenants.roles import (
@@ -164,8 +164,8 @@ async def enable_user(database: Database, actor: Actor, *, user_id: UUID) -> Use
 async def reset_password(database: Database, actor: Actor, *, user_id: UUID, password: str) -> UserView:
     """Set another person's password.
 
-    All sessions and tokens of the person end. A person of the platform must be confirmed, as a new one, which ends
-    those made since (`apply_confirmation`).
+    All sessions, tokens and links to identities of the person end. A person of the platform must be confirmed, as a new
+    one, which ends those made since, and a second factor (`apply_confirmation`).
     Raises PermissionDenied for the actor's own, NotFound, InvalidRequest.
     """
     password_hash = await hash_password(check_password(password))
@@ -175,6 +175,7 @@ async def reset_password(database: Database, actor: Actor, *, user_id: UUID, pas
         )
         await members.set_password_hash(connection, user_id, password_hash)
         await members.end_access(connection, user_id)  # of whoever knew the password of before
+        await identity_providers.unlink(connection, user_id)
         if before.tenant_id is None:
             await _ask_to_confirm(connection, actor, user_id, before.email, new=False)
         return await _read_and_record(connection, actor, "user.reset_password", user_id, before)
@@ -214,7 +215,7 @@ async def change_password(
 async def apply_confirmation(
     connection: AsyncConnection, acting: Acting, tenant_id: UUID | None, facts: Facts
 ) -> UserView:
-    """Carry out an approved `CONFIRM`; sessions and tokens of before end.
+    """Carry out an approved `CONFIRM`; sessions, tokens, links to identities and the second factor of before end.
 
     Raises Conflict when the credentials were given again since.
     """
@@ -226,6 +227,7 @@ async def apply_confirmation(
     await members.mark_confirmed(connection, user_id)
     await members.end_access(connection, user_id)  # of whoever used the password that another person gave
     await identity_providers.unlink(connection, user_id)
+    await second_factors.remove(connection, user_id)
     return await _read_and_record(connection, acting.actor, "user.confirm", user_id, before)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import DateTime, Row, cast, func, insert, literal, or_, select, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.elements import ColumnElement
 
-from tenants.proofs import Proof
+from tenants.proofs import PROOFS, Proof
 from tenants.tables import admin_tokens, users
 from tenants.token_scopes import ALL_SCOPES, Scope
 from tenants.views import TokenView
@@ -181,15 +181,24 @@ async def mark_revoked(connection: AsyncConnection, token_id: UUID) -> bool:
 
 
 async def revoke_all(
-    connection: AsyncConnection, user_id: UUID, kinds: Sequence[str], *, but: UUID | None = None
+    connection: AsyncConnection,
+    user_id: UUID,
+    kinds: Sequence[str],
+    *,
+    but: UUID | None = None,
+    proved_by: Sequence[Proof] = PROOFS,
 ) -> int:
-    """Revoke all tokens and sessions of a user that are of `kinds`, except `but`; returns how many were open."""
+    """Revoke all tokens and sessions of a user that are of `kinds`, except `but`; returns how many were open.
+
+    `proved_by`: only those that were opened so.
+    """
     result = await connection.execute(
         update(admin_tokens)
         .where(
             admin_tokens.c.user_id == user_id,
             admin_tokens.c.kind.in_(kinds),
             admin_tokens.c.id.is_distinct_from(but),
+            admin_tokens.c.proved_by.in_(proved_by),
             admin_tokens.c.revoked_at.is_(None),
             admin_tokens.c.expires_at > func.now(),
         )

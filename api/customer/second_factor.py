@@ -11,7 +11,7 @@ from pydantic import Field
 
 from admin import second_factor
 from admin.factor_codes import GivenCode
-from admin.logins import right_password
+from admin.logins import RightPassword, right_password, wrong_credentials
 from api.admin.deps import ERROR_RESPONSES, RequestBody, ResponseModel, SizeLimitedRoute
 from api.customer.member_deps import MemberDeps
 from core.clock import SystemClock
@@ -60,7 +60,7 @@ def router(deps: MemberDeps) -> APIRouter:
         """Sign-ins take codes once `/v1/second-factor/confirm` has got one. After 5 failures: 429."""
         response.headers["cache-control"] = "no-store"
         address = deps.address_of(request)
-        right = await right_password(deps.database, body.email, body.password, address=address)
+        right = await _member(deps, body, address)
         made = await second_factor.begin_enrolment(
             deps.database, right, pepper=deps.admin.pepper, address=address
         )
@@ -88,9 +88,17 @@ async def _act(
 ) -> T:
     """Do what takes password and code. Raises AuthenticationFailed, Conflict, RateLimited."""
     address = deps.address_of(request)
-    right = await right_password(deps.database, body.email, body.password, address=address)
+    right = await _member(deps, body, address)
     code = GivenCode(body.code, deps.admin.pepper, SystemClock().now())
     return await act(deps.database, right, code, address=address)
+
+
+async def _member(deps: MemberDeps, body: Credentials, address: str) -> RightPassword:
+    """Whose password it is: a member of an organisation. Raises AuthenticationFailed, RateLimited."""
+    right = await right_password(deps.database, body.email, body.password, address=address)
+    if right.tenant_id is None:  # people of the platform have no business on this address
+        raise wrong_credentials()
+    return right
 
 
 def _shown_once(codes: Sequence[str], response: Response) -> BackupCodesOut:

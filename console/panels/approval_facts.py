@@ -71,13 +71,16 @@ _FACTS: dict[str, tuple[str, Callable[[Any], Formatted | str]]] = {
     "reason": ("Reason", _plain),
 }
 """Names and formats of facts, in the order in which they are shown. Others, such as ids, follow."""
+_HIDDEN = frozenset({"sealed_client_secret"})
 
 
 def approval_facts(one: Approval, account: AccountView | None) -> list[Fact]:
     """Every fact of an act; `account` is that of its organisation (None = an act without one)."""
     known = [(label, write(one.facts[name])) for name, (label, write) in _FACTS.items() if name in one.facts]
     others = [
-        (words(name).capitalize(), _plain(value)) for name, value in one.facts.items() if name not in _FACTS
+        (words(name).capitalize(), _plain(value))
+        for name, value in one.facts.items()
+        if name not in _FACTS and name not in _HIDDEN
     ]
     if account is None:
         return [*known, *others]

@@ -34,6 +34,7 @@ _NAMES = {
     "parked_record.write_off": "Write-off of a record",
     "period.close": "Close of a month",
     "person.confirm": "A person's password",
+    "identity_provider.set": "The identity provider of the platform's people",
     "tenant.set_tier": "Tier of an organisation",
     "tenant.set_highest_tier": "Highest tier that requests may ask for",
 }
@@ -135,6 +136,7 @@ def _effect(one: Approval) -> str:
         "credit.grant": f"{amount} of credit can be spent at once.",
         "invoice.write_off": "What is open of the invoice is given up and booked as uncollectible.",
         "person.confirm": "This person may approve acts of money. Approve it when they say that they alone know it.",
+        "identity_provider.set": "Whoever runs this provider can sign in as the people of the platform whom it names.",
         "period.close": "The month is checked again, its invoices are made, and it is frozen for good.",
     }
     return effects.get(one.kind, "It is done at once, for requests admitted from then on.")

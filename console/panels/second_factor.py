@@ -74,7 +74,11 @@ class SecondFactorCard:
 
         async def save() -> bool:
             done = await second_factor.confirm_enrolment(
-                self._console.database, right, self._given(code.value), address=self._address
+                self._console.database,
+                right,
+                self._given(code.value),
+                address=self._address,
+                keep=self._viewer.session.id,
             )
             await self._show_codes(done.backup_codes)
             return True

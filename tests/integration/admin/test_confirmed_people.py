@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import pyotp
 import pytest
 from typer.testing import CliRunner
 
 from admin import credits as admin_credits
-from admin import decisions
+from admin import decisions, second_factor
 from admin import users as admin_users
 from admin.actor import Actor
-from admin.logins import authenticate_token, verify_login
+from admin.factor_codes import GivenCode
+from admin.logins import authenticate_token, check_password, verify_login
 from admin.recovery import make_recovery_code, recover_password
 from billing.ledger.approvals import Approval
 from cli.main import app as penstock
@@ -203,3 +206,17 @@ async def test_the_commands_make_and_use_a_recovery_code(
     done = await asyncio.to_thread(invoke, penstock, words, f"{code}\nbobs own secret\n")
     assert json.loads(done.stdout)["email"] == "bob@example.com"
     assert await verify_login(database, "bob@example.com", "bobs own secret") is not None
+
+
+async def test_a_second_factor_enrolled_before_the_confirmation_ends_with_it(database: Database) -> None:
+    ada, bob, cid = [await make(database, ADMIN, name) for name in ("ada", "bob", "cid")]
+    await admin_users.reset_password(database, ada, user_id=UUID(bob.id), password=PASSWORD)
+    right = await check_password(database, bob.label, PASSWORD)
+    assert right is not None
+    made = await second_factor.begin_enrolment(database, right, pepper=PEPPER)
+    now = datetime.now(UTC)
+    code = GivenCode(pyotp.TOTP(made.secret).at(now), PEPPER, now)
+    await second_factor.confirm_enrolment(database, right, code)
+    [waiting] = await confirmations(database)
+    await approve(database, cid, waiting.id)
+    assert await verify_login(database, bob.label, PASSWORD) is not None, "no code of ada's is asked for"

@@ -292,3 +292,19 @@ async def test_a_ticket_ends_and_cannot_be_changed(ada: Enrolled) -> None:
     right = sign_in_tickets.read(ticket, PEPPER, NOW).right
     await users.reset_password(ada.database, ADMIN, user_id=UUID(ada.actor.id), password="another password")
     assert await complete(ada.database, right, code=given(ada.code(1), later(1))) is None
+
+
+async def test_what_the_password_alone_opened_ends_with_the_enrolment(database: Database) -> None:
+    acme = await make_organisation(database)
+    actor = await person(database, "tenant_owner", acme.tenant_id)
+    kept, other = await console_session(database, actor), await console_session(database, actor)
+    token = await create_admin_token(database, actor, pepper=PEPPER, user_id=UUID(actor.id), name="old")
+    found = await sessions.find_console_session(database, kept, now=datetime.now(UTC), use=True)
+    assert found is not None
+    right = await right_of(database, actor)
+    made = await second_factor.begin_enrolment(database, right, pepper=PEPPER)
+    code = given(pyotp.TOTP(made.secret).at(NOW))
+    await second_factor.confirm_enrolment(database, right, code, keep=found[1].id)
+    assert (await is_open(database, kept), await is_open(database, other)) == (True, False)
+    with pytest.raises(AuthenticationFailed):
+        await authenticate_token(database, token.secret, pepper=PEPPER)

@@ -1,10 +1,13 @@
 """The second factor over REST: enrolled and asked for with mail address and password alone."""
 
+from uuid import UUID
+
 import httpx
 import pyotp
 
 from core.db import Database
-from tests.integration.api.test_members import PASSWORD, acme, caller, client
+from tenants import members
+from tests.integration.api.test_members import PASSWORD, Caller, acme, caller, client
 from tests.support.tenancy import Organisation
 
 __all__ = ["acme", "client"]
@@ -38,6 +41,8 @@ async def test_a_member_enrols_and_signs_in_over_rest(
     opened = await post("sessions", code=first)
     assert opened.status_code == 201
     assert opened.json()["proved_by"] == "second_factor"
+    assert (await owner("GET", "/audit")).status_code == 401, "what the password alone opened has ended"
+    owner = Caller(client, opened.json()["secret"], owner.user_id)
     assert (await post("sessions", code=first)).status_code == 401
     assert (await owner("GET", f"/users/{owner.user_id}")).json()["second_factor"] is True
     assert (await post("second-factor")).status_code == 409
@@ -56,3 +61,15 @@ async def test_a_member_enrols_and_signs_in_over_rest(
         "user.use_backup_code",
         "user.enrol_second_factor",
     ]
+
+
+async def test_people_of_the_platform_are_not_served(client: httpx.AsyncClient, database: Database) -> None:
+    admin = await caller(client, database, "platform_admin", None)
+    async with database.read() as connection:
+        user = await members.get_user(connection, UUID(admin.user_id))
+    assert user is not None
+    own = {"email": user.email, "password": PASSWORD, "code": "000000"}
+    for path in ("", "/confirm", "/backup-codes", "/disable"):
+        body = {name: value for name, value in own.items() if path or name != "code"}
+        refused = await client.post(f"/v1/second-factor{path}", json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "wrong_credentials")
