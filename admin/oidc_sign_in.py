@@ -5,6 +5,7 @@ password once, which links the two.
 """
 
 import secrets
+from datetime import timedelta
 from uuid import UUID
 
 import msgspec
@@ -26,14 +27,17 @@ from admin.logins import (
 from admin.oidc_client import Client, Identity
 from admin.transactions import write_system
 from core.db import Database
-from core.errors import AuthenticationFailed, Conflict, InvalidRequest
+from core.errors import AuthenticationFailed, Conflict, InvalidRequest, RateLimited
 from core.ids import uuid7
-from tenants import identity_providers, members
+from tenants import identity_providers, members, organisations
 from tenants.identity_providers import Provider
 from tenants.names import clean_email
 from tenants.passwords import hash_password
 from tenants.sealed import unseal
 from tenants.views import UserView
+
+PER_DAY = 100
+"""Newcomers of one organisation within a day."""
 
 
 class Unlinked(msgspec.Struct, frozen=True):
@@ -90,7 +94,6 @@ async def sign_in_by(
     Raises AuthenticationFailed, whose code says why, and PermissionDenied when the rule demands more.
     """
     email = _clean(provider, identity)
-    password_hash = await hash_password(secrets.token_urlsafe(32))  # of somebody made now: nobody knows it
     async with write_system(database) as connection:
         provider = await _present(connection, provider.id)
         user_id = await identity_providers.linked_user(connection, identity.issuer, identity.subject)
@@ -101,7 +104,7 @@ async def sign_in_by(
                 return Unlinked(
                     provider.id, identity.issuer, identity.subject, user.id, email, user.second_factor
                 )
-            user_id = await _make(connection, provider, identity, email, password_hash)
+            user_id = await _make(connection, provider, identity, email)
         user = _checked(provider, await members.get_user(connection, user_id, lock=True))
         return await _signed_in(connection, user, address)
 
@@ -151,13 +154,25 @@ async def _present(connection: AsyncConnection, provider_id: UUID) -> Provider:
     return found
 
 
-async def _make(
-    connection: AsyncConnection, provider: Provider, identity: Identity, email: str, password_hash: str
-) -> UUID:
-    """Make the person, in the provider's default role. Raises AuthenticationFailed without one."""
+async def _make(connection: AsyncConnection, provider: Provider, identity: Identity, email: str) -> UUID:
+    """Make the person, in the provider's default role.
+
+    Raises AuthenticationFailed without one, and RateLimited beyond PER_DAY people of the organisation.
+    """
     if provider.default_role is None or provider.tenant_id is None:
         raise _no_account()
+    await organisations.get_tenant(
+        connection, provider.tenant_id, lock=True
+    )  # one newcomer at a time is counted
+    if await identity_providers.count_made(connection, provider.tenant_id, timedelta(days=1)) >= PER_DAY:
+        raise RateLimited(
+            f"the identity provider has brought {PER_DAY} newcomers to the organisation within a day; come tomorrow, "
+            "or ask an owner for an invitation",
+            code="too_many_newcomers",
+            retry_after_s=3600.0,
+        )
     user_id = uuid7()
+    password_hash = await hash_password(secrets.token_urlsafe(32))  # nobody knows the password
     if not await members.insert_user(
         connection, provider.tenant_id, user_id, email, password_hash, provider.default_role
     ) or not await identity_providers.link(connection, identity.issuer, identity.subject, user_id):

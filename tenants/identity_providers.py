@@ -1,5 +1,6 @@
 """Repository of identity providers (OpenID Connect), and of the people that they have named."""
 
+from datetime import timedelta
 from uuid import UUID
 
 import msgspec
@@ -8,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tenants.scoping import platform_wide
-from tenants.tables import identity_links, identity_providers
+from tenants.tables import identity_links, identity_providers, memberships, users
 
 _LOCK = 0x70656E5F6F696463
 """Key of the advisory lock: "pen_oidc" in ASCII."""
@@ -103,6 +104,19 @@ async def link(connection: AsyncConnection, issuer: str, subject: str, user_id: 
         .on_conflict_do_nothing()
     )
     return await linked_user(connection, issuer, subject) == user_id
+
+
+async def count_made(connection: AsyncConnection, tenant_id: UUID, period: timedelta) -> int:
+    """How many people of the organisation were made within the last `period` and are named by a provider."""
+    named = select(identity_links.c.user_id).where(identity_links.c.user_id == users.c.id).exists()
+    count: int = (
+        await connection.execute(
+            select(func.count())
+            .select_from(users.join(memberships, memberships.c.user_id == users.c.id))
+            .where(memberships.c.tenant_id == tenant_id, users.c.created_at > func.now() - period, named)
+        )
+    ).scalar_one()
+    return count
 
 
 async def unlink(connection: AsyncConnection, user_id: UUID) -> None:

@@ -390,6 +390,32 @@ async def test_newcomers_are_made_in_the_default_role_or_not_at_all(
     assert await there.refused("sub-1", "new@example.com") == "oidc_no_account"
 
 
+async def test_newcomers_of_a_day_are_bounded(
+    database: Database, acme: Organisation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc_sign_in, "PER_DAY", 2)
+    there = await with_provider(database, acme, role="tenant_viewer")
+    first = await there.comes("sub-1", "one@example.com")
+    assert isinstance(first, SignIn)
+    await there.comes("sub-2", "two@example.com")
+    assert await there.refused("sub-3", "three@example.com") == "too_many_newcomers"
+    assert isinstance(await there.comes("sub-1", "one@example.com"), SignIn), "who is there comes in"
+    other = await with_provider(
+        database,
+        await make_organisation(database, "Globex"),
+        role="tenant_viewer",
+        domain="g.example",
+        issuer="https://g.example",
+    )
+    assert isinstance(await other.comes("sub-1", "one@g.example"), SignIn), "each organisation counts its own"
+    async with database.system() as connection:
+        await connection.execute(
+            text("UPDATE users SET created_at = created_at - interval '25 hours' WHERE id = :id"),
+            {"id": first.actor.id},
+        )
+    assert isinstance(await there.comes("sub-3", "three@example.com"), SignIn)
+
+
 async def test_whom_the_provider_does_not_speak_for(database: Database, acme: Organisation) -> None:
     there = await with_provider(database, acme, role="tenant_viewer")
     other = await make_organisation(database, "Globex")
