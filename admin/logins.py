@@ -306,6 +306,12 @@ async def count_attempt(database: Database, email: str, address: str) -> None:
         )
 
 
+async def clear_attempts(database: Database, email: str, address: str) -> None:
+    """Forget the attempts that were counted, since one succeeded."""
+    async with database.system() as connection:
+        await logins.clear_failures(connection, email, address[:64])
+
+
 async def create_admin_token(
     database: Database,
     actor: Actor,

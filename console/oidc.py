@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 
 from admin import oidc_client, oidc_sign_in
 from admin.factor_codes import GivenCode
-from admin.logins import SignIn
+from admin.logins import SignIn, clear_attempts, count_attempt
 from admin.oidc_client import Asked
 from admin.oidc_sign_in import Unlinked
 from console.access import is_secure
@@ -48,6 +48,11 @@ def cookie_name(secure: bool) -> str:
     return "__Host-penstock_oidc" if secure else "penstock_oidc"
 
 
+def _counted(address: str) -> str:
+    """Under what the steps from a network address are counted."""
+    return f"identity provider from {address}"
+
+
 class ProviderSteps:
     """The steps by way of an identity provider."""
 
@@ -55,8 +60,9 @@ class ProviderSteps:
         self._console = console
         self._allow = parse_hosts(console.settings.oidc_allow_hosts)
 
-    async def leave(self, request: Request, email: str, target: str) -> Response:
-        """Send the browser to the provider of a mail address. Raises AuthenticationFailed, Unavailable."""
+    async def leave(self, request: Request, email: str, target: str, address: str) -> Response:
+        """Send the browser to the provider of a mail address. Raises AuthenticationFailed, RateLimited, Unavailable."""
+        await self._count(address)
         provider = await oidc_sign_in.provider_of(self._console.database, email)
         client = oidc_sign_in.client_of(provider, self._console.key_pepper, self._allow)
         back = str(request.base_url).rstrip("/") + CALLBACK
@@ -78,9 +84,10 @@ class ProviderSteps:
     async def come_back(self, request: Request, address: str) -> tuple[SignIn | HTMLResponse, str]:
         """Who came back, and to which page: signed in, or the form that links the account.
 
-        Raises AuthenticationFailed, Unavailable, PermissionDenied.
+        Raises AuthenticationFailed, RateLimited, Unavailable, PermissionDenied.
         """
         sent = self._sent(request)
+        await self._count(address)
         if error := request.query_params.get("error"):
             raise AuthenticationFailed(
                 f"The identity provider signed nobody in: {error[:100]}.", code="oidc_denied"
@@ -98,7 +105,13 @@ class ProviderSteps:
         if isinstance(found, Unlinked):
             linking = Linking(found, self._console.clock.now() + LIFE)
             return self._ask_password(linking, sent.target), sent.target
+        await clear_attempts(self._console.database, _counted(address), "")
         return found, sent.target
+
+    async def _count(self, address: str) -> None:
+        """Count a step that asks a provider as a failed sign-in until one succeeds: each costs the provider requests,
+        which it may then refuse to everybody. Raises RateLimited after too many from one address."""
+        await count_attempt(self._console.database, _counted(address), "")
 
     async def link(
         self, ticket: str, password: str, code: str, target: str, address: str

@@ -170,7 +170,8 @@ class _Steps:
 
     async def leave(self, request: Request, fields: Fields) -> Response:
         """Go on to the identity provider. Raises AuthenticationFailed, Unavailable."""
-        return await self._providers.leave(request, fields.get("email", "")[:254], _target(fields))
+        email = fields.get("email", "")[:254]
+        return await self._providers.leave(request, email, _target(fields), _address(request))
 
     async def come_back(self, request: Request, fields: Fields) -> Response:
         """Sign in whom the identity provider names. Raises AuthenticationFailed, Unavailable, PermissionDenied."""

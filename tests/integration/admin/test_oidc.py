@@ -12,8 +12,9 @@ from uuid import UUID, uuid4
 
 import msgspec
 import pytest
+from fastapi import Request
 from fastapi.responses import HTMLResponse
-from joserfc import jwt
+from joserfc import jws, jwt
 from joserfc.jwk import OctKey, RSAKey
 from sqlalchemy import text
 
@@ -32,11 +33,13 @@ from core.errors import (
     NotFound,
     PenstockError,
     PermissionDenied,
+    RateLimited,
     Unavailable,
 )
 from core.settings import Settings
 from tenants.admin_tokens import Opened
 from tenants.identity_providers import Provider
+from tenants.logins import FAILURES_PER_EMAIL
 from tenants.roles import Role
 from tenants.sealed import seal_text
 from tests.integration.admin.people import PASSWORD, person
@@ -248,10 +251,11 @@ async def test_an_answer_of_another_issuer_is_refused_before_its_code_is_sent(
 
 
 def test_a_deeply_nested_token_is_refused(client: Client) -> None:
-    asked, deep = Asked("s", "n", "v", BACK), "[" * 100_000
-    header = urlsafe_b64encode(deep.encode()).rstrip(b"=").decode()
+    key = RSAKey.generate_key(2048, {"kid": "deep", "use": "sig", "alg": "RS256"})
+    token = jws.serialize_compact({"alg": "RS256", "kid": "deep"}, b"[" * 100_000, key)
+    keys = {"keys": [key.as_dict(private=False)]}
     with pytest.raises(AuthenticationFailed) as refused:
-        oidc_client._claims(client, asked, oidc_client._Tokens(f"{header}.e30.e30"), {"keys": []}, now())
+        oidc_client._claims(client, Asked("s", "n", "v", BACK), oidc_client._Tokens(token), keys, now())
     assert refused.value.code == "oidc_token"
 
 
@@ -562,3 +566,16 @@ async def test_who_sets_a_provider_and_whose_mail_domains_it_has(
         await identity_providers.remove_provider(database, owner, tenant_id=acme.tenant_id)
     actions = await audit_actions(database)
     assert (actions.count("sign_in.set_provider"), actions.count("sign_in.remove_provider")) == (3, 1)
+
+
+async def test_the_steps_from_one_address_that_lead_nowhere_are_limited(database: Database) -> None:
+    steps = ProviderSteps(
+        cast(Console, SimpleNamespace(database=database, settings=Settings(), key_pepper=PEPPER))
+    )
+    for _ in range(FAILURES_PER_EMAIL):
+        with pytest.raises(AuthenticationFailed):
+            await steps.leave(cast(Request, None), "eve@nowhere.example", "/", "192.0.2.7")
+    with pytest.raises(RateLimited):
+        await steps.leave(cast(Request, None), "eve@nowhere.example", "/", "192.0.2.7")
+    with pytest.raises(AuthenticationFailed):
+        await steps.leave(cast(Request, None), "eve@nowhere.example", "/", "192.0.2.8")
