@@ -77,6 +77,10 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'penstock_host_provider_stopped{provider="digitalocean"}': "1x240"},
         {'penstock_host_provider_stopped{provider="digitalocean"}': "0x240"},
     ),
+    "WalArchiveFails": (
+        {"penstock_wal_archive_failing": "1x240"},
+        {"penstock_wal_archive_failing": "0x240"},
+    ),
     "SettlementBehind": (
         {"penstock_settlement_backlog": "1001x240"},
         {"penstock_settlement_backlog": "900x240"},

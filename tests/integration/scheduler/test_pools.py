@@ -175,8 +175,12 @@ async def test_what_the_checks_of_a_host_found_is_stored_once_and_shown(
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://t/admin/v1", headers=headers
         ) as http:
-            live = (await http.get("/pools")).json()["hosts"][0]["acceptance"]
-            assert (live["verdict"], live["findings"][0]["check"]) == ("degraded", "memory")
+
+            async def shown() -> bool:  # the snapshot of the API follows the store
+                live = (await http.get("/pools")).json()["hosts"][0]["acceptance"]
+                return (live["verdict"], live["findings"][0]["check"]) == ("degraded", "memory")
+
+            await until(shown)
             (row,) = (await http.get("/pools/acceptances", params={"host_id": first.host_id})).json()
             assert (row["host_id"], row["verdict"]) == (first.host_id, "degraded")
             assert (await http.get("/pools/acceptances", params={"host_id": "other"})).json() == []

@@ -239,8 +239,11 @@ async def test_a_scheduler_that_was_away_learns_the_last_counters_of_an_ended_en
     successor = Scheduler()
     await successor.start(int(host.env["PENSTOCK_SCHEDULER_PORT"]))
     try:
-        again = (await successor.ready())[0]
-        assert again.boot_id != first.boot_id
+
+        async def new_engine() -> bool:  # the agent may not have seen yet that the old one has ended
+            return (await successor.ready())[0].boot_id != first.boot_id
+
+        await until(new_engine)
         [ended] = successor.beats[-1].ended
         assert ended.status.boot_id == first.boot_id
         assert ended.status.counters.generation_tokens == counted
