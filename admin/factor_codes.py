@@ -27,7 +27,7 @@ _PURPOSE = "second factor"
 
 
 class GivenCode(msgspec.Struct, frozen=True):
-    """A code that somebody gave, and what it takes to check it."""
+    """A code that was given, and what it takes to check it."""
 
     text: str
     pepper: bytes

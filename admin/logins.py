@@ -87,7 +87,7 @@ class SignIn(msgspec.Struct, frozen=True):
 
 
 class RightPassword(msgspec.Struct, frozen=True):
-    """Somebody who has given a person's password. It is no sign-in: `complete` asks for what else the person needs."""
+    """A right password that was given. It is no sign-in: `complete` asks for what else the person needs."""
 
     user_id: UUID
     email: str

@@ -172,11 +172,11 @@ async def _make(connection: AsyncConnection, provider: Provider, identity: Ident
             retry_after_s=3600.0,
         )
     user_id = uuid7()
-    password_hash = await hash_password(secrets.token_urlsafe(32))  # nobody knows the password
+    password_hash = await hash_password(secrets.token_urlsafe(32))  # a password that no person knows
     if not await members.insert_user(
         connection, provider.tenant_id, user_id, email, password_hash, provider.default_role
     ) or not await identity_providers.link(connection, identity.issuer, identity.subject, user_id):
-        raise _no_account()  # somebody was quicker
+        raise _no_account()  # another sign-in made the account first
     user = _checked(provider, await members.get_user(connection, user_id))
     await record(
         connection,

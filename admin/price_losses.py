@@ -33,7 +33,7 @@ async def catalog_losses(
 ) -> list[Loss]:
     """List prices in force that the catalog brought, of offered models, at which a full host is not paid for.
 
-    Nobody confirmed these, as a person does with a price of their own. `models` (None = all) narrows them.
+    No person confirmed these, as one does with a price of their own. `models` (None = all) narrows them.
     """
     offered = {model.name for model in await list_models(database, actor) if model.status != "retired"}
     async with read(database, actor, PLATFORM_ROLES) as connection:

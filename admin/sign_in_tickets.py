@@ -23,7 +23,7 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 def issue(right: RightPassword, pepper: bytes, now: datetime, enrolment: Enrolment | None = None) -> str:
-    """A ticket for somebody who has given the right password, as text of a form."""
+    """A ticket that says that the right password was given, as text of a form."""
     return seal_text(pepper, _PURPOSE, Ticket(right, now + LIFE, enrolment))
 
 

@@ -21,7 +21,7 @@ from core.public_addresses import parse_hosts
 from tenants.sealed import seal_text, unseal_text
 
 LIFE = timedelta(minutes=10)
-"""How long somebody may take at the provider, or for the password."""
+"""How long a sign-in may take at the provider, or for the password."""
 CALLBACK = "/sign-in/callback"
 _SENT, _LINKING = "oidc state", "oidc link"
 """Purposes of what is sealed."""

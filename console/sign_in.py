@@ -211,7 +211,7 @@ class _Steps:
         return await self._opened(request, fields, await complete(database, right, address=address))
 
     async def code(self, request: Request, fields: Fields) -> Response:
-        """Check the code of somebody whose password was right. Raises RateLimited, AuthenticationFailed."""
+        """Check the code after a right password. Raises RateLimited, AuthenticationFailed."""
         now, pepper = self._console.clock.now(), self._console.key_pepper
         right = sign_in_tickets.read(fields.get("ticket", ""), pepper, now).right
         address = _address(request)

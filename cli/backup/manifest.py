@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -89,6 +90,12 @@ def files_below(root: Path) -> Iterator[Path]:
             path = Path(directory) / name
             if path != root / FILE:
                 yield path
+
+
+def empty(directory: Path) -> None:
+    """Remove all that is in a directory."""
+    for path in directory.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def sync(path: Path) -> None:

@@ -16,7 +16,7 @@ from billing.ledger.verification import VerificationResult, verify
 from cli.backup import manifest as manifests
 from cli.backup import state
 from cli.backup.database import has_mark
-from cli.backup.manifest import DATABASE, PASSWORD, STATE, Manifest, file_errors
+from cli.backup.manifest import DATABASE, PASSWORD, STATE, Manifest, empty, file_errors
 from cli.backup.wal import readable_archive, recovery_settings
 from cli.rundir import RunDir
 from core.child import Account, service_account
@@ -223,7 +223,6 @@ def _remove(data_dir: Path, home: Path, *, keep: bool) -> None:
 
 def _clear(data_dir: Path, *, keep: bool) -> None:
     """Remove what is in `data_dir`, and without `keep` the directory, which did not exist before."""
-    for path in data_dir.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    empty(data_dir)
     if not keep:
         data_dir.rmdir()

@@ -17,7 +17,7 @@ SET_ASIDE = ".unreadable"
 """Ending of a spool that no process settles, which is kept for an operator."""
 
 
-def copy_spools(target: Path, given: Sequence[Path], own: Path) -> None:
+def copy_spools(target: Path, given: Sequence[Path], own: Path | None) -> None:
     """Copy the spools of all API processes from the directories `given`, which must exist, and from `own`, which need
     not. Each keeps its name. Raises InvalidRequest for a missing directory, or two files of one name."""
     target.mkdir(mode=0o700)
@@ -25,7 +25,7 @@ def copy_spools(target: Path, given: Sequence[Path], own: Path) -> None:
     for directory in directories:
         if not directory.is_dir():
             raise InvalidRequest(f"--spool {directory} is no directory; give the spool of an API process")
-    if own.is_dir():
+    if own is not None and own.is_dir():
         directories[own.resolve()] = None
     for directory in directories:
         for path in _spools_in(directory):

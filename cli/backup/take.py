@@ -1,6 +1,5 @@
 """Takes a backup of a platform that runs or is stopped."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from importlib.metadata import version
@@ -17,6 +16,7 @@ from cli.backup.manifest import (
     STATE,
     BackupFile,
     Manifest,
+    empty,
     file_errors,
     file_of,
     files_below,
@@ -82,7 +82,7 @@ async def take(target: Path, source: Source, now: Callable[[], datetime], progre
             )
             write(target, manifest)
     except BaseException:
-        _empty(target)
+        empty(target)
         raise
     return manifest
 
@@ -99,13 +99,8 @@ def _files(target: Path, progress: Progress) -> list[BackupFile]:
 
 def _copy_files(target: Path, source: Source) -> None:
     (target / STATE).mkdir(mode=0o700)
-    own = source.data_dir / state.SPOOL if source.data_dir is not None else target / "none"
+    own = source.data_dir / state.SPOOL if source.data_dir is not None else None
     state.copy_spools(target / STATE / state.SPOOL, source.spools, own)
     if source.data_dir is not None:
         state.copy_state(source.data_dir, target / STATE)
     write_private(target / PASSWORD, unquote(urlsplit(source.url).password or ""))
-
-
-def _empty(directory: Path) -> None:
-    for path in directory.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
