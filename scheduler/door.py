@@ -146,10 +146,15 @@ class Door:
         if session.kind == "client":
             session.send(Welcome(epoch, wire=WIRE_VERSION, term=term))
         elif session.waits:
-            entry = self.entry_of(session.wants) if term and session.wants else ""
-            if entry:
-                session.wants = ""  # the agent keeps it
-            session.send(Claim(term, entry, self._rotates(session)))
+            session.send(Claim(term, self._next_entry(session) if term else "", self._rotates(session)))
+
+    def _next_entry(self, session: Session) -> str:
+        """The first entry that an agent wants and that is known here; it is sent once, because the agent keeps it."""
+        for name in session.wants:
+            if entry := self.entry_of(name):
+                session.wants.remove(name)
+                return entry
+        return ""
 
     def _rotates(self, session: Session) -> bool:
         return (

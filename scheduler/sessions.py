@@ -133,8 +133,8 @@ class Session(Link):
         """The agent's id of its run; empty for other peers."""
         self.heard_at = 0.0
         """When an agent has sent something last, in seconds of the service's clock."""
-        self.wants = ""
-        """The added model whose entry the peer needs."""
+        self.wants: list[str] = []
+        """The added models whose entries the peer needs and has not been sent."""
         self.secret_hash: bytes | None = None
         """Of the secret of a host that has joined; None = another peer."""
         self.engines = ("", b"")
@@ -223,7 +223,8 @@ class Session(Link):
         is_agent = isinstance(hello, AgentHello)
         if isinstance(hello, AgentHello):
             self.waits, self.run, name = hello.waits, hello.run, hello.agent_id
-            self.wants, self.engines = hello.wants, (hello.engine_key, hello.engine_authority)
+            self.wants = [name for name in hello.wants.split(",") if name]
+            self.engines = (hello.engine_key, hello.engine_authority)
             self.secret_hash = secret_hash(hello.token) if hello.joined else None
         else:
             name, self.takes_keys = hello.name, hello.takes_keys

@@ -41,11 +41,12 @@ from workers.external import external_engines
 from workers.held_engine import EngineAccess
 from workers.host_access import HostAccess
 from workers.host_lock import HostLock
+from workers.host_models import parse_models
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvFeed, KvOutbox
 from workers.machine import release
-from workers.model_entry import wanted_entry
+from workers.model_entry import entry_path, wanted_entries
 from workers.plan import HostPlan, ReplicaPlan
 from workers.prepare import prepare
 from workers.ranks import target_names
@@ -143,7 +144,6 @@ class Agent:
         self._built = False
         """Whether `replicas` has all that were planned."""
         self._state_path = settings.data_dir / "agent-state.json"
-        self._entry_path = settings.data_dir / "model-entry.json"
         self._tasks: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
         self._outbox = KvOutbox()
@@ -156,6 +156,7 @@ class Agent:
             bound_bytes=int(settings.adapters_gb * 1e9),
         )
         self._serves_adapters = False
+        self._wants = _unknown_models(settings, catalog)
         self._access = HostAccess(
             settings,
             self._host_id,
@@ -163,23 +164,15 @@ class Agent:
             execute=self.execute,
             outbox=self._outbox,
             run=self._boot_id,
-            wants="" if self._knows_its_model else settings.model,
+            wants=self._wants,
             now=clock.now,
         )
 
-    @property
-    def _knows_its_model(self) -> bool:
-        """Whether the catalog says how to serve what this host is to serve; external engines say it themselves. Of
-        several models each has to be in the packaged catalog."""
-        wanted = self._settings.model
-        several = "," in wanted or "[" in wanted
-        return not wanted or several or wanted in self._catalog.models or self._settings.engine == "external"
-
     async def _prepare(self) -> HostPlan:
-        """The plan of this host, when it may serve and the entry of a model that an admin has added is known."""
-        if not self._knows_its_model:
-            entry = await wanted_entry(self._access.link, self._settings.model, self._entry_path)
-            self._catalog = with_added(self._catalog, {entry.name: entry})
+        """The plan of this host, when it may serve and the entries of models that admins have added are known."""
+        if self._wants:
+            entries = await wanted_entries(self._access.link, self._wants, self._settings.data_dir)
+            self._catalog = with_added(self._catalog, entries)
         self._plan = plan = await prepare(self._settings, self._catalog, self._host_id)
         state = load_state(self._state_path)
         left = self._end_unplanned(
@@ -308,7 +301,9 @@ class Agent:
                 sim_speedup=settings.sim_speedup,
                 replicas=len(host.replicas),
                 kv=kv,
-                entry=None if plan.model.name in self._packaged else self._entry_path,
+                entry=None
+                if plan.model.name in self._packaged
+                else entry_path(settings.data_dir, plan.model.name),
                 strict=self._access.credentials.joined,
                 tls=self._access.tls,
             )
@@ -526,6 +521,14 @@ class Agent:
         most = command.max_logprob_distance
         rule = AnswerRule(command.same_answer, command.min_agreement, ANY_DISTANCE if most is None else most)
         await replica.deploy(spec, rule=rule, deadline_s=command.deadline_s)
+
+
+def _unknown_models(settings: Settings, catalog: Catalog) -> tuple[str, ...]:
+    """The models of this host that the catalog does not say how to serve; external engines say it themselves."""
+    if not settings.model or settings.engine == "external":
+        return ()
+    names = (placed.name for placed in parse_models(settings.model))
+    return tuple(name for name in names if name not in catalog.models)
 
 
 def host_id(data_dir: Path) -> str:

@@ -1,7 +1,7 @@
 """How a host shows who it is: its secret, its link to the schedulers, the address and certificate of its engines."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 
 import aiohttp
@@ -31,7 +31,7 @@ class HostAccess:
         execute: Callable[[ReplicaCommand], Awaitable[CommandResult]],
         outbox: KvOutbox,
         run: str,
-        wants: str,
+        wants: Sequence[str],
         now: Callable[[], datetime],
     ) -> None:
         """The callables, `run` and `wants` are SchedulerLink's. Raises InvalidRequest and OSError for its files."""

@@ -6,6 +6,7 @@ of their own. Of replicas with the same GPUs one is awake; the scheduler decides
 """
 
 import re
+from collections import Counter
 from fractions import Fraction
 
 import msgspec
@@ -62,6 +63,7 @@ def plan_models(
     else:
         kind = host_kind_of(catalog, gpus) or kind
     plans: list[ReplicaPlan] = []
+    slugs = Counter(_slug(placed.name) for placed in models)
     for placed in models:
         model = catalog.model(placed.name)
         profile = fitting_profile(catalog, model, gpus)
@@ -71,14 +73,19 @@ def plan_models(
                 "such models share a host",
                 param="model",
             )
-        plans += _replicas(
-            host_id, placed, model, profile, replicas, gpus.ids, "sim" if simulated else "vllm"
-        )
+        # Two publishers may give their models the same name.
+        slug = _slug(model.name) if slugs[_slug(model.name)] == 1 else model.name.replace("/", "-")
+        prefix = f"{host_id}/{slug}"
+        plans += _replicas(prefix, placed, model, profile, replicas, gpus.ids, "sim" if simulated else "vllm")
     return HostPlan(kind, len(gpus.ids), tuple(plans))
 
 
+def _slug(name: str) -> str:
+    return name.rsplit("/", 1)[-1]
+
+
 def _replicas(
-    host_id: str,
+    prefix: str,
     placed: PlacedModel,
     model: CatalogModel,
     profile: EngineProfile,
@@ -95,10 +102,9 @@ def _replicas(
             f"{placed.first} to {last} of {len(ids)}",
             param="model",
         )
-    slug = model.name.rsplit("/", 1)[-1]
     return [
         ReplicaPlan(
-            replica_id=f"{host_id}/{slug}-{number}",
+            replica_id=f"{prefix}-{number}",
             model=model,
             profile=profile,
             engine=engine,

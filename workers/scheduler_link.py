@@ -77,7 +77,7 @@ class SchedulerLink:
         execute: Callable[[ReplicaCommand], Awaitable[CommandResult]],
         outbox: KvOutbox,
         run: str = "",
-        wants: str = "",
+        wants: Sequence[str] = (),
         joined: bool = False,
         engine_key: str = "",
         engine_authority: bytes = b"",
@@ -85,19 +85,21 @@ class SchedulerLink:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`token` is the internal token, or with `joined` the host's own secret; `run` tells this run of the agent from
-        every other agent. `wants` names an added model whose entry a scheduler shall send. `engine_key` is the host's
-        own, if it has one, and `engine_authority` signs its engines' certificates. `pause` waits some seconds before
-        the next connection.
+        every other agent. `wants` names the added models whose entries a scheduler shall send. `engine_key` is the
+        host's own, if it has one, and `engine_authority` signs its engines' certificates. `pause` waits some seconds
+        before the next connection.
         """
-        self.entry: CatalogModel | None = None
-        """The entry of that model, when a scheduler that serves has sent it."""
-        self.entry_arrived = asyncio.Event()
+        self.entries: dict[str, CatalogModel] = {}
+        """By name, the entries of those models that a scheduler that serves has sent."""
+        self.entries_arrived = asyncio.Event()
+        """Set when there are all of them."""
+        self._wants = frozenset(wants)
         self._hello = AgentHello(
             token,
             agent_id,
             waits=True,
             run=run,
-            wants=wants,
+            wants=",".join(wants),
             joined=joined,
             engine_key=engine_key,
             engine_authority=engine_authority,
@@ -219,9 +221,8 @@ class SchedulerLink:
             raise _Refused(message.error)
         if isinstance(message, Claim):
             self._on_claim(message.term, writer)
-            if message.entry and writer is self._followed and self.entry is None:
-                self.entry = decode_model(message.entry)
-                self.entry_arrived.set()
+            if message.entry and writer is self._followed:
+                self._take_entry(decode_model(message.entry))
             if message.rotate and writer is self._followed:
                 self.on_rotate()
         elif writer is not self._followed:
@@ -235,6 +236,11 @@ class SchedulerLink:
             task = asyncio.create_task(self._answer(message, writer))
             self._commands.add(task)
             task.add_done_callback(self._commands.discard)
+
+    def _take_entry(self, entry: CatalogModel) -> None:
+        self.entries.setdefault(entry.name, entry)
+        if self._wants <= self.entries.keys():
+            self.entries_arrived.set()
 
     def _on_claim(self, term: int, writer: asyncio.StreamWriter) -> None:
         if term == 0 or (term == self.term and writer is self._followed):

@@ -346,7 +346,7 @@ class AgentHello(msgspec.Struct, tag="agent_hello"):
     run: str = ""
     """Id of this run of the agent, which tells it from another agent with the same id; an older one sends none."""
     wants: str = ""
-    """Name of an added model whose entry the agent needs; empty = none."""
+    """Names of added models whose entries the agent needs, separated by commas; empty = none."""
     joined: bool = False
     """Whether the host has joined, and its agent id is the name under which it did."""
     engine_key: str = ""
@@ -374,7 +374,8 @@ class Claim(msgspec.Struct, tag="claim"):
     term: int
     """Term of the lease under which the scheduler serves; 0 = it stands by."""
     entry: str = ""
-    """The entry of the model that the agent wants (workers.added_models.encode_model); empty = not known here."""
+    """The entry of a model that the agent wants (workers.added_models.encode_model), one in each Claim; empty = of none
+    that is known here."""
     rotate: bool = False
     """Whether the agent is to make another secret (AgentRotation). An older one does not, and its secret holds on."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -148,8 +148,11 @@ class FakeAgent:
 
 
 @asynccontextmanager
-async def service(port: int = 0, **options) -> AsyncIterator[SchedulerService]:
+async def service(
+    port: int = 0, *, entry_of: Callable[[str], str] = lambda name: "", **options
+) -> AsyncIterator[SchedulerService]:
     door = Door("127.0.0.1", port, TOKEN)
+    door.entry_of = entry_of
     await door.start()
     made = SchedulerService(door, clock=SystemClock(), rng=random.Random(1), **options)
     made.start()

@@ -1,4 +1,5 @@
-"""Two models on the same GPUs of one host: a live scheduler with the planner, a real agent, and simulated engines."""
+"""Two models on the same GPUs of one host, one of which was added: a live scheduler with the planner, a real agent that
+the scheduler tells of that model, and simulated engines."""
 
 import asyncio
 import os
@@ -25,15 +26,18 @@ from scheduler.wake_on_demand import catalog_figures
 from scheduler.wire import PlaceRequest
 from tests.support.scheduling import TOKEN, client, service
 from tests.support.waiting import until
+from tests.unit.workers.test_model_definition import made
 from workers.acting.places import Places
 from workers.acting.plan import Mode
+from workers.added_models import encode_model, with_added
 from workers.catalog import load_catalog
 from workers.scaling import ScalingLimits
 from workers.wire import ReplicaCommand, ReplicaState, ReplicaStatus
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-SLEEPS, STOPS = "deepseek-v3.2", "minimax-m2.5"
+SLEEPS, STOPS = "deepseek-v3.2", "acme/model"
 """Both on the first GPUs; the engine of the first has a sleep mode, that of the other is stopped and started."""
+KIND = "gpu-b300x8-2304gb-contracted"
 WAIT_S = 120.0
 
 
@@ -78,14 +82,21 @@ async def test_the_gpus_follow_the_requests_from_one_model_to_the_other_and_back
     for module in (arrange, claims):
         monkeypatch.setattr(module, "MIN_STAY_S", 0.0)
     monkeypatch.setattr(claims, "TURN_SWITCHES", 0.0)
-    catalog = load_catalog()
+    entry, _ = made(host_kind=KIND, gpus=4)
+    added = {entry.name: entry}
+    catalog = with_added(load_catalog(), added)
     store = PlanStore(Database("postgresql://penstock@127.0.0.1:1/none"), 1)
     store.hosts, store.mode, store.stored = ProviderHosts(datetime.now(UTC)), Mode.ON, True
     limits = {SLEEPS: ScalingLimits(), STOPS: ScalingLimits()}
     actor = PlanActor(store, Places(), lambda: limits, SystemClock(), settle_s=0.0)
     waker = Waker(catalog_figures(catalog), lambda model: True, 2.0)
     async with (
-        service(planner=LivePlanner(catalog), actor=actor, waker=waker) as scheduler,
+        service(
+            entry_of=lambda name: encode_model(added[name]) if name in added else "",
+            planner=LivePlanner(load_catalog(), added=lambda: added),
+            actor=actor,
+            waker=waker,
+        ) as scheduler,
         client(scheduler.port) as api,
         shared_host(tmp_path, scheduler.port),
     ):
@@ -103,12 +114,12 @@ async def test_the_gpus_follow_the_requests_from_one_model_to_the_other_and_back
         assert not refused.ok
         assert "uses its GPUs" in refused.message
 
-        assert await serve(api, STOPS) == "minimax-m2.5-0"
+        assert await serve(api, STOPS) == "model-0"
         await until(lambda: states() == [ReplicaState.ASLEEP, ReplicaState.READY], WAIT_S, "it serves alone")
         assert replicas(api)[SLEEPS].sleep_level == 1
         assert await serve(api, SLEEPS) == "deepseek-v3.2-0"
         await until(lambda: states() == [ReplicaState.READY, ReplicaState.STOPPED], WAIT_S, "and back")
-        assert api.snapshot().hosts[0].memory_gb == catalog.hosts["gpu-b300x8-2304gb-contracted"].ram_gb.value
+        assert api.snapshot().hosts[0].memory_gb == catalog.hosts[KIND].ram_gb.value
 
     down = [
         act for act in store._acts if act.act in ("sleep", "stop")

@@ -6,6 +6,8 @@ from fractions import Fraction
 import pytest
 
 from core.errors import Conflict, InvalidRequest
+from tests.unit.workers.test_model_definition import made
+from workers.added_models import with_added
 from workers.catalog import load_catalog
 from workers.host_models import PlacedModel, parse_models, plan_models
 from workers.machine import Gpus
@@ -79,6 +81,25 @@ def test_the_machines_own_gpus_are_used_and_a_profile_for_them() -> None:
         ("vllm", ("a", "b")),
         ("vllm", tuple("abcd")),
     ]
+
+
+def test_added_models_of_the_same_short_name_share_a_host() -> None:
+    added = {name: made(name=name, gpus=gpus)[0] for name, gpus in (("acme/model", 2), ("river/model", 4))}
+    plan = plan_models(
+        with_added(CATALOG, added),
+        "host",
+        parse_models("acme/model,river/model"),
+        0,
+        Gpus(tuple("abcdefgh"), "H100"),
+    )
+    assert {each.replica_id: each.gpu_ids for each in plan.replicas} == {
+        "host/acme-model-0": ("a", "b"),
+        "host/acme-model-1": ("c", "d"),
+        "host/acme-model-2": ("e", "f"),
+        "host/acme-model-3": ("g", "h"),
+        "host/river-model-0": tuple("abcd"),
+        "host/river-model-1": tuple("efgh"),
+    }
 
 
 @pytest.mark.parametrize(
