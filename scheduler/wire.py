@@ -191,7 +191,7 @@ class HostView(msgspec.Struct):
     complete: bool = False
     """Whether its agent has reported all replicas of the host."""
     memory_gb: float = 0.0
-    """Memory of the host in GB, as its agent reports it; 0 = not known."""
+    """Memory of the host in GB for the weights of sleeping replicas, as its agent reports it; 0 = not known."""
 
 
 class QueueView(msgspec.Struct):

@@ -17,6 +17,7 @@ import msgspec
 
 from core.errors import InvalidRequest
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
+from workers.catalog_extends import resolve
 from workers.kv_endpoints import KvEndpoints
 from workers.kv_links import PCIE, token_s
 from workers.ranks import MAX_RANKS
@@ -45,9 +46,15 @@ _OPTIONAL_FIGURES = frozenset(
         "accept_per_step",
         "max_batched_tokens",
         "kv_token_bytes",
+        "kv_host_token_bytes",
     }
 )
-_POSITIVE_FIGURES = _NEEDED_FIGURES | {"accept_per_step", "max_batched_tokens", "kv_token_bytes"}
+_POSITIVE_FIGURES = _NEEDED_FIGURES | {
+    "accept_per_step",
+    "max_batched_tokens",
+    "kv_token_bytes",
+    "kv_host_token_bytes",
+}
 BATCHED_TOKENS_FLAG = "max-num-batched-tokens"
 """The engine's flag that follows from the figure `max_batched_tokens`."""
 
@@ -77,7 +84,7 @@ class HostKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_memory_gb: int
     price: HostPrice | None = None
     ram_gb: Figure | None = None
-    """Host memory in GB, for the weights of sleeping replicas."""
+    """Host memory in GB, for KV caches behind the engines' own and the weights of sleeping replicas."""
     contracted: bool = False
     """Whether its hours are paid for in any case: the autoscaler never destroys such a host, and counts no cost."""
 
@@ -109,7 +116,8 @@ class KvOffload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """KV cache that the engine keeps in host memory behind its own. docs/results/kv-tiers.md says where it pays."""
 
     size_gib: float
-    """Host memory for it, of all GPUs of the engine together. It is not there for the weights of sleeping replicas."""
+    """Host memory for it, of all GPUs of the engine together. It is not there for the weights of sleeping replicas: the
+    engine takes it when it starts and keeps it while it sleeps."""
     backend: Literal["native", "lmcache"] = "native"
     """vLLM's own offloading, or an LMCache server on the host, which the operator runs with as much memory."""
 
@@ -124,13 +132,16 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     args: dict[str, ArgValue]
     figures: dict[str, Figure]
     name: str = ""
+    extends: str = ""
+    """The profile of the model that it is like but for what it states itself; it has that one's values already."""
     hub_id: str = ""
     """Name of the weights on the hub; empty = the model's."""
     weights_gb: float = 0.0
     """Size of the weights in GB; 0 = the model's."""
     env: dict[str, str] = {}
     kv_offload: KvOffload | None = None
-    """None = the engine keeps its KV cache on the GPUs only. Needs the figure `kv_token_bytes`."""
+    """None = the engine keeps its KV cache on the GPUs only. Needs the figure `kv_token_bytes`, and the `ram_gb` of
+    its kind of host."""
     sweep: str = ""
     """Name of the sweep that the figures of its plain steps (without speculation) are fitted to and checked against by
     `penstock sim validate`; empty = they are not validated, and are shown so."""
@@ -172,12 +183,14 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def plain(self) -> Capacity:
-        """The capacity of the same engine without speculation, as sweeps measure it."""
+        """The capacity of the same engine without speculation and KV cache in host memory, as sweeps measure it."""
         return msgspec.structs.replace(
             self.capacity,
             step_base_s=self.figures["step_base_s"].value,
             accept_per_step=1.0,
             draft_tokens=0,
+            host_kv_tokens=0,
+            kv_load_s=0.0,
         )
 
     @property
@@ -201,11 +214,20 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (f"{instances} x " if instances > 1 else "") + " ".join(parts)
 
     @property
+    def tier_gb(self) -> float:
+        """Host memory that one engine keeps KV caches in, in GB (1e9 bytes); 0 = none."""
+        return self.kv_offload.size_gib * 2**30 / 1e9 if self.kv_offload is not None else 0.0
+
+    @property
     def _host_kv_tokens(self) -> int:
-        """Tokens whose KV fits into the host memory that the profile gives to it."""
+        """Tokens whose KV fits into the host memory that the profile gives to it.
+
+        `kv_host_token_bytes` is what vLLM's own offloading keeps of a token, where that is less than all GPUs have.
+        """
         if self.kv_offload is None:
             return 0
-        return int(self.kv_offload.size_gib * 2**30 / self.figures["kv_token_bytes"].value)
+        once = self.figures.get("kv_host_token_bytes") if self.kv_offload.backend == "native" else None
+        return int(self.kv_offload.size_gib * 2**30 / (once or self.figures["kv_token_bytes"]).value)
 
     @property
     def _draft_tokens(self) -> int:
@@ -235,7 +257,7 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if (batched := self.figures.get("max_batched_tokens")) is not None:
             line += _flag(BATCHED_TOKENS_FLAG, int(batched.value), names)
         if (offload := self.kv_offload) is not None:
-            line += _flag("kv-offloading-size", offload.size_gib, names)
+            line += _flag("kv-offloading-size", offload.size_gib / self.dp_ranks, names)  # of each rank
             line += _flag("kv-offloading-backend", offload.backend, names)
         if kv is not None:
             line += _flag("kv-events-config", _kv_config(model, kv), names)
@@ -350,7 +372,8 @@ def load_catalog(path: Path | None = None) -> Catalog:
     """
     source = path or DEFAULT_CATALOG
     try:
-        raw = msgspec.convert(tomllib.loads(source.read_text(encoding="utf-8")), Catalog)
+        content = resolve(source, tomllib.loads(source.read_text(encoding="utf-8")))
+        raw = msgspec.convert(content, Catalog)
     except OSError as error:
         raise InvalidRequest(f"cannot read the catalog {source}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
@@ -406,8 +429,10 @@ def _finish_profile(
     name: str,
     profile: EngineProfile,
 ) -> EngineProfile:
+    place = f"{where} (extends {profile.extends})" if profile.extends else where
+
     def refuse(reason: str) -> InvalidRequest:
-        return InvalidRequest(f"the catalog {source} is wrong: {where}{reason}")
+        return InvalidRequest(f"the catalog {source} is wrong: {place}{reason}")
 
     host = hosts.get(profile.host_kind)
     if host is None:
@@ -425,9 +450,8 @@ def _finish_profile(
             raise refuse(f".figures.{key} is {figure.value}, must be a whole number")
         if not figure.source.strip():
             raise refuse(f".figures.{key} has no source")
-    offload = profile.kv_offload
-    if offload is not None and not (offload.size_gib > 0 and "kv_token_bytes" in profile.figures):
-        raise refuse(".kv_offload needs a size_gib above zero, and .figures.kv_token_bytes")
+    if (problem := _tier_problem(model, profile, host)) is not None:
+        raise refuse(f".kv_offload {problem}")
     if BATCHED_TOKENS_FLAG in profile.args:
         raise refuse(
             f".args.{BATCHED_TOKENS_FLAG}: state .figures.max_batched_tokens instead, with its source"
@@ -463,6 +487,27 @@ def _finish_profile(
         instances=profile.replicas_on(host.gpus),
         max_model_len=length,
         expert_share=experts.per_token / experts.count if experts is not None else 0.0,
+    )
+
+
+def _tier_problem(model: CatalogModel, profile: EngineProfile, host: HostKind) -> str | None:
+    """What is wrong with a profile's KV cache in host memory, beside the weights of its engines when they sleep."""
+    offload = profile.kv_offload
+    if offload is None:
+        return None
+    if not (offload.size_gib > 0 and "kv_token_bytes" in profile.figures):
+        return "needs a size_gib above zero, and .figures.kv_token_bytes"
+    if not profile.gpus or host.ram_gb is None:
+        return f"needs GPUs, and the ram_gb of [hosts.{profile.host_kind}] that it is taken from"
+    engines, ram = profile.replicas_on(host.gpus), host.ram_gb.value
+    tiers = engines * profile.tier_gb
+    asleep = (profile.weights_gb or model.weights_gb) if profile.args.get("enable-sleep-mode") else 0.0
+    if tiers + engines * asleep <= ram:
+        return None
+    beside = f" beside {engines * asleep:.0f} GB of weights at sleep level 1" if asleep else ""
+    return (
+        f"of {engines} engines takes {tiers:.0f} GB{beside}, and {profile.host_kind} has {ram:.0f} GB; state a smaller "
+        "size_gib" + (", or args.enable-sleep-mode = false" if asleep else "")
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import sys
@@ -17,8 +18,10 @@ from workers.catalog import Catalog
 from workers.engine_command import CHECKOUT, tiny_directory
 from workers.engine_models import engine_urls
 from workers.host_models import parse_models, plan_models
+from workers.kv_tiers import check_tiers, shared_memory_gb
 from workers.machine import find_gpus, hub_has
 from workers.plan import SMALL, HostPlan, plan_sim, plan_vllm
+from workers.shared_gpus import host_memory_gb
 from workers.tiny_model import is_complete
 from workers.wire import SIMULATED_HOST
 
@@ -31,6 +34,9 @@ async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPla
     Raises InvalidRequest for settings that cannot be served, and Unavailable when the engine cannot be installed.
     """
     plan = await _planned(settings, catalog, host_id)
+    simulated = settings.engine == "sim"
+    memory_gb = host_memory_gb(catalog, settings.host_kind or plan.host_kind, simulated=simulated)
+    check_tiers(plan.replicas, memory_gb or math.inf, math.inf if simulated else shared_memory_gb())
     if settings.host_kind in catalog.hosts and settings.engine != "external":
         return msgspec.structs.replace(plan, host_kind=settings.host_kind)
     return plan

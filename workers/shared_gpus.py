@@ -7,6 +7,7 @@ from typing import Protocol
 
 from core.errors import Conflict
 from workers.catalog import Catalog, LadderFigures
+from workers.kv_tiers import tiers_gb
 from workers.plan import ReplicaPlan
 from workers.replica_states import ASLEEP, Phase
 from workers.wire import ReplicaState
@@ -41,10 +42,15 @@ class SharedGpus:
     def __init__(
         self, replicas: Callable[[], Sequence[OnGpus]], memory_gb: float, ladder: LadderFigures | None
     ) -> None:
-        """Without `memory_gb` there is no bound."""
+        """`memory_gb` is that of the host; without it there is no bound."""
         self._replicas, self._ladder = replicas, ladder
-        self.memory_gb = memory_gb
-        """Memory of the host in GB; 0 = not known."""
+        self._memory_gb = memory_gb
+
+    @property
+    def memory_gb(self) -> float:
+        """Memory of the host in GB for the weights of sleeping replicas: what their KV caches leave; 0 = not known."""
+        left = self._memory_gb - tiers_gb([each.plan for each in self._replicas()])
+        return max(1.0, left) if self._memory_gb else 0.0
 
     def taken(self, own: OnGpus) -> str:
         """Why a replica may not start: what uses its GPUs; empty = it may."""
@@ -79,10 +85,11 @@ class SharedGpus:
         needs = self._held_gb(own.plan, level)
         others = (each for each in self._replicas() if each is not own and each.rests_at)
         held = sum(self._held_gb(each.plan, each.rests_at) for each in others)
-        if self.memory_gb and held + needs > self.memory_gb:
+        room = self.memory_gb
+        if room and held + needs > room:
             raise Conflict(
                 f"{own.plan.replica_id} would hold {needs:.0f} GB of memory at sleep level {level}, and sleeping "
-                f"replicas hold {held:.0f} GB of the host's {self.memory_gb:.0f} GB; "
+                f"replicas hold {held:.0f} GB of the {room:.0f} GB that the host has for them; "
                 f"{'put it to sleep at level 2, or stop it' if level == 1 else 'stop it'}"
             )
 

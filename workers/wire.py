@@ -416,7 +416,8 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """Whether `replicas` are all that the host has: not while the agent prepares, when engines of an earlier run may
     serve. An older agent does not say."""
     memory_gb: float = 0.0
-    """Memory of the host in GB, for the weights of sleeping replicas; 0 = not known."""
+    """Memory of the host in GB for the weights of sleeping replicas: all but what its engines keep KV caches in;
+    0 = not known."""
 
 
 class KvDelta(msgspec.Struct, tag="kv_delta"):

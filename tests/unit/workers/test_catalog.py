@@ -3,12 +3,14 @@
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from core.errors import InvalidRequest
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
-from workers.catalog import DEFAULT_CATALOG, load_catalog
+from workers.catalog import DEFAULT_CATALOG, KvOffload, load_catalog
 from workers.kv_endpoints import KvEndpoints
+from workers.kv_links import PCIE, REACHED
 
 PRODUCTION_LINES = {
     ("deepseek-v3.2", "tp8"): """
@@ -238,6 +240,99 @@ def test_kv_offloading_is_an_option_with_flags_and_figures(tmp_path: Path) -> No
     assert 0 < capacity.kv_load_s < 1 / capacity.prefill_tokens_per_s
     bare = load_catalog().model("llama-3.3-70b").profile()
     assert (bare.capacity.host_kv_tokens, bare.capacity.kv_load_s) == (0, 0.0)
+
+
+def test_with_one_copy_for_all_gpus_more_tokens_fit_but_not_with_lmcache() -> None:
+    profile = load_catalog().model("deepseek-v3.2").profile("tp8-h200-kv")
+    assert profile.capacity.host_kv_tokens == int(440 * 2**30 / 48_000)
+    assert profile.capacity.kv_load_s == pytest.approx(384_000 / 8 / (REACHED * PCIE)), (
+        "each GPU reads all of it"
+    )
+    lmcache = msgspec.structs.replace(profile, kv_offload=KvOffload(440.0, "lmcache"))
+    assert lmcache.capacity.host_kv_tokens == int(440 * 2**30 / 384_000)
+
+
+def test_every_rank_gets_its_part_of_host_memory() -> None:
+    model = load_catalog().model("deepseek-v3.2")
+    profile = msgspec.structs.replace(model.profile("dp8"), kv_offload=KvOffload(400.0))
+    line = profile.command_line(model, 9000)
+    assert line[line.index("--kv-offloading-size") + 1] == "50.0"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("deepseek-v3.2", "tp8-h200-kv"), ("minimax-m2.5", "tp4-h100-kv"), ("llama-3.3-70b", "tp2-kv")],
+)
+def test_a_profile_that_extends_another_is_like_it_but_for_its_changes(model: str, name: str) -> None:
+    entry = load_catalog().model(model)
+    base, tiered = entry.profile(name.removesuffix("-kv")), entry.profile(name)
+    size = tiered.kv_offload.size_gib
+    assert tiered.command_line(entry, 9000) == [
+        *base.command_line(entry, 9000)[:-4],
+        *("--kv-offloading-size", str(size), "--kv-offloading-backend", "native"),
+        *("--host", "127.0.0.1", "--port", "9000"),
+    ]
+    assert (tiered.sweep, tiered.plain, tiered.weights_gb) == (base.sweep, base.plain, base.weights_gb)
+    assert tiered.extends == base.name
+
+
+def extended(changes: str) -> str:
+    """The catalog with a profile of Llama that extends another one."""
+    return f'{DEFAULT_CATALOG.read_text()}\n[models."llama-3.3-70b".profiles.other]\n{changes}\n'
+
+
+def test_single_arguments_and_figures_are_changed(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.toml"
+    path.write_text(
+        extended(
+            'extends = "tp2"\nargs.scheduling-policy = "fcfs"\nargs.enable-prefix-caching = false\n'
+            'env.OMP_NUM_THREADS = "1"\n'
+            'figures.max_num_seqs = { value = 64, basis = "assumed", date = 2026-11-29, source = "a test" }'
+        )
+    )
+    model = load_catalog(path).model("llama-3.3-70b")
+    base, other = model.profile("tp2"), model.profile("other")
+    assert other.args == {**base.args, "scheduling-policy": "fcfs", "enable-prefix-caching": False}
+    assert "--enable-prefix-caching" not in other.command_line(model, 9000)
+    assert (other.capacity.max_num_seqs, base.capacity.max_num_seqs) == (64, 256)
+    assert other.env == {"OMP_NUM_THREADS": "1"}
+    assert other.figures["kv_cache_tokens"] == base.figures["kv_cache_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            'extends = "tp64"',
+            r"other\.extends is 'tp64', which is no profile of the model; it can extend: tp2, tp2-s",
+        ),
+        ("extends = 3", r"other\.extends is 3, which is no profile"),
+        ('extends = "other"', r"other\.extends is 'other', which itself extends 'other'"),
+        (
+            'extends = "more"\n[models."llama-3.3-70b".profiles.more]\nextends = "tp2"',
+            r"other\.extends is 'more', which itself extends 'tp2'; extend one that extends none",
+        ),
+        ('extends = "tp2"\ngpus = 4', r"other \(extends tp2\): tensor-parallel-size is 2, but gpus is 4"),
+        (
+            'extends = "tp2"\nkv_offload = { size_gib = 500 }',
+            r"other \(extends tp2\)\.kv_offload of 4 engines takes 2147 GB, and gpu-h100x8-640gb has 1900 GB",
+        ),
+        (
+            'extends = "tp2"\nargs.enable-sleep-mode = true\nkv_offload = { size_gib = 400 }',
+            "takes 1718 GB beside 300 GB of weights at sleep level 1, .*; state a smaller size_gib, or "
+            r"args\.enable-sleep-mode = false",
+        ),
+        (
+            'extends = "tp2"\nhost_kind = "gpu-mi300x8-1536gb"\nkv_offload = { size_gib = 1 }',
+            r"kv_offload needs GPUs, and the ram_gb of \[hosts\.gpu-mi300x8-1536gb\]",
+        ),
+    ],
+)
+def test_a_profile_that_cannot_extend_another_is_refused(changes: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "catalog.toml"
+    path.write_text(extended(changes))
+    with pytest.raises(InvalidRequest, match=message):
+        load_catalog(path)
 
 
 def test_missing_file_and_names(tmp_path: Path) -> None:

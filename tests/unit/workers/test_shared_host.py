@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
+import msgspec
 import pytest
 
 from core.errors import Conflict, InvalidRequest
 from tests.unit.workers.test_model_definition import made
 from workers.added_models import with_added
-from workers.catalog import load_catalog
+from workers.catalog import KvOffload, load_catalog
 from workers.host_models import PlacedModel, parse_models, plan_models
 from workers.machine import Gpus
 from workers.plan import ReplicaPlan
@@ -170,6 +171,20 @@ def test_no_more_weights_sleep_at_level_1_than_memory_holds() -> None:
     shared(one, two).check(one, "sleep", 1)  # not known
     one.phase = Phase.ASLEEP_1
     tight.check(one, "sleep", 2)  # it holds less then
+
+
+def test_kv_caches_in_host_memory_leave_less_for_weights() -> None:
+    one, two = planned(f"{SMALL}[0-3],qwen3.5-397b[4-7]")
+    one.phase = Phase.READY
+    needs = 1.05 * (one.plan.profile.weights_gb or one.plan.model.weights_gb)
+    tier = msgspec.structs.replace(two.plan.profile, kv_offload=KvOffload(100.0))
+    two.plan = msgspec.structs.replace(two.plan, profile=tier)
+    enough = needs + 100 * 2**30 / 1e9
+    shared(one, two, memory_gb=enough + 1.0).check(one, "sleep", 1)
+    tight = shared(one, two, memory_gb=enough - 1.0)
+    with pytest.raises(Conflict, match=f"of the {needs - 1.0:.0f} GB that the host has for them"):
+        tight.check(one, "sleep", 1)
+    assert shared(one, two).memory_gb == 0.0, "not known"
 
 
 def test_the_parts_of_a_host_add_up_to_no_more_than_its_gpus() -> None:
