@@ -1,6 +1,7 @@
 """Translates an engine's block hashes to Penstock's: the content of one engine's prefix cache."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import msgspec
 
@@ -10,7 +11,9 @@ from workers.token_blocks import LINK_BYTES, TOKEN_BYTES, first_link, next_link,
 MAX_BLOCKS = 500_000
 """Blocks per replica: 32 million tokens in blocks of 64, at most about 120 MB of the agent's memory."""
 _IN_MEMORY = (None, "GPU")
-"""Media of resident blocks, also on CPU; events of other media concern offloaded copies."""
+"""Media of the engine's own cache, also of an engine without GPUs."""
+_ON_HOST = "CPU"
+"""Medium of copies in host memory (vLLM's native offloading). Copies further away are not followed."""
 _FIRST_GROUP = (None, 0)
 """Hybrid models have several groups of layers with a cache each; only the first group is tracked."""
 
@@ -18,11 +21,17 @@ _FIRST_GROUP = (None, 0)
 class _Block(msgspec.Struct, gc=False):
     hash: int
     copies: int = 1
-    """Physical blocks with this content; concurrent requests with the same prompt store it more than once."""
+    """Physical blocks of the engine's cache with this content; concurrent requests with the same prompt store it more
+    than once."""
+    on_host: bool = False
+    """Whether host memory has it: it comes back from there in far less time than it takes to compute."""
 
 
 class BlockMap:
     """Translates the events of one engine incarnation, by the hash chain from the salted start of each prompt.
+
+    A block counts until it is neither in the engine's cache nor in host memory. Events of host memory have no tokens;
+    they concern blocks that the engine's cache has just stored, and are followed by hash.
 
     Blocks that depend on more than tokens and salt (LoRA, images), and those with an unknown parent, are skipped.
     """
@@ -51,7 +60,12 @@ class BlockMap:
 
     def store(self, event: BlockStored) -> tuple[list[int], list[int]]:
         """Add the blocks of an event; returns the hashes added, and those evicted to keep within `max_blocks`."""
-        if event.group_idx not in _FIRST_GROUP or event.medium not in _IN_MEMORY:
+        if event.group_idx not in _FIRST_GROUP:
+            return [], []
+        if event.medium == _ON_HOST:
+            for block in self._known(event.block_hashes):
+                block.on_host = True
+        if event.medium not in _IN_MEMORY:
             return [], []
         self.block_tokens = self.block_tokens or event.block_size
         link = self._parent_link(event)
@@ -80,16 +94,19 @@ class BlockMap:
         return stored, dropped
 
     def remove(self, event: BlockRemoved) -> list[int]:
-        """Remove the blocks of an event; returns the hashes that the cache does not hold any more."""
-        if event.group_idx not in _FIRST_GROUP or event.medium not in _IN_MEMORY:
+        """Remove the blocks of an event; returns the hashes that are nowhere any more."""
+        if event.group_idx not in _FIRST_GROUP or event.medium not in (*_IN_MEMORY, _ON_HOST):
             return []
         removed = []
         for engine_hash in event.block_hashes:
             block = self._blocks.get(engine_hash)
             if block is None:
                 continue
-            block.copies -= 1
-            if block.copies == 0:
+            if event.medium == _ON_HOST:
+                block.on_host = False
+            else:
+                block.copies = max(0, block.copies - 1)
+            if not (block.copies or block.on_host):
                 del self._blocks[engine_hash]
                 removed.append(block.hash)
         return removed
@@ -97,6 +114,9 @@ class BlockMap:
     def clear(self) -> None:
         """Remove all blocks."""
         self._blocks.clear()
+
+    def _known(self, engine_hashes: list[EngineHash]) -> Iterator[_Block]:
+        return (block for each in engine_hashes if (block := self._blocks.get(each)) is not None)
 
     def _parent_link(self, event: BlockStored) -> bytes | None:
         """The key of the event's first block; None when it is unknown or not made of tokens and salt alone."""

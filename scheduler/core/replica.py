@@ -73,9 +73,8 @@ class DerivedCapacity:
     def __init__(self, status: ReplicaStatus, capacity: Capacity, config: PolicyConfig) -> None:
         self.kv_capacity = status.kv_blocks * status.block_size or capacity.kv_cache_tokens
         """KV cache in tokens; the engine's own figure if it reports one."""
-        beyond = capacity.host_kv_tokens if status.prefix_kind == "text" else 0
-        self.cache_tokens = self.kv_capacity + beyond
-        """Tokens whose KV is kept. Exact knowledge ends at the engine's own cache: it publishes events of no other."""
+        self.cache_tokens = self.kv_capacity + capacity.host_kv_tokens
+        """Tokens whose KV is kept: in the engine's cache and in host memory behind it."""
         self.kv_used = int(status.kv_usage * self.kv_capacity)
         self.slots = max(1, capacity.max_num_seqs)
         """Sequences that may run at once."""

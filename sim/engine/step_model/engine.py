@@ -362,8 +362,6 @@ class StepEngine:
         stored = self.pool.publish(hashes[slot.published - offset : whole - offset], blocks, slot.entries)
         slot.anonymous -= blocks * len(stored)
         slot.published = whole
-        if stored and self.config.capacity.host_kv_tokens:
-            self._host.store(stored, width)
         if stored and self._removed is not None:
             self._events.append(Event(self.clock, EventKind.STORED, slot.job, tuple(stored)))
 
@@ -371,6 +369,8 @@ class StepEngine:
         """Handle a complete prompt: its step has yielded a token, and decoding begins with the next step."""
         job = slot.job
         self._prefilling.remove(slot)
+        if self.config.capacity.host_kv_tokens:
+            self._copy_out(job)
         if not job.produced:
             job.first_token_at = self.clock
             self.counters.prompt_tokens += job.prompt_tokens
@@ -422,6 +422,14 @@ class StepEngine:
         return True
 
     # ---------------------------------------------------------------- KV from elsewhere
+
+    def _copy_out(self, job: Job) -> None:
+        """Copy a prompt's whole blocks to host memory, with those that were found; vLLM copies no answers."""
+        whole = job.blocks[: job.prompt_tokens // job.block_tokens]
+        dropped = self._host.store(whole, job.block_tokens)
+        if self._removed is not None:
+            self._removed += dropped
+            self._emit_removed(self.clock)
 
     def _begin_load(self, slot: Slot, now: float) -> bool:
         """Ask host memory for blocks of a prompt that the engine lacks; False when there are none."""
@@ -499,9 +507,14 @@ class StepEngine:
 
     def _emit_removed(self, at: float) -> None:
         removed = self._removed
-        if removed:
-            self._events.append(Event(at, EventKind.REMOVED, None, tuple(removed)))
-            removed.clear()
+        if not removed:
+            return
+        gone = tuple(removed)
+        if self.config.capacity.host_kv_tokens:
+            gone = tuple(each for each in removed if each not in self._host and each not in self.pool)
+        removed.clear()
+        if gone:
+            self._events.append(Event(at, EventKind.REMOVED, None, gone))
 
 
 def _turn(slot: Slot) -> tuple[int, int]:

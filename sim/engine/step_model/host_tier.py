@@ -1,8 +1,9 @@
 """KV blocks in host memory behind an engine's cache, as vLLM's native offloading keeps them.
 
-Every block that the engine caches is copied to the host, while it computes (the links are full duplex, and the copies
-wait for nothing). A prompt that finds more of its blocks there than in the engine waits until they have been brought
-back, and does not hold up others meanwhile. The engine evicts without asking the host, and the other way round.
+The blocks of a prompt are copied to the host when it is computed (the links are full duplex, and the copies wait for
+nothing); those of its answer are not, until they are part of another prompt. A prompt that finds more of its blocks
+there than in the engine waits until they have been brought back, and does not hold up others meanwhile. The engine
+evicts without asking the host, and the other way round.
 """
 
 from collections import OrderedDict
@@ -28,16 +29,25 @@ class HostTier:
         self.loading: list[tuple[float, int, Slot]] = []
         """Requests that wait for blocks: when they arrive, a number that breaks ties, and the request; a heap."""
 
-    def store(self, hashes: Sequence[int], tokens: int) -> None:
-        """Keep blocks of `tokens` tokens each; the least recently used ones make room."""
-        blocks = self._blocks
-        for hash_ in hashes:
+    def __contains__(self, hash_: int) -> bool:
+        return hash_ in self._blocks
+
+    def store(self, hashes: Sequence[int], tokens: int) -> list[int]:
+        """Keep a chain of blocks of `tokens` tokens each; returns the least recently used ones that made room.
+
+        The end of a chain goes before its beginning, without which it would be of no use.
+        """
+        blocks, dropped = self._blocks, []
+        for hash_ in reversed(hashes):
             if hash_ not in blocks:
                 blocks[hash_] = tokens
                 self._room -= tokens
             blocks.move_to_end(hash_)
         while self._room < 0:
-            self._room += blocks.popitem(last=False)[1]
+            hash_, size = blocks.popitem(last=False)
+            self._room += size
+            dropped.append(hash_)
+        return dropped
 
     def found(self, hashes: Sequence[int], known: int, limit: int) -> int:
         """Return how many leading hashes of a chain, at most `limit`, are here or among the first `known`, which the

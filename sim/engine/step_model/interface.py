@@ -19,7 +19,8 @@ class StepConfig:
     noise_cv: float = 0.05
     """Coefficient of variation of one step's time (lognormal); 0 = no noise."""
     kv_events: bool = False
-    """Whether `advance` also returns STORED and REMOVED events."""
+    """Whether `advance` also returns STORED and REMOVED events. What host memory still has is not REMOVED: so it is
+    after an agent has read vLLM's events, which tell of both (`workers/kv_events_map.py`)."""
 
     @property
     def blocks(self) -> int:

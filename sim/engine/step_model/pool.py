@@ -53,6 +53,9 @@ class CountedPool:
         """Number of hashes that can be found."""
         return len(self._entries)
 
+    def __contains__(self, hash_: int) -> bool:
+        return hash_ in self._entries
+
     def hashes(self) -> list[int]:
         """Return all hashes that can be found, in order of insertion."""
         return list(self._entries)

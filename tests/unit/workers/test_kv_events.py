@@ -1,6 +1,8 @@
 """Translation of an engine's events: the same hashes as from the tokens directly, in bounded memory."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,6 +19,7 @@ from workers.token_blocks import packed, token_block_hashes
 from workers.wire import Capacity, Heartbeat, KvDelta, ReplicaState, ReplicaStatus
 
 TOKENS = st.lists(st.integers(0, 5), max_size=6 * BLOCK)
+RECORDED = Path(__file__).parents[2] / "data" / "kv_events" / "offloading.json"
 SALTS = st.sampled_from(["", "tenant-a", "tenant-b"])
 
 
@@ -114,6 +117,57 @@ def test_blocks_that_cannot_be_matched_are_skipped(changes: dict[str, object]) -
         setattr(event, name, value)
     assert blocks.store(event) == ([], [])
     assert len(blocks) == 0
+
+
+def test_a_block_in_host_memory_counts_until_it_is_in_neither_place() -> None:
+    blocks, tokens = BlockMap(), list(range(BLOCK))
+    on_host, off_host = stored(tokens), removed(tokens)
+    on_host.medium = off_host.medium = "CPU"
+    on_host.token_ids, on_host.block_size = [], 0  # as vLLM sends it
+    held = blocks.store(stored(tokens))[0]
+    assert blocks.store(on_host) == ([], [])
+    assert blocks.remove(removed(tokens)) == []
+    assert blocks.store(stored(tokens)) == ([], []), "it came back, and the scheduler knows it"
+    assert blocks.remove(off_host) == []
+    assert blocks.remove(removed(tokens)) == held == direct(tokens, "")
+    assert blocks.store(on_host) == ([], []), "nothing says what is in it"
+    assert len(blocks) == 0
+
+
+def test_copies_beyond_host_memory_are_not_followed() -> None:
+    blocks, tokens = BlockMap(), list(range(BLOCK))
+    held = blocks.store(stored(tokens))[0]
+    far, gone = stored(tokens), removed(tokens)
+    far.medium = gone.medium = "STORAGE"
+    blocks.store(far)
+    assert blocks.remove(gone) == []
+    assert blocks.remove(removed(tokens)) == held
+
+
+def test_recorded_events_say_what_the_engine_finds() -> None:
+    """Events of vLLM 0.32 with OffloadingConnector, and how many tokens of each prompt it had cached: some came
+    from its own cache, some from host memory, and some of those that both had dropped were computed."""
+    recorded = json.loads(RECORDED.read_text())
+    size, both, own, sources = recorded["block_size"], BlockMap(), BlockMap(), set[bool]()
+    for request in recorded["requests"]:
+        tokens = [request["first_token"], *range(10, 9 + recorded["prompt_tokens"])]
+        chain = token_block_hashes(packed(tokens), size, "")
+        held = set(both.block_hashes())
+        found = next((at for at, each in enumerate(chain) if each not in held), len(chain))
+        assert found * size == request["cached_tokens"], request["first_token"]
+        if found:
+            sources.add(set(chain) <= set(own.block_hashes()))
+        for payload in request["events"]:
+            events, unread = decode_batch(bytes.fromhex(payload))
+            assert not unread
+            for event in events:
+                assert not isinstance(event, AllBlocksCleared)
+                for blocks in (both, own) if event.medium == "GPU" else (both,):
+                    if isinstance(event, BlockStored):
+                        blocks.store(event)
+                    else:
+                        blocks.remove(event)
+    assert sources == {True, False}, "found in the engine's cache, and on the host alone"
 
 
 def test_images_in_a_later_block_end_the_chain() -> None:

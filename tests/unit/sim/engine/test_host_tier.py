@@ -14,7 +14,7 @@ BLOCK = 10
 LOAD_S = 1e-3
 
 
-def engine(host: int = 1000, cache: int = 100, **changes: float) -> StepEngine:
+def engine(host: int = 1000, cache: int = 100, *, kv_events: bool = False, **changes: float) -> StepEngine:
     values = {
         "prefill_tokens_per_s": 100.0,
         "step_base_s": 0.01,
@@ -25,7 +25,7 @@ def engine(host: int = 1000, cache: int = 100, **changes: float) -> StepEngine:
         "kv_load_s": LOAD_S,
     }
     capacity = Capacity(**{**values, **changes})  # type: ignore[arg-type]
-    return StepEngine(StepConfig(capacity, BLOCK, noise_cv=0.0), random.Random(1))
+    return StepEngine(StepConfig(capacity, BLOCK, noise_cv=0.0, kv_events=kv_events), random.Random(1))
 
 
 def prompt(key: int, group: int, tokens: int = 55, answer: int = 5) -> Job:
@@ -85,6 +85,18 @@ def test_the_link_serves_one_after_the_other() -> None:
         model.add(job, 2e6)
     model.advance(3e6)
     assert [job.first_token_at - 2e6 for job in jobs] == pytest.approx([5.06, 10.06], abs=0.01)
+
+
+def test_events_tell_of_what_is_nowhere_any_more() -> None:
+    """Room for ten blocks in the engine and for twenty on the host: of seven prefixes of five blocks three are gone."""
+    believed = set[int]()
+    jobs = [prompt(key, key) for key in range(7)]
+    for event in served(engine(host=200, kv_events=True), jobs):
+        if event.kind is EventKind.STORED:
+            believed |= set(event.hashes)
+        elif event.kind is EventKind.REMOVED:
+            believed -= set(event.hashes)
+    assert believed == {hash_ for job in jobs[3:] for hash_ in job.blocks}
 
 
 def test_an_aborted_load_leaves_nothing_behind() -> None:
