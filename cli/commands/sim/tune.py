@@ -32,9 +32,11 @@ Models = Annotated[
 Page = Annotated[Path | None, typer.Option("--markdown", help="Write the page here.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the knees here, as .svg or .png.")]
 TIERS_STUDIED = (
-    "deepseek-v3.2:tp8", "deepseek-v3.2:tp8-h200", "minimax-m2.5:tp4", "minimax-m2.5:tp4-h100", "llama-3.3-70b:tp2",
+    "deepseek-v3.2:tp8", "deepseek-v3.2:tp8-h200-kv", "minimax-m2.5:tp4", "minimax-m2.5:tp4-h100-kv",
+    "llama-3.3-70b:tp2-kv",
 )  # fmt: skip
-"""Profiles of the study of tiers by default: caches of all sizes, and every model whose cache is plain."""
+"""Profiles of the study of tiers by default: caches of all sizes, every model whose cache is plain, and the profiles
+that come with a tier."""
 SPLIT_STUDIED = ("deepseek-v3.2:tp8", "minimax-m2.5:tp4", "llama-3.3-70b:tp2")
 """Profiles of the study of the split by default: one of each of these models."""
 

@@ -31,8 +31,10 @@ class Trial:
         *,
         requests: int = REQUESTS,
         seconds: float = MIN_SECONDS,
+        seed: int = SEED,
     ) -> None:
-        """`requests` and `seconds`: least size of a run."""
+        """`requests` and `seconds`: least size of a run; `seed` is that of its requests."""
+        self._seed = seed
         self._requests = requests
         self._seconds = seconds
         self._workload = workload
@@ -46,7 +48,7 @@ class Trial:
     def requests(self, rate: float) -> Sequence[SimRequest]:
         """Return the requests of a run at `rate` requests/s."""
         seconds = max(self._seconds, self._requests / rate)
-        return list(self._workload.requests(rate=rate, seconds=seconds, seed=SEED))
+        return list(self._workload.requests(rate=rate, seconds=seconds, seed=self._seed))
 
     def knee(self, make: Callable[[], Arrangement], guess: float = 0.0) -> float:
         """Return the highest rate (requests/s) with a share SERVED in time, to PRECISION.
@@ -74,7 +76,8 @@ def trial_of(
     *,
     requests: int = REQUESTS,
     seconds: float = MIN_SECONDS,
+    seed: int = SEED,
 ) -> Trial:
     """Return the trial of the workload `name` with a profile's context, and its model's targets."""
     source = workload(name, models=[model.name], context=profile.max_model_len)
-    return Trial(source, model.service_level, profile.capacity, requests=requests, seconds=seconds)
+    return Trial(source, model.service_level, profile.capacity, requests=requests, seconds=seconds, seed=seed)

@@ -6,6 +6,7 @@ What the decode engine holds of the prompt does not move.
 """
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import msgspec
 
@@ -14,8 +15,8 @@ from sim.engine.step_model.job import Job
 from sim.pool.calls import job_of
 from sim.pool.contract import SimRequest
 from sim.pool.tuning.chunks import CHUNK_S, SIZES, WORKLOADS
-from sim.pool.tuning.knee import LOAD, trial_of
-from sim.pool.tuning.play import Arrangement, Sent, Together, Watched, pick
+from sim.pool.tuning.knee import LOAD, SEED, trial_of
+from sim.pool.tuning.play import Arrangement, Played, Sent, Together, Watched, pick
 from workers.catalog import CatalogModel, EngineProfile, HostKind
 from workers.kv_links import NETWORK, NVLINK, token_s
 
@@ -23,10 +24,12 @@ ENGINES = 4
 REQUESTS = 500
 SECONDS = 45.0
 """Least size of a run: several engines see more requests in less time."""
+SEEDS = tuple(range(SEED, SEED + 5))
+"""Seeds of the requests; all divisions get the same ones."""
 
 
 class SplitFigures(msgspec.Struct, frozen=True):
-    """One division on one workload. Times in seconds."""
+    """One division on one workload: means over the seeds. Times in seconds."""
 
     profile: str
     """MODEL:PROFILE."""
@@ -38,8 +41,8 @@ class SplitFigures(msgspec.Struct, frozen=True):
     """What the KV cache moves over."""
     move_us: float
     """Microseconds to move the KV cache of one token."""
-    knee_rps: float
-    """Highest rate in requests/s, of all engines together, with nine of ten requests in time."""
+    knees_rps: tuple[float, ...]
+    """Highest rate in requests/s, of all engines together, with nine of ten requests in time, by seed."""
     rate_rps: float
     """Rate of the further figures."""
     ttft_p50_s: float
@@ -47,6 +50,11 @@ class SplitFigures(msgspec.Struct, frozen=True):
     tpot_p50_s: float
     tpot_p90_s: float
     pause_p90_s: float
+
+    @property
+    def knee_rps(self) -> float:
+        """The mean of the knees."""
+        return fmean(self.knees_rps)
 
 
 class Apart:
@@ -87,6 +95,7 @@ def study(
     *,
     workloads: Sequence[str] = WORKLOADS,
     requests: int = REQUESTS,
+    seeds: Sequence[int] = SEEDS,
     tick: Callable[[str], None] = lambda what: None,
 ) -> list[SplitFigures]:
     """Return the figures of every division on every workload; none where the bytes of a token are not known."""
@@ -100,25 +109,50 @@ def study(
     largest = msgspec.structs.replace(profile.capacity, max_batched_tokens=SIZES[-1])
     prefill = StepConfig(largest, profile.block_size, CHUNK_S)
     decode = StepConfig(profile.capacity, profile.block_size)
+
+    def maker(count: int) -> Callable[[], Arrangement]:
+        if not count:
+            return lambda: Together(usual, ENGINES)
+        return lambda: Apart(prefill, decode, (count, ENGINES - count), move_s)
+
     rows = []
     for name in workloads:
-        trial = trial_of(name, model, profile, requests=requests, seconds=SECONDS)
-        near = rate = 0.0
-        for count in range(ENGINES):
-            tick(f"{model.name}:{profile.name} on {name}, {count} of {ENGINES} apart")
-
-            def make(count: int = count) -> Arrangement:
-                if not count:
-                    return Together(usual, ENGINES)
-                return Apart(prefill, decode, (count, ENGINES - count), move_s)
-
-            knee = trial.knee(make, near)
-            near, rate = near or knee, rate or LOAD * knee
-            said = trial.run(make, rate)
-            rows.append(
-                SplitFigures(
-                    f"{model.name}:{profile.name}", name, count, ENGINES - count, link, 1e6 * move_s, knee, rate,
-                    said.ttft_p50_s, said.ttft_p90_s, said.tpot_p50_s, said.tpot_p90_s, said.pause_p90_s,
-                )
-            )  # fmt: skip
+        runs: list[list[tuple[float, float, Played]]] = [[] for _ in range(ENGINES)]
+        for seed in seeds:
+            trial = trial_of(name, model, profile, requests=requests, seconds=SECONDS, seed=seed)
+            near = rate = 0.0
+            for count in range(ENGINES):
+                tick(f"{model.name}:{profile.name} on {name}, {count} of {ENGINES} apart, seed {seed}")
+                knee = trial.knee(maker(count), near)
+                near, rate = near or knee, rate or LOAD * knee
+                runs[count].append((knee, rate, trial.run(maker(count), rate)))
+        rows += [
+            _figures(f"{model.name}:{profile.name}", name, count, (link, 1e6 * move_s), runs[count])
+            for count in range(ENGINES)
+        ]
     return rows
+
+
+def _figures(
+    profile: str,
+    workload: str,
+    count: int,
+    link: tuple[str, float],
+    runs: Sequence[tuple[float, float, Played]],
+) -> SplitFigures:
+    played = [each for _, _, each in runs]
+    return SplitFigures(
+        profile=profile,
+        workload=workload,
+        prefill=count,
+        decode=ENGINES - count,
+        link=link[0],
+        move_us=link[1],
+        knees_rps=tuple(knee for knee, _, _ in runs),
+        rate_rps=fmean(rate for _, rate, _ in runs),
+        ttft_p50_s=fmean(each.ttft_p50_s for each in played),
+        ttft_p90_s=fmean(each.ttft_p90_s for each in played),
+        tpot_p50_s=fmean(each.tpot_p50_s for each in played),
+        tpot_p90_s=fmean(each.tpot_p90_s for each in played),
+        pause_p90_s=fmean(each.pause_p90_s for each in played),
+    )

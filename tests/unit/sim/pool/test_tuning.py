@@ -9,7 +9,7 @@ import pytest
 from core.errors import InvalidRequest
 from sim.engine.step_model.interface import StepConfig
 from sim.pool.contract import SimRequest
-from sim.pool.tuning import split_page, tier_page
+from sim.pool.tuning import split_page, tier_page, tiers
 from sim.pool.tuning.chunk_page import markdown
 from sim.pool.tuning.chunks import SizeFigures, chosen, sizes_of
 from sim.pool.tuning.knee import Trial
@@ -146,21 +146,52 @@ def test_a_tier_has_the_bytes_of_the_profile() -> None:
     assert with_tier(profile, 0.0).host_kv_tokens == 0
 
 
-def tier(host_gb: float, knee: float, hit: float) -> TierFigures:
-    return TierFigures("m:p", "w", 1000, host_gb, int(host_gb), 1.0, 50.0, knee, 1.0, hit, 0.1, 0.2, 0.01)
+def test_the_study_of_tiers_plays_the_size_of_the_profile_on_every_seed() -> None:
+    catalog = load_catalog()
+    model = catalog.model("minimax-m2.5")
+    profile = model.profile("tp4-h100-kv")
+    bare, tiered = tiers.study(
+        model,
+        profile,
+        catalog.hosts[profile.host_kind],
+        workloads=("mooncake-conversation",),
+        requests=20,
+        seeds=(1, 2),
+    )
+    assert (bare.host_gb, tiered.host_gb) == (0.0, profile.tier_gb)
+    assert (bare.host_tokens, tiered.host_tokens) == (0, profile.capacity.host_kv_tokens)
+    assert len(bare.knees_rps) == len(tiered.knees_rps) == 2
+    assert bare.knees_rps[0] != bare.knees_rps[1]
+    assert tiered.hit_rate >= bare.hit_rate
+
+
+def tier(host_gb: float, hit: float, *knees: float) -> TierFigures:
+    return TierFigures("m:p", "w", 1000, host_gb, int(host_gb), 1.0, 50.0, knees, 1.0, hit, 0.1, 0.2, 0.01)
 
 
 def test_the_page_of_tiers_says_where_they_pay() -> None:
-    text = tier_page.markdown([tier(0, 2.0, 0.1), tier(10, 3.0, 0.6)], played="Played.", plot="x.svg")
-    assert "It pays for `m:p` (+50% on `w`)." in text
-    assert "| 2.00 -> 3.00/s (+50%) | 10% -> 60% |" in text
-    text = tier_page.markdown([tier(0, 2.0, 0.1), tier(10, 2.0, 0.1)], played="Played.", plot=None)
-    assert "It pays for no profile. It does not raise the knee by more than 5% for `m:p`." in text
+    rows = [tier(0, 0.1, 2.0, 2.1), tier(10, 0.6, 3.0, 3.15)]
+    text = tier_page.markdown(rows, played="Played.", plot="x.svg")
+    assert "It pays for `m:p`: +50%, +50% to +50% on `w`." in text
+    assert "| 2.05 -> 3.08/s (+50%, +50% to +50%) | 10% -> 60% |" in text
+    assert "over 2 seeds" in text
+
+
+@pytest.mark.parametrize(
+    "knees", [(2.0, 2.0, 2.0), (4.0, 2.0, 1.9)], ids=["no gain", "a gain of one seed, within chance"]
+)
+def test_a_tier_pays_only_beyond_chance(knees: tuple[float, ...]) -> None:
+    rows = [tier(0, 0.1, 2.0, 2.0, 2.0), tier(10, 0.1, *knees)]
+    text = tier_page.markdown(rows, played="Played.", plot=None)
+    assert (
+        "It pays for no profile. It does not raise the knee by more than 5% and beyond chance for `m:p`."
+        in text
+    )
 
 
 def division(prefill: int, knee: float, workload: str = "w") -> SplitFigures:
     return SplitFigures(
-        "m:p", workload, prefill, 4 - prefill, "NVLink", 0.1, knee, 1.0, 1, 2, 0.01, 0.02, 0.1
+        "m:p", workload, prefill, 4 - prefill, "NVLink", 0.1, (knee, knee), 1.0, 1, 2, 0.01, 0.02, 0.1
     )
 
 
@@ -175,7 +206,9 @@ def test_the_page_of_the_split_says_whether_its_best_division_pays(knee: float, 
     ]
     rows.append(division(2, knee, "v"))
     text = split_page.markdown(rows, played="Played.", plot=None)
-    assert f"`m:p`: the best division, 2 + 2, {word} (+10%, {knee / 10 - 1:+.0%})." in text
+    second = f"{knee / 10 - 1:+.0%}"
+    assert f"2 + 2, {word} (+10%, +10% to +10%; {second}, {second} to {second})." in text
+    assert "the best changes the knee by +100% and the worst by -70%" in text
 
 
 def test_plots_are_drawn_and_other_suffixes_refused(tmp_path: Path) -> None:
