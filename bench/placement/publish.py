@@ -19,6 +19,8 @@ from sim.pool.report import Standing, lead_text, markdown, times
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 """Marks between which a part of a page is written."""
+BY_HAND = "<!-- written by hand from here on -->"
+"""Mark of a generated page after which it is not."""
 
 
 def publish(
@@ -53,9 +55,8 @@ def publish(
         paths += [docs / "results" / "ablation.md", docs / "images" / "scheduling-ablation.svg"]
         of_ablation = [each for each in studies if each.study.group == "ablation"]
         text = head(of_ablation)
-        paths[-2].write_text(
-            ablation_text([each.study for each in ablated], rows, text, image("ablation", "../"))
-        )
+        written = ablation_text([each.study for each in ablated], rows, text, image("ablation", "../"))
+        paths[-2].write_text(written + by_hand(paths[-2]))
         draw_ablation(rows, paths[-1])
     return paths + _parts_of_pages(docs, studies, gains)
 
@@ -111,6 +112,12 @@ def between_marks(page: str, text: str) -> str:
     """Return `page` with `text` between the marks. Raises ValueError where a mark is missing."""
     before, rest = page[: page.index(BEGIN)], page[page.index(END) :]
     return f"{before}{BEGIN}\n\n{text}\n\n{rest}"
+
+
+def by_hand(page: Path) -> str:
+    """Return what a page has from the mark BY_HAND on, which a new run leaves; empty where there is none."""
+    text = page.read_text() if page.exists() else ""
+    return "\n" + text[text.index(BY_HAND) :] if BY_HAND in text else ""
 
 
 def image(name: str, root: str = "") -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from bench.placement.__main__ import opened
 from bench.placement.ablation import ablation_rows
+from bench.placement.publish import BY_HAND, by_hand
 from bench.placement.studies import Study
 from bench.provenance import ROOT, commit_of, provenance
 from core.errors import InvalidRequest
@@ -71,3 +72,13 @@ def test_every_point_of_the_ablation_counts_once_whatever_its_blocks() -> None:
 
     (sticky,) = ablation_rows([played("long", 30, 6.0), played("short", 3, 2.0)])
     assert sticky.over_all.value == pytest.approx((6.0 + 6.0) / (6.0 + 2.0) - 1.0)
+
+
+def test_what_is_written_by_hand_stays_on_a_generated_page(tmp_path: Path) -> None:
+    page = tmp_path / "ablation.md"
+    assert by_hand(page) == ""
+    page.write_text(f"# Old figures\n\n{BY_HAND}\n\n## By hand\n")
+    page.write_text("# New figures\n" + by_hand(page))
+    assert page.read_text() == f"# New figures\n\n{BY_HAND}\n\n## By hand\n"
+    page.write_text("# Only figures\n")
+    assert by_hand(page) == ""
