@@ -33,7 +33,8 @@ async def catalog_losses(
 ) -> list[Loss]:
     """List prices in force that the catalog brought, of offered models, at which a full host is not paid for.
 
-    No person confirmed these, as one does with a price of their own. `models` (None = all) narrows them.
+    Models that run without GPUs only are left out: they are for demonstrations, and are not sold. No person confirmed
+    these prices, as one does with a price of their own. `models` (None = all) narrows them.
     """
     offered = {model.name for model in await list_models(database, actor) if model.status != "retired"}
     async with read(database, actor, PLATFORM_ROLES) as connection:
@@ -42,7 +43,7 @@ async def catalog_losses(
         for price in await list_prices(connection):
             listed = price.tenant_id is None and price.status == "current" and price.tier == "standard"
             wanted = price.model in offered and (models is None or price.model in models)
-            if listed and wanted and _is_of_catalog(catalog, price):
+            if listed and wanted and _is_of_catalog(catalog, price) and _runs_on_gpus(catalog, price.model):
                 rates = PriceRates(price.input, price.cached_input, price.output)
                 loss = await _loss(connection, catalog, price.model, price.tier, rates)
                 found += [] if loss is None else [loss]
@@ -58,6 +59,10 @@ def _is_of_catalog(catalog: Catalog, price: PriceView) -> bool:
         == per_mtok_to_pico_per_token(getattr(model.list_price, name))
         for name in ("input", "cached_input", "output", "reasoning")
     )
+
+
+def _runs_on_gpus(catalog: Catalog, model: str) -> bool:
+    return any(profile.gpus for profile in catalog.models[model].profiles.values())
 
 
 async def loss_warning(

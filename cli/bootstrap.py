@@ -93,7 +93,8 @@ async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> li
     made = await ensure_list_prices(database, actor, rates)
     losses = await catalog_losses(database, actor, models={price.model for price in made})
     return [
-        f"the catalog's price of {each.model} is {each.message}. Mend it: {each.command}" for each in losses
+        f"the catalog's price of {each.model} is below cost: see `penstock economics breakeven --model {each.model}`"
+        for each in losses
     ]
 
 
