@@ -66,7 +66,7 @@ async def signed_receipt(
 
     The caller has authenticated the organisation, and the project where a key asks.
 
-    Raises NotFound for a request of anybody else.
+    Raises NotFound for a request of another organisation.
     """
     signer = signing.load_signer(settings)
     async with database.read() as connection:

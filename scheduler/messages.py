@@ -47,7 +47,7 @@ class PlaceRefused(msgspec.Struct, array_like=True):
 
     request_id: str
     status: int
-    """429 = the tenant's share is used up while others wait, 503 = no capacity for anyone."""
+    """429 = the tenant's share is used up while others wait, 503 = no capacity for any tenant."""
     reason: str
     message: str
     retry_after_s: float

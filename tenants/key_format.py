@@ -1,7 +1,7 @@
 """The format of keys and tokens: `pen_<kind>_` and in base62 24 random characters, 8 of tag and 6 of checksum.
 
 The checksum refuses a mistyped or truncated key without a look-up and lets secret scanners recognise keys; it is no
-protection, since anyone can compute it. The tag is keyed by the pepper: a key that was made up has none, and is refused
+protection, since all can compute it. The tag is keyed by the pepper: a key that was made up has none, and is refused
 without a look-up. Older keys have 32 random characters instead; tenants/untagged_keys.py has the list of them.
 
 Only an HMAC-SHA256 with a pepper is stored: 142 random bits need no slow hash, and a stolen table is useless without

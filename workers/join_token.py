@@ -18,7 +18,7 @@ _HOST = pattern(r"[a-zA-Z0-9]([a-zA-Z0-9.-]{0,98}[a-zA-Z0-9])?")
 
 
 _ENGINE_KEY = pattern(r"[A-Za-z0-9._~+/=-]{16,256}")
-"""What an HTTP header takes, and no one guesses."""
+"""What an HTTP header takes, and cannot be guessed."""
 
 
 class JoinToken(NamedTuple):

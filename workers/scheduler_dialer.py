@@ -1,7 +1,7 @@
 """The agent's connections to schedulers: by TLS, except over loopback.
 
 A host that joins knows the fingerprint of the schedulers' authority from its token. It asks any scheduler for the
-certificate, on a connection that trusts no one and carries nothing else, and keeps the one that has this fingerprint.
+certificate, on a connection that trusts none and carries nothing else, and keeps the one that has this fingerprint.
 """
 
 import asyncio

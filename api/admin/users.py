@@ -187,7 +187,7 @@ def _change_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return UserOut.model_validate(await admin_users.enable_user(deps.database, actor, user_id=user_id))
 
     @routes.post(
-        "/users/{user_id}/second-factor/remove", summary="Remove the second factor of somebody who lost it"
+        "/users/{user_id}/second-factor/remove", summary="Remove the second factor of a person who lost it"
     )
     async def remove_second_factor(
         actor: Annotated[Actor, auth], user_id: UUID, body: OptionalReasonBody = NO_REASON

@@ -1,6 +1,6 @@
 """Routes of the second factor, without a token: each takes mail address and password.
 
-So no stolen token changes how its person signs in, and who must enrol before the first session can.
+So no stolen token changes how its person signs in, and a person who must enrol before the first session can.
 """
 
 from collections.abc import Sequence

@@ -258,8 +258,8 @@ def _require_known(by: Person) -> None:
     """Raise PermissionDenied unless it is certain which person acts."""
     if not by.is_known:
         raise PermissionDenied(
-            f"this takes two people, and the shell user {by.label} may be anyone: set PENSTOCK_ADMIN_TOKEN to a "
-            "token of your own, which `penstock users token` makes"
+            f"this takes two people, and the shell user {by.label} may stand for several: set PENSTOCK_ADMIN_TOKEN to "
+            "a token of your own, which `penstock users token` makes"
         )
 
 

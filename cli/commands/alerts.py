@@ -29,7 +29,9 @@ ForTenant = Annotated[
 
 @app.command("list", epilog="Example: penstock alerts list acme-robotics --json")
 def list_(
-    tenant: Annotated[str | None, typer.Argument(metavar="[TENANT]", help="Default: everybody.")] = None,
+    tenant: Annotated[
+        str | None, typer.Argument(metavar="[TENANT]", help="Default: all organisations.")
+    ] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -123,7 +125,8 @@ def send_test(tenant: ForTenant = None, data_dir: DataDir = None, as_json: AsJso
 def notices(
     tenant: ForTenant = None,
     outbox: Annotated[
-        bool, typer.Option("--outbox", help="Everybody's mail that was kept for want of an SMTP server.")
+        bool,
+        typer.Option("--outbox", help="Mail of all organisations that was kept for want of an SMTP server."),
     ] = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,

@@ -67,7 +67,7 @@ def remove(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the second factor of somebody who lost it; the person's sessions and tokens end."""
+    """Remove the second factor of a person who lost it; the person's sessions and tokens end."""
 
     async def act(database: Database, who: Actor) -> object:
         found = await user_of(database, who, user)

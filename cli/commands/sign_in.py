@@ -78,9 +78,12 @@ def show_provider(tenant: Tenant = None, data_dir: DataDir = None, as_json: AsJs
 def set_provider(
     issuer: Annotated[str, typer.Argument(metavar="ISSUER", help="Address of the provider.")],
     client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID", help="What it calls this platform.")],
-    domain: Annotated[list[str], typer.Option(help="Mail domain of people who sign in by it; repeat.")],
+    domain: Annotated[
+        list[str], typer.Option(help="Mail domain of the people who sign in through it. Repeatable.")
+    ],
     default_role: Annotated[
-        str | None, typer.Option(help="Role of people who come the first time; without it nobody is made.")
+        str | None,
+        typer.Option(help="Role of an account made at the first sign-in; without it none is made."),
     ] = None,
     keep_secret: Annotated[
         bool, typer.Option("--keep-secret", help="Keep the stored client secret.")

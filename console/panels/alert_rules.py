@@ -177,7 +177,7 @@ class AlertRulesPanel:
             "Watch it",
             self.viewer,
             save,
-            sub="Everybody below “Who is told” hears when the month's spending reaches a percentage.",
+            sub="All people below “Who is told” are told when the month's spending reaches a percentage.",
         ):
             first = next((one for one in objects if one != "tenant"), "tenant")
             watched = ui.select(objects, value=first, label="Watched").props("outlined dense")

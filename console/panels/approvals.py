@@ -136,7 +136,7 @@ def _effect(one: Approval) -> str:
         "credit.grant": f"{amount} of credit can be spent at once.",
         "invoice.write_off": "What is open of the invoice is given up and booked as uncollectible.",
         "person.confirm": "This person may approve acts of money. Approve it when they say that they alone know it.",
-        "identity_provider.set": "Whoever runs this provider can sign in as the people of the platform whom it names.",
+        "identity_provider.set": "The operator of this provider can sign in as each person whom it names.",
         "period.close": "The month is checked again, its invoices are made, and it is frozen for good.",
     }
     return effects.get(one.kind, "It is done at once, for requests admitted from then on.")

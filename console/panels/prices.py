@@ -216,7 +216,7 @@ def open_price_form(
     tenants: dict[str, str],
     done: Callable[[], Awaitable[None]],
     *,
-    everyone: str = "Everyone (list price)",
+    everyone: str = "All organisations (list price)",
 ) -> None:
     """Open the form of a price: rates, tier, organisation and start.
 

@@ -136,7 +136,7 @@ class _CorrectionForm:
                     {one: one.capitalize() for one in TIERS}, value="standard", label="Tier"
                 )
                 names = {
-                    "": "Everyone (list price)",
+                    "": "All organisations (list price)",
                     **{str(one): name for one, name in self.tenants.items()},
                 }
                 self.tenant = ui.select(names, value="", label="Applies to")

@@ -31,7 +31,7 @@ class PolicyConfig:
     sticky_prefills: float = 5.0
     """T_max as a multiple of the time that a full prefill of the prompt takes."""
     sticky_min_s: float = 1.0
-    """Lower bound of T_max. A short shared prompt is not worth a long wait; to lose a long one delays everyone."""
+    """Lower bound of T_max. A short shared prompt is not worth a long wait; to lose a long one delays all."""
 
     eta: float = 0.7
     """Weight of the delay of running requests: each waits `u/R` and `o*beta/accept`."""

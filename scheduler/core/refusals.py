@@ -1,6 +1,6 @@
 """Refusals with status, reason, queue position, predicted wait and retry time.
 
-429 = the tenant's share is used up while other tenants wait; 503 = no capacity for anyone.
+429 = the tenant's share is used up while other tenants wait; 503 = no capacity for any tenant.
 """
 
 from dataclasses import dataclass

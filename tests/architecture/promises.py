@@ -41,7 +41,7 @@ PROMISES = {
     24: "Cancellation never crosses responses and leaks no connection.",
     25: "API keys are never stored or logged in clear text.",
     26: "A revocation takes effect within 5 s, on open streams too.",
-    27: "Nobody raises their own role or moves to another tenant.",
+    27: "No person raises their own role or moves to another tenant.",
     28: "Hostile input gets a 4xx answer with bounded memory.",
     29: "Slow readers and overload affect only those who cause them.",
     30: "Only locked and audited packages are installed.",

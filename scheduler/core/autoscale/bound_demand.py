@@ -73,7 +73,7 @@ class BoundDemand:
                 if quiet and meter.rate < MIN_RATE:
                     del self._meters[where]
                 continue
-            # What runs there may be anyone's.
+            # What runs there may be of any model.
             there = [
                 msgspec.structs.replace(row, running=0, waiting_tokens=0)
                 for row in replicas

@@ -275,8 +275,9 @@ FAILURES = (
     Scenario(
         "cold-start-under-load",
         "ours",
-        "Three of four replicas die at once and are back, empty, after 12 s of more than one can do. Whoever "
-        "dispatches at once buries the survivor, and what waits in its engine cannot move when the others are back.",
+        "Three of four replicas die at once and are back, empty, after 12 s of more than one can do. A router "
+        "that dispatches at once buries the survivor, and what waits in its engine cannot move when the others are "
+        "back.",
         _cold,
         _cold_check,
         ("least_request", "llmd_sticky"),

@@ -158,7 +158,7 @@ OVERLOAD = (
         "greedy-tenant",
         "ours",
         "One tenant asks for more than the whole pool can do, for 30 s, in large prompts. Routers without a fair queue "
-        "hand its requests to the engines first come first served, and everybody waits behind them.",
+        "hand its requests to the engines first come first served, and all others wait behind them.",
         _greedy,
         _greedy_check,
         ("fifo", "least_request", "llmd_sticky"),
@@ -167,8 +167,8 @@ OVERLOAD = (
         "hopeless-backlog",
         "ours",
         "For a minute twice as much arrives as the pool can prefill, and no request may wait longer than 10 s. Without "
-        "refusals the backlog grows until every answer is too late; a queue with a deadline alone lets everybody wait "
-        "it out. What cannot be served in time is to be refused at once, saying when to come back.",
+        "refusals the backlog grows until every answer is too late; a queue with a deadline alone lets all requests "
+        "wait it out. What cannot be served in time is to be refused at once, saying when to come back.",
         _hopeless,
         _hopeless_check,
         ("fifo", "least_request"),

@@ -305,8 +305,9 @@ ROUTING = (
         "saturated-start",
         "ours",
         "Forty-eight conversations and a crowd begin at once: for 14 s there is more to prefill than the pool can. "
-        "Whoever sends turns elsewhere meanwhile has every conversation half cached everywhere and prefills it again "
-        "and again, though what comes later would be easy; whoever never does drowns the replicas where it all began.",
+        "A router that sends turns elsewhere meanwhile has every conversation half cached everywhere and prefills it "
+        "again and again, though what comes later would be easy; one that never does drowns the replicas where "
+        "it all began.",
         _saturated,
         _saturated_check,
         ("dynamo", "llmd_sticky"),
