@@ -5,7 +5,7 @@ from uuid import UUID
 import msgspec
 
 from core.errors import NotFound, PermissionDenied
-from tenants.roles import PLATFORM_ROLES, READERS, Role
+from tenants.roles import ALL_ROLES, PLATFORM_ROLES, READERS, Role, parse_role
 from tenants.token_scopes import Scope
 from tenants.views import TokenView, UserView
 
@@ -23,6 +23,8 @@ class Actor(msgspec.Struct, frozen=True):
     """The organisation of a tenant role; None on the platform."""
     token: TokenView | None = None
     """The token or session by which it came, whose scopes limit it; None = none."""
+    command: str = ""
+    """The command line's command that acts, without its arguments, for the audit log; empty = none."""
 
     @property
     def is_platform(self) -> bool:
@@ -33,6 +35,16 @@ class Actor(msgspec.Struct, frozen=True):
 def system_actor(label: str) -> Actor:
     """An actor for the platform itself, such as the first start, which creates the demo organisation."""
     return Actor(kind="system", id="system", label=label, role="platform_admin")
+
+
+def actor_of(kind: str, user: UserView) -> Actor:
+    """The actor that is `user`; `kind` is user or token. Raises LookupError for a role that is none."""
+    role = parse_role(user.role)
+    if role is None:
+        raise LookupError(
+            f"the database holds the role {user.role!r}, which is none of {', '.join(ALL_ROLES)}"
+        )
+    return Actor(kind=kind, id=str(user.id), label=user.email, role=role, tenant_id=user.tenant_id)
 
 
 def require(actor: Actor, *roles: Role, tenant_id: UUID | None = None) -> None:

@@ -45,7 +45,7 @@ async def record(
         entry_id=uuid7(),
         actor_kind=actor.kind,
         actor_id=actor.id,
-        actor_label=actor.label,
+        actor_label=f"{actor.label} ({actor.command})" if actor.command else actor.label,
         action=action,
         tenant_id=tenant_id,
         object_kind=object_kind,
@@ -53,6 +53,21 @@ async def record(
         reason=reason,
         before=_facts(before),
         after=_facts(after),
+    )
+
+
+async def record_self(
+    connection: AsyncConnection, actor: Actor, action: str, after: dict[str, object] | None = None
+) -> None:
+    """Add the audit row of what a person did to the own account."""
+    await record(
+        connection,
+        actor,
+        action,
+        tenant_id=actor.tenant_id,
+        object_kind="user",
+        object_id=actor.id,
+        after=after,
     )
 
 

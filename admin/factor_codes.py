@@ -24,6 +24,8 @@ BACKUP_CODES = 10
 _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 _BACKUP_LENGTH = 16
 _PURPOSE = "second factor"
+WRONG_CODE = "wrong_second_factor"
+"""The error's code of `wrong_code`."""
 
 
 class GivenCode(msgspec.Struct, frozen=True):
@@ -94,7 +96,7 @@ def wrong_code() -> AuthenticationFailed:
     """The answer to a code that is wrong, late, or was used."""
     return AuthenticationFailed(
         "The code is wrong, or was used already. Wait for the next one of your authenticator, or give a backup code.",
-        code="wrong_second_factor",
+        code=WRONG_CODE,
         param="code",
     )
 

@@ -1,7 +1,7 @@
 """The identity provider (OpenID Connect) of an organisation, or of the platform's people: set, shown, removed.
 
 An owner says who the provider is. Which mail domains it speaks for is said by the platform's admins alone: a mail
-address finds its provider by its domain, so nobody may claim a domain of others.
+address finds its provider by its domain, so an organisation may not claim a domain of others.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class ProviderView(msgspec.Struct, frozen=True):
     client_id: str
     mail_domains: list[str]
     default_role: str | None
-    """Role of people who come the first time; None = only those are let in who have an account."""
+    """Role of an account made at the first sign-in; None = people without an account are refused."""
 
 
 async def get_provider(
@@ -69,12 +69,13 @@ async def set_provider(
     default_role: str | None = None,
 ) -> ProviderView:
     """Set the provider, in place of an earlier one, whose client secret stays unless one is given. Another issuer or
-    client id needs its own secret, and ends what browsers have begun with the earlier one.
+    client id needs its own secret. A new secret ends the sign-ins that browsers have begun with the earlier one.
 
     On a platform with two people another person must approve a new issuer or client id of the platform's provider.
     Raises WaitsForApproval then; InvalidRequest for an issuer that may not be asked and for a default role of the
-    platform, whose people are made by name; Conflict for a domain of another provider; NotFound; PermissionDenied for
-    all but owners and admins, and for a domain that an owner adds.
+    platform, whose people are made by name; Conflict for a domain of another provider, and for a change that would lock
+    out people who sign in by it only; NotFound; PermissionDenied for all but owners and admins, and for a domain that
+    an owner adds.
     """
     require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
     check_issuer(issuer, allow_hosts)
@@ -94,17 +95,16 @@ async def set_provider(
             raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
         before = await identity_providers.find(connection, tenant_id)
         await _check_domains(connection, actor, before, domains)
-        named = (issuer, client_id)
-        kept = before if before is not None and (before.issuer, before.client_id) == named else None
-        # A new id otherwise: a browser that was sent to the earlier one brings its code to no other issuer.
-        provider_id = uuid7() if kept is None else kept.id
         if client_secret:
+            # A new id: a browser that was sent to the earlier one brings its code to no other issuer.
+            provider_id = uuid7()
             sealed = seal(pepper, PURPOSE, str(provider_id), client_secret.encode())
-        elif kept is not None:
-            sealed = kept.sealed_client_secret
+        elif before is not None and (before.issuer, before.client_id) == (issuer, client_id):
+            provider_id, sealed = before.id, before.sealed_client_secret
         else:
             raise InvalidRequest("give the client secret that the provider has issued", param="client_secret")
         after = Provider(provider_id, tenant_id, issuer, client_id, sealed, domains, default_role)
+        await _check_reachable(connection, before, after)
         waiting = await _ask_second_person(connection, actor, before, after)
         if waiting is None:
             await _put(connection, actor, before, after)
@@ -121,6 +121,7 @@ async def apply_provider(
     before = await identity_providers.find(connection, tenant_id)
     after = msgspec.convert(facts, Provider)
     await _check_domains(connection, acting.actor, before, after.mail_domains)
+    await _check_reachable(connection, before, after)
     await _put(connection, acting.actor, before, after)
     return _view(after)
 
@@ -130,7 +131,7 @@ async def _ask_second_person(
 ) -> Approval | None:
     """The request that a new provider of the platform's people waits for; None where one person may set it.
 
-    Whoever runs a provider can sign in as everybody whom it names, and could so be two people.
+    Its operator can sign in as each person whom it names, and so could be two people.
     """
     if after.tenant_id is not None or (
         before is not None and (before.issuer, before.client_id) == (after.issuer, after.client_id)
@@ -176,6 +177,18 @@ async def _check_domains(
             )
 
 
+async def _check_reachable(connection: AsyncConnection, before: Provider | None, after: Provider) -> None:
+    """Raise Conflict for a change that would leave people who must sign in by the provider no way in."""
+    if before is None or await read_rule(connection, after.tenant_id) != "oidc":
+        return
+    if after.mail_domains and (before.issuer, before.client_id) == (after.issuer, after.client_id):
+        return
+    raise Conflict(
+        "people sign in by this identity provider only, so its issuer and client id cannot change and it keeps a mail "
+        "domain; allow another way first (`penstock sign-in require`)"
+    )
+
+
 async def _record(
     connection: AsyncConnection,
     actor: Actor,
@@ -203,7 +216,7 @@ def _clean_domains(names: Sequence[str]) -> list[str]:
     found = set[str]()
     for name in names:
         try:
-            found.add(clean_email(f"someone@{name.strip()}").partition("@")[2])
+            found.add(clean_email(f"user@{name.strip()}").partition("@")[2])
         except InvalidRequest:
             raise InvalidRequest(f"{name[:100]!r} is no mail domain", param="mail_domains") from None
     return sorted(found)

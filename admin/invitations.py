@@ -1,4 +1,4 @@
-"""Invitations: an owner invites an address with a role; whoever has the mailed secret joins with an own password."""
+"""Invitations: an owner invites an address with a role; a person with the mailed secret joins with an own password."""
 
 import secrets
 from datetime import timedelta
@@ -6,9 +6,9 @@ from uuid import UUID
 
 import msgspec
 
-from admin.actor import Actor, require
+from admin.actor import Actor, actor_of, require
 from admin.audit import record
-from admin.logins import actor_of, count_attempt
+from admin.sign_in_attempts import count_attempt
 from admin.transactions import page_size, write_system
 from billing.notifications import mail
 from billing.notifications.mail import SmtpServer

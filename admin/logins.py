@@ -8,9 +8,10 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from admin.actor import Actor, require_scope, visible_user
-from admin.audit import record
+from admin.actor import Actor, actor_of, require_scope, visible_user
+from admin.audit import record, record_self
 from admin.factor_codes import GivenCode, code_needed, use_backup, use_totp, wrong_code
+from admin.sign_in_attempts import count_attempt, counted_code, mail_address
 from admin.transactions import now_of, write_system
 from core.db import Database
 from core.errors import (
@@ -19,16 +20,14 @@ from core.errors import (
     InvalidRequest,
     NotFound,
     PermissionDenied,
-    RateLimited,
 )
 from core.ids import uuid7
 from core.settings import Settings
-from tenants import admin_tokens, logins, members, sign_in_rules
+from tenants import admin_tokens, logins, members, second_factors, sign_in_rules
 from tenants.key_format import hash_key, new_key, secret_kind
-from tenants.names import PASSWORD_MAX_LENGTH, clean_email, clean_name
+from tenants.names import PASSWORD_MAX_LENGTH, clean_name
 from tenants.passwords import hash_password, needs_rehash, verify_password
 from tenants.proofs import Proof
-from tenants.roles import ALL_ROLES, parse_role
 from tenants.token_scopes import DEFAULT_SCOPES, clean_scopes
 from tenants.views import TokenView, UserView
 
@@ -115,8 +114,8 @@ async def sign_in(
     """The person with this e-mail address and password; None when they do not match.
 
     `address` is the network address of the client. Raises AuthenticationFailed when the person's second factor demands
-    a code and there is none, or a wrong one, and RateLimited after 5 failures of a pair of mail and network address
-    (50 of a mail address) within 15 minutes. Takes the same time for unknown addresses.
+    a code and there is none, or a wrong one, or it is locked, and RateLimited after 5 failures of a pair of mail and
+    network address (50 of a mail address) within 15 minutes. Takes the same time for unknown addresses.
     """
     right = await check_password(database, email, password, address=address)
     return None if right is None else await complete(database, right, address=address, code=code)
@@ -170,7 +169,7 @@ async def complete(
     factor demands a code and there is none, or a wrong one, and PermissionDenied when that is less than the rule of the
     person's organisation demands.
     """
-    async with database.system() as connection:
+    async with counted_code(database, right.user_id, code, address), database.system() as connection:
         signed_in = await prove(connection, right, address=address, code=code)
         if signed_in is not None:
             await check_rule(connection, right.tenant_id, signed_in.proved_by)
@@ -191,7 +190,7 @@ async def prove(
 ) -> SignIn | None:
     """Check again that the password holds, and the code where the person has a second factor; see `complete`.
 
-    Locks the person's row.
+    Locks the person's row. Call it within `counted_code`.
     """
     user = await members.get_user(connection, right.user_id, lock=True)
     login = None if user is None else await members.find_login(connection, user.email)
@@ -207,6 +206,7 @@ async def prove(
                 raise wrong_code()
             await record_self(connection, actor, "user.use_backup_code")
         proved_by = "second_factor"
+        await second_factors.forget_wrong_codes(connection, right.user_id)
     await logins.clear_failures(connection, login.user.email, address[:64])
     return SignIn(actor, login.password_hash, proved_by)
 
@@ -228,21 +228,6 @@ async def _rehash(database: Database, login: members.Login, password: str) -> me
 
 def _digest(password_hash: str) -> bytes:
     return hashlib.sha256(password_hash.encode()).digest()
-
-
-async def record_self(
-    connection: AsyncConnection, actor: Actor, action: str, after: dict[str, object] | None = None
-) -> None:
-    """Add the audit row of what a person did to the own account."""
-    await record(
-        connection,
-        actor,
-        action,
-        tenant_id=actor.tenant_id,
-        object_kind="user",
-        object_id=actor.id,
-        after=after,
-    )
 
 
 async def _is_password(connection: AsyncConnection, user_id: UUID, password_hash: str) -> bool:
@@ -292,24 +277,6 @@ async def check_rule(connection: AsyncConnection, tenant_id: UUID | None, proved
         "second-factor enrol` or with POST /v1/second-factor; then sign in with a code.",
         code="second_factor_not_enrolled",
     )
-
-
-async def count_attempt(database: Database, email: str, address: str) -> None:
-    """Count an attempt to give the password of a mail address as failed. Raises RateLimited after too many."""
-    async with database.system() as connection:
-        wait_s = await logins.count_attempt(connection, email, address[:64])
-    if wait_s is not None:
-        raise RateLimited(
-            "Too many failed sign-ins. Wait a while and try again.",
-            code="too_many_logins",
-            retry_after_s=wait_s,
-        )
-
-
-async def clear_attempts(database: Database, email: str, address: str) -> None:
-    """Forget the attempts that were counted, since one succeeded."""
-    async with database.system() as connection:
-        await logins.clear_failures(connection, email, address[:64])
 
 
 async def create_admin_token(
@@ -437,24 +404,6 @@ async def _token_owner(database: Database, actor: Actor, user_id: UUID, *, revok
     if actor.kind not in ("user", "token") or actor.id != str(user_id):
         raise PermissionDenied("a token acts as its person, so only that person can make or revoke it")
     return user
-
-
-def mail_address(typed: str) -> tuple[bool, str]:
-    """(whether `typed` is a valid address, the key under which to count the attempt)."""
-    try:
-        return True, clean_email(typed[:1024])
-    except InvalidRequest:
-        return False, typed[:254]
-
-
-def actor_of(kind: str, user: UserView) -> Actor:
-    """The actor that is `user`; `kind` is user or token. Raises LookupError for a role that is none."""
-    role = parse_role(user.role)
-    if role is None:
-        raise LookupError(
-            f"the database holds the role {user.role!r}, which is none of {', '.join(ALL_ROLES)}"
-        )
-    return Actor(kind=kind, id=str(user.id), label=user.email, role=role, tenant_id=user.tenant_id)
 
 
 def _bad_token(message: str) -> AuthenticationFailed:

@@ -2,7 +2,7 @@
 
 The issuer is an address that a customer names. So only https is asked, the resolved address must be public, redirects
 are not followed, answers are bounded, and each request has a deadline. The operator's list of hosts allows an issuer
-whose host is private, and plain HTTP on loopback. What a request met goes to the log only: whoever names an issuer
+whose host is private, and plain HTTP on loopback. What a request met goes to the log only: a person who names an issuer
 could learn from it what answers on a private network. Keys are read anew for every sign-in: there are few, and a key
 that was changed works at once.
 """
@@ -194,7 +194,7 @@ def _claims(
     except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise _bad_token(f"does not hold ({type(error).__name__}: {str(error)[:100]})") from None
     if not isinstance(claims["sub"], str) or not 0 < len(claims["sub"]) <= 255:
-        raise _bad_token("names nobody")
+        raise _bad_token("names no subject")
     return dict(claims)
 
 

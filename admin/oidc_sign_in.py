@@ -11,20 +11,19 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from admin.audit import record
+from admin.actor import actor_of
+from admin.audit import record, record_self
 from admin.factor_codes import GivenCode
 from admin.identity_providers import PURPOSE
 from admin.logins import (
     SignIn,
-    actor_of,
     check_rule,
-    mail_address,
     prove,
-    record_self,
     right_password,
     wrong_credentials,
 )
 from admin.oidc_client import Client, Identity
+from admin.sign_in_attempts import counted_code, mail_address
 from admin.transactions import write_system
 from core.db import Database
 from core.errors import AuthenticationFailed, Conflict, InvalidRequest, RateLimited
@@ -106,7 +105,7 @@ async def sign_in_by(
                 )
             user_id = await _make(connection, provider, identity, email)
         user = _checked(provider, await members.get_user(connection, user_id, lock=True))
-        return await _signed_in(connection, user, address)
+        return await _signed_in(connection, provider, user, address)
 
 
 async def link(
@@ -123,7 +122,7 @@ async def link(
     password is not confirmed.
     """
     right = await right_password(database, unlinked.email, password, address=address)
-    async with write_system(database) as connection:
+    async with counted_code(database, right.user_id, code, address), write_system(database) as connection:
         provider = await _present(connection, unlinked.provider_id)
         _check_domain(provider, unlinked.email)
         proved = await prove(connection, right, address=address, code=code)
@@ -142,7 +141,7 @@ async def link(
             "user.link_identity",
             {"issuer": unlinked.issuer, "subject": unlinked.subject},
         )
-        return await _signed_in(connection, user, address)
+        return await _signed_in(connection, provider, user, address)
 
 
 async def _present(connection: AsyncConnection, provider_id: UUID) -> Provider:
@@ -190,9 +189,10 @@ async def _make(connection: AsyncConnection, provider: Provider, identity: Ident
     return user_id
 
 
-async def _signed_in(connection: AsyncConnection, user: UserView, address: str) -> SignIn:
+async def _signed_in(connection: AsyncConnection, provider: Provider, user: UserView, address: str) -> SignIn:
     actor = actor_of("user", user)
     await check_rule(connection, user.tenant_id, "oidc")
+    await identity_providers.mark_used(connection, provider.id)
     await record_self(connection, actor, "user.sign_in", {"address": address[:64], "proved_by": "oidc"})
     return SignIn(actor, None, "oidc")
 

@@ -10,9 +10,9 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from admin.actor import Actor, user_id_of
+from admin.actor import Actor, actor_of, user_id_of
 from admin.audit import record
-from admin.logins import actor_of, count_attempt, mail_address
+from admin.sign_in_attempts import count_attempt, mail_address
 from admin.transactions import write_system
 from core.db import Database
 from core.errors import AuthenticationFailed, Conflict
@@ -49,7 +49,7 @@ async def recover_password(
 ) -> UserView:
     """Set a new password by a recovery code, which is then used up.
 
-    All sessions and tokens of the person end: someone else may have made them with a password that they gave. The
+    All sessions and tokens of the person end: another person may have made them with a password that they gave. The
     person is confirmed, as when the code was made. Raises AuthenticationFailed for a wrong address or code, RateLimited
     as signing in, InvalidRequest.
     """

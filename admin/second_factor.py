@@ -1,6 +1,7 @@
 """The second factor of a person: enrolled, renewed and disabled with the password, removed by the platform's admins.
 
-Nobody does these acts with a session or token alone: who found an open page must not change how its person signs in.
+A session or token alone does none of these acts: a page left open must not let another person change how its owner
+signs in.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -12,9 +13,10 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require, visible_user
-from admin.audit import record
+from admin.audit import record, record_self
 from admin.factor_codes import GivenCode, new_backup_codes, new_secret, uri_of, use_totp, wrong_code
-from admin.logins import RightPassword, SignIn, prove, record_self, wrong_credentials
+from admin.logins import RightPassword, SignIn, prove, wrong_credentials
+from admin.sign_in_attempts import counted_code
 from admin.transactions import write_system
 from core.db import Database
 from core.errors import Conflict, PermissionDenied
@@ -140,7 +142,7 @@ async def disable(database: Database, right: RightPassword, code: GivenCode, *, 
 async def remove_for(
     database: Database, actor: Actor, *, user_id: UUID, reason: str | None = None
 ) -> UserView:
-    """Remove the second factor of somebody who lost it; all sessions and tokens of the person end.
+    """Remove the second factor of a person who lost it; all sessions and tokens of the person end.
 
     Raises Conflict when there is none, NotFound, PermissionDenied for all but other admins of the platform.
     """
@@ -173,7 +175,7 @@ async def _proved(
     database: Database, right: RightPassword, address: str, code: GivenCode | None
 ) -> AsyncIterator[tuple[AsyncConnection, SignIn]]:
     """A transaction of the person, whose row is locked: with a code where the act takes one, else before enrolment."""
-    async with write_system(database) as connection:
+    async with counted_code(database, right.user_id, code, address), write_system(database) as connection:
         enrolled = await second_factors.has(connection, right.user_id)
         if enrolled and code is None:
             raise Conflict(

@@ -5,13 +5,12 @@ from uuid import UUID
 
 import msgspec
 
-from admin.actor import Actor, require, user_id_of, visible_user
+from admin.actor import Actor, actor_of, require, user_id_of, visible_user
 from admin.audit import record
 from admin.factor_codes import GivenCode
 from admin.logins import (
     CreatedToken,
     SignIn,
-    actor_of,
     check_password,
     check_rule,
     check_still_signed_in,

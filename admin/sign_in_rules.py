@@ -3,6 +3,7 @@
 from uuid import UUID
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, readable, require
 from admin.audit import record
@@ -41,7 +42,8 @@ async def set_rule(
 ) -> RuleView:
     """Set the rule; sessions and tokens that were proved by less end at once, the actor's own included.
 
-    Raises Conflict for `oidc` without a provider, InvalidRequest, NotFound, PermissionDenied for all but owners and
+    Raises Conflict for `oidc` unless a person has signed in through the provider since it was last changed (a wrong
+    client secret would lock all people out), InvalidRequest, NotFound, PermissionDenied for all but owners and
     admins of the platform.
     """
     require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
@@ -51,8 +53,8 @@ async def set_rule(
         if tenant_id is not None and await organisations.get_tenant(connection, tenant_id) is None:
             raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
         await identity_providers.lock(connection)
-        if new == "oidc" and await identity_providers.find(connection, tenant_id) is None:
-            raise Conflict("there is no identity provider by which anybody could sign in; set one first")
+        if new == "oidc":
+            await _check_usable(connection, tenant_id)
         await sign_in_rules.wait_for_openings(connection)
         before = RuleView(tenant_id, await sign_in_rules.read_rule(connection, tenant_id))
         await sign_in_rules.write_rule(connection, tenant_id, new)
@@ -71,6 +73,19 @@ async def set_rule(
             after=after,
         )
     return after
+
+
+async def _check_usable(connection: AsyncConnection, tenant_id: UUID | None) -> None:
+    """Raise Conflict unless a sign-in through the present identity provider has succeeded."""
+    provider = await identity_providers.find(connection, tenant_id)
+    if provider is None:
+        raise Conflict("there is no identity provider; set one first (`penstock sign-in provider set`)")
+    if provider.used_at is None:
+        raise Conflict(
+            f"no person has signed in through {provider.issuer} since it was last changed; sign in through it once, "
+            "then require it",
+            code="oidc_not_tried",
+        )
 
 
 def _clean(rule: str) -> Rule:

@@ -14,12 +14,12 @@ from admin.logins import (
     CreatedToken,
     authenticate_token,
     check_still_signed_in,
-    count_attempt,
     create_admin_token,
     list_admin_tokens,
     revoke_admin_token,
     verify_login,
 )
+from admin.sign_in_attempts import count_attempt
 from admin.transactions import page_size, write_system
 from billing.ledger import approvals
 from core.db import Database
@@ -103,11 +103,17 @@ async def list_users(
     tenant_id: UUID | None = None,
     limit: int = 1000,
     after: UUID | None = None,
+    platform_only: bool = False,
 ) -> list[UserView]:
-    """People of one organisation; of the whole platform when a platform role names none."""
+    """People of one organisation; of all and the platform when a platform role names none.
+
+    `platform_only`: of the platform alone. Oldest first, at most `limit`, after the person `after`.
+    """
     scope = readable(actor, tenant_id)
     async with database.read() as connection:
-        return await members.list_users(connection, scope, limit=page_size(limit), after=after)
+        return await members.list_users(
+            connection, scope, limit=page_size(limit), after=after, platform_only=platform_only
+        )
 
 
 async def get_user(database: Database, actor: Actor, *, user_id: UUID) -> UserView:

@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 
 from admin.adapter_upload import UPLOAD_S
 from api import cors, errors, health, openapi
-from api.client_address import ClientAddresses
 from api.customer import anthropic, hotpath, llms_txt, models, not_available, responses
 from api.customer.member_deps import PREFIX
 from api.customer.model_views import ModelViews
@@ -25,6 +24,7 @@ from api.key_restrictions import KeyRestrictions
 from api.read_pace import ReadPace
 from api.request_rates import InvalidRequestRate, ListingRate
 from core.body_deadline import BodyDeadline
+from core.client_address import ClientAddresses
 from core.db import timed_out
 from core.errors import Conflict, InvalidRequest, NotFound, PenstockError, PermissionDenied
 from gateway.open_requests import StreamTimeouts

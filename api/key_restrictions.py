@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from api.client_address import ClientAddresses
+from core.client_address import ClientAddresses
 from core.errors import PermissionDenied
 from tenants.principal import Principal
 

@@ -10,8 +10,8 @@ from uuid import UUID
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import credentials
-from api.client_address import ClientAddresses
 from api.edges import send_error
+from core.client_address import ClientAddresses
 from core.errors import RateLimited
 from core.leaky_buckets import LeakyBuckets
 

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.main import get_current_context  # type: ignore[attr-defined]  # of the click that typer carries
 
 from admin.actor import Actor
 from admin.logins import authenticate_token
@@ -126,10 +127,16 @@ def os_user() -> str:
         return f"uid-{os.getuid()}"
 
 
+def running_command() -> str:
+    """The command that runs, such as `penstock users disable`, without arguments, which may be secret; else empty."""
+    context = get_current_context(silent=True)
+    return "" if context is None else " ".join(["penstock", *context.command_path.split()[1:]])
+
+
 def shell_actor() -> Actor:
     """A platform admin with the OS user's name for the audit log: a shell with the database password has all rights."""
     user = os_user()
-    return Actor(kind="cli", id=user, label=user, role="platform_admin")
+    return Actor(kind="cli", id=user, label=user, role="platform_admin", command=running_command())
 
 
 async def acting(database: Database, data_dir: Path | None) -> Actor:
@@ -139,7 +146,10 @@ async def acting(database: Database, data_dir: Path | None) -> Actor:
     AuthenticationFailed for a token that is not valid, Unavailable.
     """
     secret = os.environ.get("PENSTOCK_ADMIN_TOKEN", "").strip()
-    return await authenticate_token(database, secret, pepper=pepper(data_dir)) if secret else shell_actor()
+    if not secret:
+        return shell_actor()
+    actor = await authenticate_token(database, secret, pepper=pepper(data_dir))
+    return msgspec.structs.replace(actor, command=running_command())
 
 
 def perform(

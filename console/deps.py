@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from console.sessions import SessionStore
+from core.client_address import ClientAddresses
 from core.clock import Clock
 from core.db import Database
 from core.settings import Settings
@@ -25,3 +26,5 @@ class Console:
     key_pepper: bytes
     settings: Settings
     """Approval limits, the export store, and Stripe's address and key."""
+    addresses: ClientAddresses
+    """By which failed sign-ins are counted."""

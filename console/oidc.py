@@ -10,9 +10,10 @@ from fastapi.responses import HTMLResponse
 
 from admin import oidc_client, oidc_sign_in
 from admin.factor_codes import GivenCode
-from admin.logins import SignIn, clear_attempts, count_attempt
+from admin.logins import SignIn
 from admin.oidc_client import Asked
 from admin.oidc_sign_in import Unlinked
+from admin.sign_in_attempts import clear_attempts, count_attempt
 from console.access import is_secure
 from console.deps import Console
 from console.plain import leave_page, link_page
@@ -90,7 +91,7 @@ class ProviderSteps:
         await self._count(address)
         if error := request.query_params.get("error"):
             raise AuthenticationFailed(
-                f"The identity provider signed nobody in: {error[:100]}.", code="oidc_denied"
+                f"The identity provider refused the sign-in: {error[:100]}.", code="oidc_denied"
             )
         provider = await oidc_sign_in.get_provider(self._console.database, UUID(sent.provider_id))
         client = oidc_sign_in.client_of(provider, self._console.key_pepper, self._allow)
@@ -110,7 +111,7 @@ class ProviderSteps:
 
     async def _count(self, address: str) -> None:
         """Count a step that asks a provider as a failed sign-in until one succeeds: each costs the provider requests,
-        which it may then refuse to everybody. Raises RateLimited after too many from one address."""
+        which it may then refuse to all people. Raises RateLimited after too many from one address."""
         await count_attempt(self._console.database, _counted(address), "")
 
     async def link(

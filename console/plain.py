@@ -39,7 +39,7 @@ def sign_in_page(
 ) -> HTMLResponse:
     """The sign-in form; `error` is shown above it, `target` is the path to open afterwards.
 
-    `providers`: whether anybody has an identity provider, so that the form offers them.
+    `providers`: whether there are identity providers, so that the form offers them.
     """
     return _render(
         "sign_in.html", status, title="Sign in", error=error, email=email, next=target, providers=providers

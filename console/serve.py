@@ -10,6 +10,7 @@ from functools import partial
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 from nicegui import Client
 from prometheus_client import Gauge
 
@@ -17,6 +18,7 @@ from console.app import create_app
 from console.deps import Console
 from console.sessions import SessionStore
 from core import redis as core_redis
+from core.client_address import ClientAddresses
 from core.clock import SystemClock
 from core.db import Database
 from core.exit_deadline import ExitDeadline
@@ -83,6 +85,21 @@ def _api_base_url(settings: Settings) -> str:
     return base.rstrip("/") + "/v1"
 
 
+def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """The console's server: trusted proxies (none named = loopback) say who the client is and that it came by TLS."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.console_port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        forwarded_allow_ips=ClientAddresses(settings.trusted_proxies).trusted or ["127.0.0.1", "::1"],
+        timeout_graceful_shutdown=DRAIN_S,
+        ws="websockets-sansio",
+    )
+
+
 async def _serve(settings: Settings) -> int:
     deadline = ExitDeadline(STOP_S, supervisor_pid=settings.supervisor_pid)
     deadline.start()
@@ -107,6 +124,7 @@ async def _serve(settings: Settings) -> int:
         api_base_url=_api_base_url(settings),
         key_pepper=settings.key_pepper.get_secret_value().encode(),
         settings=settings,
+        addresses=ClientAddresses(settings.trusted_proxies),
     )
     _OPEN_PAGES.set_function(lambda: len(Client.instances))
     loop = asyncio.get_running_loop()
@@ -114,19 +132,7 @@ async def _serve(settings: Settings) -> int:
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     await metrics.start()
     await scheduler.start()
-    server = _Server(
-        uvicorn.Config(
-            create_app(console),
-            host=settings.host,
-            port=settings.console_port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=DRAIN_S,
-            ws="websockets-sansio",
-        ),
-        deadline,
-    )
+    server = _Server(server_config(create_app(console), settings), deadline)
     try:
         await server.serve()
     finally:

@@ -10,9 +10,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from admin import sign_in_tickets
 from admin.factor_codes import GivenCode
-from admin.logins import RightPassword, SignIn, check_password, complete, count_attempt
+from admin.logins import RightPassword, SignIn, check_password, complete
 from admin.oidc_sign_in import offered
 from admin.second_factor import Enrolment, begin_enrolment, confirm_enrolment
+from admin.sign_in_attempts import count_attempt
 from console.access import cookie_name, is_secure
 from console.deps import Console
 from console.oidc import ProviderSteps
@@ -26,12 +27,20 @@ from console.plain import (
     sign_in_page,
 )
 from console.viewer import Viewer
-from core.errors import AuthenticationFailed, PenstockError, RateLimited, RequestTooLarge, Unavailable
+from core.errors import (
+    AuthenticationFailed,
+    InvalidRequest,
+    PenstockError,
+    RateLimited,
+    RequestTooLarge,
+    Unavailable,
+)
 from tenants.admin_tokens import Opened
 
 log = logging.getLogger(__name__)
 
 MAX_FORM_BYTES = 8192
+MAX_FIELDS = 8
 _STATUSES: dict[type[PenstockError], int] = {RateLimited: 429, Unavailable: 503}
 """Other errors are 401."""
 _WRONG = "Email or password is wrong."
@@ -112,24 +121,21 @@ def _add_providers(app: FastAPI, steps: "_Steps") -> None:
 
 
 async def _fields(request: Request) -> Fields:
-    """The first value of each field of the form. Raises RequestTooLarge."""
+    """The first value of each field of the form. Raises RequestTooLarge, InvalidRequest."""
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_FORM_BYTES:
             raise RequestTooLarge("The form is larger than a sign-in can be.")
-    return {
-        name: values[0]
-        for name, values in parse_qs(body.decode("utf-8", "replace"), max_num_fields=8).items()
-    }
+    try:
+        fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise InvalidRequest(f"The form has more than {MAX_FIELDS} fields.") from None
+    return {name: values[0] for name, values in fields.items()}
 
 
 def _target(fields: Fields) -> str:
     return local_target(fields.get("next", "/"))
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client else "unknown"
 
 
 class _Steps:
@@ -139,6 +145,10 @@ class _Steps:
         self._console = console
         self._providers = ProviderSteps(console)
 
+    def _address(self, request: Request) -> str:
+        """The network address by which attempts are counted."""
+        return self._console.addresses.of(request.scope) or "unknown"
+
     async def answer(self, request: Request, step: Step) -> Response:
         """Read the form and do `step`; its errors become pages."""
         fields: Fields = {}
@@ -147,6 +157,8 @@ class _Steps:
             return await step(request, fields)
         except RequestTooLarge as error:
             return message_page(413, "Request too large", error.message)
+        except InvalidRequest as error:
+            return message_page(400, "Invalid request", error.message)
         except (SQLAlchemyError, OSError):
             log.exception("a session could not be opened")
             return message_page(
@@ -161,7 +173,7 @@ class _Steps:
     async def form(
         self, *, status: int = 200, error: str = "", email: str = "", target: str = ""
     ) -> Response:
-        """The first form, with identity providers where anybody has one."""
+        """The first form; it offers identity providers when there are any."""
         try:
             providers = await offered(self._console.database)
         except (SQLAlchemyError, OSError):
@@ -171,11 +183,11 @@ class _Steps:
     async def leave(self, request: Request, fields: Fields) -> Response:
         """Go on to the identity provider. Raises AuthenticationFailed, Unavailable."""
         email = fields.get("email", "")[:254]
-        return await self._providers.leave(request, email, _target(fields), _address(request))
+        return await self._providers.leave(request, email, _target(fields), self._address(request))
 
     async def come_back(self, request: Request, fields: Fields) -> Response:
         """Sign in whom the identity provider names. Raises AuthenticationFailed, Unavailable, PermissionDenied."""
-        found, target = await self._providers.come_back(request, _address(request))
+        found, target = await self._providers.come_back(request, self._address(request))
         page: Response
         if isinstance(found, SignIn):
             page = await self._opened(request, {"next": target}, found)
@@ -192,14 +204,14 @@ class _Steps:
             fields.get("password", "")[:1024],
             fields.get("code", "")[:64],
             _target(fields),
-            _address(request),
+            self._address(request),
         )
         return await self._opened(request, fields, found) if isinstance(found, SignIn) else found
 
     async def password(self, request: Request, fields: Fields) -> Response:
         """Check e-mail address and password. Raises RateLimited, AuthenticationFailed."""
         email, password = fields.get("email", "")[:254], fields.get("password", "")[:1024]
-        database, address = self._console.database, _address(request)
+        database, address = self._console.database, self._address(request)
         right = await check_password(database, email, password, address=address)
         if right is None:
             raise AuthenticationFailed(_WRONG)
@@ -214,7 +226,7 @@ class _Steps:
         """Check the code after a right password. Raises RateLimited, AuthenticationFailed."""
         now, pepper = self._console.clock.now(), self._console.key_pepper
         right = sign_in_tickets.read(fields.get("ticket", ""), pepper, now).right
-        address = _address(request)
+        address = self._address(request)
         await count_attempt(self._console.database, right.email, address)
         try:
             given = GivenCode(fields.get("code", "")[:64], pepper, now)
@@ -224,12 +236,12 @@ class _Steps:
         return await self._opened(request, fields, signed_in)
 
     async def enrol(self, request: Request, fields: Fields) -> Response:
-        """Check the first code of somebody who must enrol; show the backup codes beside the new session."""
+        """Check the first code of a person who must enrol; show the backup codes beside the new session."""
         now, pepper = self._console.clock.now(), self._console.key_pepper
         ticket = sign_in_tickets.read(fields.get("ticket", ""), pepper, now)
         if ticket.enrolment is None:
             raise AuthenticationFailed(_WRONG)
-        address = _address(request)
+        address = self._address(request)
         await count_attempt(self._console.database, ticket.right.email, address)
         try:
             given = GivenCode(fields.get("code", "")[:64], pepper, now)
@@ -269,7 +281,7 @@ class _Steps:
         name = cookie_name(is_secure(request))
         if old := request.cookies.get(name):
             await self._console.sessions.end(old)
-        opened = Opened(_address(request), request.headers.get("user-agent", ""))
+        opened = Opened(self._address(request), request.headers.get("user-agent", ""))
         token = await self._console.sessions.open(signed_in, opened)
         response = page or RedirectResponse(_target(fields), 303)
         response.set_cookie(name, token, path="/", httponly=True, samesite="lax", secure=is_secure(request))

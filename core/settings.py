@@ -180,7 +180,8 @@ class Settings(BaseSettings):
     """Invalid requests per minute of a client address in each API process, above which the keys that sent them are
     refused; 0 = no limit."""
     trusted_proxies: str = ""
-    """Addresses and networks, separated by commas, of proxies whose X-Forwarded-For names the client."""
+    """Addresses and networks, separated by commas, of proxies whose X-Forwarded-For names the client, for the console
+    also X-Forwarded-Proto; empty = none, for the console loopback."""
     request_memory_mb: int = Field(default=512, ge=64)
     """MiB of requests in each API process: half for large bodies, half for answers that are not streamed."""
     default_requests_per_min: int = Field(default=3_000, ge=0)

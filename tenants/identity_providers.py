@@ -1,10 +1,10 @@
 """Repository of identity providers (OpenID Connect), and of the people that they have named."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import any_, delete, func, literal, select
+from sqlalchemy import any_, delete, func, literal, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -15,7 +15,7 @@ _LOCK = 0x70656E5F6F696463
 """Key of the advisory lock: "pen_oidc" in ASCII."""
 
 
-class Provider(msgspec.Struct, frozen=True):
+class Provider(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stored provider."""
 
     id: UUID
@@ -25,6 +25,8 @@ class Provider(msgspec.Struct, frozen=True):
     sealed_client_secret: bytes
     mail_domains: list[str]
     default_role: str | None
+    used_at: datetime | None = None
+    """The first sign-in through it since its last change; None = none."""
 
     def __repr__(self) -> str:
         """Without the secret, so that no log can show it."""
@@ -66,7 +68,7 @@ async def get(connection: AsyncConnection, provider_id: UUID) -> Provider | None
 
 @platform_wide("signing in: whether the form offers it at all")
 async def any_there(connection: AsyncConnection) -> bool:
-    """Whether anybody has a provider."""
+    """Whether there is any provider."""
     return await connection.scalar(select(identity_providers.c.id).limit(1)) is not None
 
 
@@ -80,6 +82,16 @@ async def put(connection: AsyncConnection, provider: Provider) -> None:
     )
 
 
+@platform_wide("signing in: the provider was found before, by a domain")
+async def mark_used(connection: AsyncConnection, provider_id: UUID) -> None:
+    """Note that a person has signed in through a provider, unless that is noted already."""
+    await connection.execute(
+        update(identity_providers)
+        .where(identity_providers.c.id == provider_id, identity_providers.c.used_at.is_(None))
+        .values(used_at=func.now())
+    )
+
+
 async def remove(connection: AsyncConnection, tenant_id: UUID | None) -> None:
     """Delete a provider. Links stay: the same issuer names the same people again."""
     await connection.execute(
@@ -88,7 +100,7 @@ async def remove(connection: AsyncConnection, tenant_id: UUID | None) -> None:
 
 
 async def linked_user(connection: AsyncConnection, issuer: str, subject: str) -> UUID | None:
-    """The person whom an issuer names so; None when nobody was linked."""
+    """The person whom an issuer names so; None when no account is linked."""
     statement = select(identity_links.c.user_id).where(
         identity_links.c.issuer == issuer, identity_links.c.subject == subject
     )
@@ -120,5 +132,5 @@ async def count_made(connection: AsyncConnection, tenant_id: UUID, period: timed
 
 
 async def unlink(connection: AsyncConnection, user_id: UUID) -> None:
-    """Forget by whom a person is named: who knew the password of before may have linked somebody else's identity."""
+    """Forget by whom a person is named: another one who knew the former password may have linked an identity."""
     await connection.execute(delete(identity_links).where(identity_links.c.user_id == user_id))

@@ -107,12 +107,22 @@ async def find_login(connection: AsyncConnection, email: str) -> Login | None:
 
 @platform_wide("with tenant_id None it lists the people of the whole platform, which only platform roles may")
 async def list_users(
-    connection: AsyncConnection, tenant_id: UUID | None, *, limit: int, after: UUID | None
+    connection: AsyncConnection,
+    tenant_id: UUID | None,
+    *,
+    limit: int,
+    after: UUID | None,
+    platform_only: bool = False,
 ) -> list[UserView]:
-    """Users, oldest first, at most `limit`, after the user `after`: of one organisation, or all with None."""
+    """Users, oldest first, at most `limit`, after the user `after`: of one organisation, or all with None.
+
+    `platform_only`: only those of the platform.
+    """
     statement = _select_views().order_by(users.c.id).limit(limit)
     if tenant_id is not None:
         statement = statement.where(memberships.c.tenant_id == tenant_id)
+    if platform_only:
+        statement = statement.where(memberships.c.tenant_id.is_(None))
     if after is not None:
         statement = statement.where(users.c.id > after)
     return [_view(row) for row in await connection.execute(statement)]

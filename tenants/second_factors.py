@@ -1,14 +1,18 @@
 """Repository of second factors and their backup codes. Each function runs in the caller's transaction, by user id."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tenants.tables import backup_codes, second_factors
+
+MAX_WRONG_CODES = 100
+"""Wrong codes of a person in a row: the bound of NIST SP 800-63B, section 5.2.2."""
 
 
 class SecondFactor(msgspec.Struct, frozen=True):
@@ -67,6 +71,39 @@ async def use_step(connection: AsyncConnection, user_id: UUID, step: int) -> Non
     """Note that the code of a time step was accepted."""
     await connection.execute(
         update(second_factors).where(second_factors.c.user_id == user_id).values(last_step=step)
+    )
+
+
+async def count_code(connection: AsyncConnection, user_id: UUID) -> bool:
+    """Count a code as wrong; False when too many were before it. True also without a confirmed second factor."""
+    counted = await connection.scalar(
+        update(second_factors)
+        .where(second_factors.c.user_id == user_id, second_factors.c.confirmed_at.is_not(None))
+        .values(wrong_codes=func.least(second_factors.c.wrong_codes + 1, MAX_WRONG_CODES + 1))
+        .returning(second_factors.c.wrong_codes)
+    )
+    return counted is None or counted <= MAX_WRONG_CODES
+
+
+async def note_wrong_code(connection: AsyncConnection, user_id: UUID, window: timedelta) -> int | None:
+    """The wrong codes in a row when they are to be recorded: once within `window`, and at the bound; else None."""
+    last = second_factors.c.wrong_recorded_at
+    count: int | None = await connection.scalar(
+        update(second_factors)
+        .where(
+            second_factors.c.user_id == user_id,
+            or_(last.is_(None), last <= func.now() - window, second_factors.c.wrong_codes >= MAX_WRONG_CODES),
+        )
+        .values(wrong_recorded_at=func.now())
+        .returning(second_factors.c.wrong_codes)
+    )
+    return count
+
+
+async def forget_wrong_codes(connection: AsyncConnection, user_id: UUID) -> None:
+    """Begin to count again, after a right code."""
+    await connection.execute(
+        update(second_factors).where(second_factors.c.user_id == user_id).values(wrong_codes=0)
     )
 
 

@@ -170,8 +170,11 @@ second_factors = Table(
     instant("created_at", now=True),
     instant("confirmed_at", nullable=True),
     Column("last_step", BigInteger, nullable=False, server_default="0"),
+    Column("wrong_codes", Integer, nullable=False, server_default="0"),
+    instant("wrong_recorded_at", nullable=True),
 )
-"""Second factors (TOTP): the secret sealed under the pepper (tenants/sealed.py), and the time step of the last code."""
+"""Second factors (TOTP): the secret sealed under the pepper (tenants/sealed.py), and the time step of the last code.
+`wrong_codes` were given since the last right one; `wrong_recorded_at`: when one was last recorded in the audit log."""
 
 backup_codes = Table(
     "backup_codes",
@@ -201,10 +204,12 @@ identity_providers = Table(
     Column("sealed_client_secret", LargeBinary, nullable=False),
     Column("mail_domains", ARRAY(Text), nullable=False),
     Column("default_role", Text),
+    instant("used_at", nullable=True),
     UniqueConstraint("tenant_id", postgresql_nulls_not_distinct=True),
 )
 """The identity provider (OpenID Connect) of an organisation, or of the platform's people (tenant null). The client
-secret is sealed (tenants/sealed.py). `default_role`: of who comes the first time; null = nobody is made."""
+secret is sealed (tenants/sealed.py). `default_role`: the role of a new account; null = the provider makes none.
+`used_at`: the first sign-in through the provider since its last change; null = none."""
 
 identity_links = Table(
     "identity_links",

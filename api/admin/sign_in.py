@@ -19,7 +19,8 @@ class RuleOut(ResponseModel):
 
     tenant_id: UUID | None = Field(description="null = the people of the platform.")
     rule: Rule = Field(
-        description="`second_factor`: a password and a code; who has no second factor must enrol one."
+        description="`second_factor`: a password and a code; people without a second factor must enrol one. "
+        "`oidc`: the identity provider, through which a person must have signed in since its last change."
     )
     ended: int = Field(description="How many sessions and tokens a change has ended.")
 
@@ -37,9 +38,9 @@ class ProviderOut(ResponseModel):
     tenant_id: UUID | None = Field(description="null = of the people of the platform.")
     issuer: str
     client_id: str
-    mail_domains: list[str] = Field(description="Whose mail addresses sign in by it.")
+    mail_domains: list[str] = Field(description="Mail domains of the people who sign in through it.")
     default_role: str | None = Field(
-        description="Role of people who come the first time; null = only those with an account are let in."
+        description="Role of an account made at the first sign-in; null = people without an account are refused."
     )
 
 
@@ -49,7 +50,9 @@ class ProviderSet(RequestBody):
     issuer: str = Field(max_length=500, examples=["https://login.example.com"])
     client_id: str = Field(min_length=1, max_length=255)
     client_secret: str | None = Field(
-        default=None, max_length=1000, description="null = the one that is stored for the same issuer."
+        default=None,
+        max_length=1000,
+        description="null = the stored one. A new issuer or client id needs its own.",
     )
     mail_domains: list[str] = Field(max_length=identity_providers.MAX_DOMAINS, examples=[["example.com"]])
     default_role: Role | None = None

@@ -9,8 +9,8 @@ from fastapi.security import HTTPAuthorizationCredentials
 
 from admin.actor import Actor
 from api.admin.deps import ERROR_RESPONSES, AdminDeps, SizeLimitedRoute
-from api.client_address import ClientAddresses
 from api.customer.organization import member_actor, member_bearer
+from core.client_address import ClientAddresses
 from core.cross_site import is_cross_site
 from core.errors import PermissionDenied
 from tenants.admin_tokens import Opened

@@ -10,12 +10,12 @@ from fastapi.security import HTTPAuthorizationCredentials
 from admin import statements as admin_statements
 from admin.actor import Actor
 from api.admin.deps import ERROR_RESPONSES, AdminDeps, SizeLimitedRoute
-from api.client_address import ClientAddresses
 from api.credentials import sent_key
 from api.customer.organization import member_actor, member_bearer
 from api.key_restrictions import KeyRestrictions
 from billing.ledger.months import parse_month
 from billing.statements.issue import Statement
+from core.client_address import ClientAddresses
 from core.errors import InvalidRequest
 from tenants.principal import Principal
 

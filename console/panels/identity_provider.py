@@ -15,7 +15,7 @@ from console.viewer import Viewer, toast_ok
 from core.public_addresses import parse_hosts
 from tenants.roles import TENANT_ROLES
 
-_NOBODY = ""
+_NONE = ""
 
 
 async def open_provider_form(
@@ -58,17 +58,23 @@ async def open_provider_form(
         )
         client_id = text_input("Client id", "" if present is None else present.client_id)
         secret = text_input(
-            "Client secret", kind="password", hint="" if present is None else "Empty = the stored one."
+            "Client secret",
+            kind="password",
+            hint=""
+            if present is None
+            else "Leave empty to keep the stored one. A new issuer or client id needs its own.",
         )
         domains = text_input(
             "Mail domains",
             "" if present is None else ", ".join(present.mail_domains),
-            hint="Of who signs in by it." if viewer.is_platform else "The platform's admins add new ones.",
+            hint="Of the people who sign in by it."
+            if viewer.is_platform
+            else "The platform's admins add new ones.",
         )
-        roles = {_NOBODY: "Nobody without an account comes in"}
+        roles = {_NONE: "People without an account are refused"}
         if tenant_id is not None:
             roles |= {each: f"Newcomers become {ROLE_NAMES[each]}" for each in TENANT_ROLES}
-        value = _NOBODY if present is None else present.default_role or _NOBODY
+        value = _NONE if present is None else present.default_role or _NONE
         role = ui.select(roles, value=value, label="Newcomers").props("outlined dense").classes("w-full")
         if present is None:
             Text("p", "None is set.", "muted")

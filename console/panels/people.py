@@ -26,10 +26,11 @@ _COLUMNS = (
     Column("factor", "Second factor"),
     Column("acts", ""),
 )
+PAGE_ROWS = 100
 _RULES: dict[Rule, str] = {
     "password": "A password is enough.",
-    "second_factor": "A second factor is required: who has none enrols one at the next sign-in.",
-    "oidc": "Only the identity provider signs people in.",
+    "second_factor": "A second factor is required. People without one enrol it at the next sign-in.",
+    "oidc": "People sign in through the identity provider only.",
 }
 
 
@@ -44,6 +45,8 @@ class _People:
 
     def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID | None) -> None:
         self._console, self._viewer, self._tenant_id = console, viewer, tenant_id
+        self._after: UUID | None = None
+        self._last: UUID | None = None
         self._manages = viewer.is_admin or viewer.role == "tenant_owner"
         whose = "the platform" if tenant_id is None else "the organisation"
         with card("People", f"Who signs in for {whose}, and how.", flush=True) as actions:
@@ -52,6 +55,9 @@ class _People:
             self._table = data_table(
                 _COLUMNS, [], label="People", nothing="None.", on_action=viewer.act(self._act)
             )
+        with box("div", "actions"):
+            self._to_first = secondary(f"First {PAGE_ROWS}", viewer.act(partial(self._turn, False)))
+            self._to_next = secondary(f"Next {PAGE_ROWS}", viewer.act(partial(self._turn, True)))
 
     async def refresh(self) -> None:
         """Read and show the present state."""
@@ -63,6 +69,14 @@ class _People:
             with self._actions:
                 secondary("Identity provider", self._viewer.act(self._provider), icon="key")
                 primary("How people sign in", self._viewer.act(partial(self._choose, rule)), icon="shield")
+        people = await admin_users.list_users(
+            database,
+            actor,
+            tenant_id=self._tenant_id,
+            platform_only=self._tenant_id is None,
+            limit=PAGE_ROWS + 1,  # one more shows that there is a next page
+            after=self._after,
+        )
         set_rows(
             self._table,
             [
@@ -74,20 +88,17 @@ class _People:
                     "factor": cell("on" if one.second_factor else "off"),
                     "acts": actions_cell(self._acts(one), one.email),
                 }
-                for one in await self._list()
+                for one in people[:PAGE_ROWS]
             ],
         )
+        self._last = people[:PAGE_ROWS][-1].id if people else None
+        self._to_first.set_visibility(self._after is not None)
+        self._to_next.set_visibility(len(people) > PAGE_ROWS)
 
-    async def _list(self) -> list[UserView]:
-        """All people, however many there are."""
-        found: list[UserView] = []
-        after: UUID | None = None
-        while page := await admin_users.list_users(
-            self._console.database, self._viewer.actor, tenant_id=self._tenant_id, after=after
-        ):
-            found += [one for one in page if one.tenant_id == self._tenant_id]
-            after = page[-1].id
-        return found
+    async def _turn(self, forward: bool) -> None:
+        """Show the next page, or the first one."""
+        self._after = self._last if forward else None
+        await self.refresh()
 
     def _acts(self, one: UserView) -> list[tuple[str, str, str]]:
         if not self._manages or str(one.id) == self._viewer.actor.id:
@@ -132,7 +143,7 @@ class _People:
 
     async def _remove(self, user_id: UUID) -> None:
         """Remove a person's second factor after a question."""
-        body = "For somebody who lost it. All sessions and tokens of the person end."
+        body = "Do this when the person has lost it. All their sessions and tokens end."
         reason = await confirm(self._viewer, "Remove this second factor?", body, "Remove", danger=True)
         if reason is None:
             return

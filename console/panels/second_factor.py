@@ -50,7 +50,7 @@ class SecondFactorCard:
     @property
     def _address(self) -> str:
         """Where the page is shown: by it wrong passwords are counted."""
-        return ui.context.client.ip
+        return self._console.addresses.of(ui.context.client.request.scope)
 
     def _given(self, code: str) -> GivenCode:
         return GivenCode(code, self._console.key_pepper, self._console.clock.now())

@@ -147,7 +147,7 @@ def test_the_versions_of_kubernetes_are_those_with_published_schemas() -> None:
 def test_containers_run_roles_with_settings_that_exist(manifests: list[dict[str, Any]]) -> None:
     for pod in pods(manifests).values():
         assert role_of(pod) in {*REQUIRED, "migrate"}
-        others = {"HF_HOME", "HF_TOKEN", "FORWARDED_ALLOW_IPS", "NCCL_DEBUG"}
+        others = {"HF_HOME", "HF_TOKEN", "NCCL_DEBUG"}
         assert set(variables(pod)) - set(SETTINGS) <= others
 
 

@@ -45,7 +45,7 @@ def test_variables_of_roles_are_settings() -> None:
         for name, each in Settings.model_fields.items()
     }
     given = {name for each in ROLES.values() for name in each["environment"]}
-    assert given - fields == {"HF_HOME", "FORWARDED_ALLOW_IPS"}
+    assert given - fields == {"HF_HOME"}
 
 
 def test_what_asks_the_model_hub_has_a_bounded_place_for_it() -> None:

@@ -91,7 +91,7 @@ async def test_each_failure_is_told_on_the_sign_in_page(
     await _leave(person)
     (state,) = provider.asked[-1]["state"]
     await person.page.goto(f"{site.url}/sign-in/callback?error=access_denied&state={state}")
-    await expect(alert).to_contain_text("signed nobody in: access_denied")
+    await expect(alert).to_contain_text("refused the sign-in: access_denied")
     await provider.know("unverified", email=me, email_verified=False)
     await _go(person, "unverified")
     await expect(alert).to_contain_text("verified")

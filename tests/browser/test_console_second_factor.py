@@ -8,10 +8,14 @@ import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from admin.actor import system_actor
+from admin.tenants import create_tenant
 from admin.users import create_user
+from console.panels.people import PAGE_ROWS
 from core.db import Database
+from core.ids import uuid7
+from tenants import members
 from tests.browser.conftest import Person
-from tests.browser.seed import PASSWORD
+from tests.browser.seed import ADMIN, PASSWORD
 from tests.browser.site import Site
 
 ME = "careful@penstock.local"
@@ -61,6 +65,33 @@ async def test_a_person_enrols_and_signs_in_by_code(person: Person, phone: Perso
     await dialog.get_by_label("Code").fill(codes[1])
     await dialog.get_by_role("button", name="Disable").click()
     await expect(person.page.get_by_role("button", name="Enrol an authenticator app")).to_be_visible()
+
+
+async def test_the_people_of_an_organisation_are_shown_in_pages(person: Person, site: Site) -> None:
+    database = Database(site.database_url)
+    try:
+        large = await create_tenant(database, system_actor("test"), name="Page by page")
+        async with database.system() as connection:
+            for n in range(PAGE_ROWS + 1):
+                await members.insert_user(
+                    connection, large.id, uuid7(), f"p{n:03}@pages.example", "none", "tenant_viewer"
+                )
+    finally:
+        await database.close()
+    await person.sign_in(ADMIN)
+    await person.open(f"/tenants/{large.id}?tab=people")
+    rows = person.page.locator("[aria-label='People'] tbody tr")
+    first, following = (
+        person.page.get_by_role("button", name=f"{name} {PAGE_ROWS}") for name in ("First", "Next")
+    )
+    await expect(rows.first).to_contain_text("p000@pages.example")
+    await expect(first).to_be_hidden()
+    await following.click()
+    await expect(rows).to_have_count(1)
+    await expect(rows).to_contain_text(f"p{PAGE_ROWS:03}@pages.example")
+    await expect(following).to_be_hidden()
+    await first.click()
+    await expect(rows.first).to_contain_text("p000@pages.example")
 
 
 async def test_an_owner_demands_it_and_ends_sessions_of_members(

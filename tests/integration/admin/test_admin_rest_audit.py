@@ -16,7 +16,7 @@ from admin import prices as admin_prices
 from admin import sessions as admin_sessions
 from admin import tenants as admin_tenants
 from admin import users as admin_users
-from admin.logins import actor_of
+from admin.actor import actor_of
 from core.db import Database
 from tenants.admin_tokens import NOT_KNOWN
 from tenants.changes import CHANNEL

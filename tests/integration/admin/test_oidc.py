@@ -7,7 +7,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import msgspec
@@ -278,6 +278,24 @@ class Acme:
         return error.value.code
 
 
+async def set_again(database: Database, tenant_id: UUID, **changed: object) -> None:
+    """Set the provider of `with_provider` with something changed."""
+    facts: dict[str, Any] = {
+        "issuer": "https://login.example.com",
+        "client_id": "penstock",
+        "client_secret": "the client secret",
+        "mail_domains": ["example.com"],
+    }
+    await identity_providers.set_provider(
+        database,
+        ADMIN,
+        pepper=PEPPER,
+        allow_hosts=frozenset(),
+        tenant_id=tenant_id,
+        **(facts | changed),
+    )
+
+
 async def with_provider(
     database: Database,
     acme: Organisation,
@@ -287,15 +305,11 @@ async def with_provider(
     issuer: str = "https://login.example.com",
     client_id: str = "penstock",
 ) -> Acme:
-    await identity_providers.set_provider(
+    await set_again(
         database,
-        ADMIN,
-        pepper=PEPPER,
-        allow_hosts=frozenset(),
-        tenant_id=acme.tenant_id,
+        acme.tenant_id,
         issuer=issuer,
         client_id=client_id,
-        client_secret="the client secret",
         mail_domains=[domain],
         default_role=role,
     )
@@ -345,11 +359,12 @@ async def test_a_link_needs_the_provider_of_the_beginning(database: Database, ac
     met = await there.comes("sub-1", ada.label)
     assert isinstance(met, Unlinked)
     for changed, code in (
-        ({"domain": "elsewhere.example"}, "oidc_mail_domain"),
+        ({"mail_domains": ["elsewhere.example"], "client_secret": None}, "oidc_mail_domain"),
         ({"issuer": "https://other.example"}, "oidc_no_provider"),
         ({"client_id": "other"}, "oidc_no_provider"),
+        ({"client_secret": "rotated"}, "oidc_no_provider"),
     ):
-        await with_provider(database, acme, **changed)
+        await set_again(database, acme.tenant_id, **changed)
         with pytest.raises(AuthenticationFailed) as refused:
             await oidc_sign_in.link(database, met, PASSWORD)
         assert refused.value.code == code
@@ -468,6 +483,16 @@ async def test_only_the_provider_signs_in_where_that_is_the_rule(
     with pytest.raises(Conflict, match="no identity provider"):
         await sign_in_rules.set_rule(database, owner, tenant_id=acme.tenant_id, rule="oidc")
     there = await with_provider(database, acme)
+    with pytest.raises(Conflict, match="no person has signed in") as untried:
+        await sign_in_rules.set_rule(database, owner, tenant_id=acme.tenant_id, rule="oidc")
+    assert untried.value.code == "oidc_not_tried"
+    met = await there.comes("sub-1", owner.label)
+    assert isinstance(met, Unlinked)
+    assert (await oidc_sign_in.link(database, met, PASSWORD)).actor == owner
+    there = await with_provider(database, acme)  # with a client secret of its own, which was not tried
+    with pytest.raises(Conflict, match="no person has signed in"):
+        await sign_in_rules.set_rule(database, owner, tenant_id=acme.tenant_id, rule="oidc")
+    assert isinstance(await there.comes("sub-1", owner.label), SignIn)
     enrolled = await enrol(database, await there.person())
     kept = await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=UUID(owner.id), name="old")
     set_to = await sign_in_rules.set_rule(database, owner, tenant_id=acme.tenant_id, rule="oidc")
@@ -481,9 +506,15 @@ async def test_only_the_provider_signs_in_where_that_is_the_rule(
         with pytest.raises(PermissionDenied) as error:
             await refused
         assert error.value.code == "oidc_required"
-    met = await there.comes("sub-1", owner.label)
-    assert isinstance(met, Unlinked)
-    assert (await oidc_sign_in.link(database, met, PASSWORD)).actor == owner
+    assert isinstance(await there.comes("sub-1", owner.label), SignIn)
+    for locks_out in (
+        {"mail_domains": []},
+        {"client_id": "another"},
+        {"issuer": "https://login.example.net"},
+    ):
+        with pytest.raises(Conflict, match="keeps a mail domain"):
+            await set_again(database, acme.tenant_id, **locks_out)
+    await set_again(database, acme.tenant_id, client_secret="rotated")
     with pytest.raises(Conflict, match="by it only"):
         await identity_providers.remove_provider(database, owner, tenant_id=acme.tenant_id)
 

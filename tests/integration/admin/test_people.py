@@ -230,6 +230,19 @@ async def test_an_owner_does_not_lift_what_the_platform_set(database: Database) 
         )
 
 
+async def test_the_platforms_people_are_listed_alone_and_in_pages(database: Database) -> None:
+    acme = await make_organisation(database)
+    mine = []
+    for _ in range(3):  # by turns, so that a page of all people would hold both
+        mine.append(UUID((await person(database, "finance")).id))
+        await person(database, "tenant_viewer", acme.tenant_id)
+    first = await users.list_users(database, ADMIN, platform_only=True, limit=2)
+    rest = await users.list_users(database, ADMIN, platform_only=True, limit=2, after=first[-1].id)
+    assert [one.id for one in (*first, *rest)] == mine
+    owner = member(acme.tenant_id)
+    assert await users.list_users(database, owner, platform_only=True) == [], "none of the platform's"
+
+
 async def test_a_failed_act_leaves_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The audit row is part of the act: without it the act is undone."""
     acme = await make_organisation(database)

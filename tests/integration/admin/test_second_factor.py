@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 from admin import second_factor, sessions, sign_in_tickets, users
 from admin.actor import Actor
+from admin.audit import list_audit
 from admin.factor_codes import BACKUP_CODES, STEP_S, GivenCode
 from admin.logins import (
     RightPassword,
@@ -23,6 +24,7 @@ from core.db import Database
 from core.errors import AuthenticationFailed, Conflict, PermissionDenied, RateLimited, Unavailable
 from tenants import logins
 from tenants.admin_tokens import Opened
+from tenants.second_factors import MAX_WRONG_CODES
 from tests.integration.admin.people import PASSWORD, console_session, is_open, person
 from tests.integration.admin.rest import Caller
 from tests.support.tenancy import ADMIN, PEPPER, audit_actions, make_organisation
@@ -157,6 +159,62 @@ async def test_guessing_codes_is_throttled_with_the_passwords(ada: Enrolled) -> 
     with pytest.raises(RateLimited):  # the right password alone forgets no failures
         await check_password(ada.database, ada.actor.label, PASSWORD, address="192.0.2.1")
     assert await ada.sign_in(ada.code(1), 1, "192.0.2.9") == "second_factor"
+
+
+async def test_wrong_codes_in_a_row_lock_the_second_factor(ada: Enrolled) -> None:
+    database, user_id = ada.database, UUID(ada.actor.id)
+
+    async def wrong(n: int) -> str:
+        with pytest.raises(AuthenticationFailed) as refused:
+            await ada.sign_in("000000", 1, f"198.51.100.{n}")
+        return refused.value.code
+
+    async def counted_so_far(count: int) -> None:
+        async with database.system() as connection:
+            await connection.execute(text("UPDATE second_factors SET wrong_codes = :n"), {"n": count})
+
+    await counted_so_far(MAX_WRONG_CODES - 1)
+    assert await ada.sign_in(ada.code(1), 1) == "second_factor", "the last one that is allowed is checked"
+    assert [await wrong(n) for n in range(3)] == ["wrong_second_factor"] * 3
+    await counted_so_far(MAX_WRONG_CODES - 1)
+    assert await wrong(4) == "wrong_second_factor"
+    assert await wrong(5) == "second_factor_locked"
+    for locked in (
+        ada.sign_in(ada.code(2), 2),
+        ada.sign_in(ada.codes[0]),
+        second_factor.disable(database, await ada.right(), given(ada.code(2), later(2))),
+    ):
+        with pytest.raises(AuthenticationFailed, match="locked after 100 wrong codes") as refused:
+            await locked
+        assert refused.value.code == "second_factor_locked"
+    rows = [
+        (row.action, row.actor_label, row.after)
+        for row in reversed(await list_audit(database, ADMIN, action="user."))
+        if row.action in ("user.wrong_second_factor", "user.lock_second_factor")
+    ]
+    assert rows == [
+        ("user.wrong_second_factor", ada.actor.label, {"address": "198.51.100.0", "wrong_codes": 1}),
+        ("user.lock_second_factor", ada.actor.label, {"address": "198.51.100.4", "wrong_codes": 100}),
+    ], "one row within the window, and one for the lock"
+
+    await second_factor.remove_for(database, ADMIN, user_id=user_id, reason="locked")
+    anew = await enrol(database, ada.actor)
+    assert await anew.sign_in(anew.code(1), 1) == "second_factor"
+
+
+async def test_parallel_wrong_codes_do_not_pass_the_bound(ada: Enrolled) -> None:
+    async with ada.database.system() as connection:
+        await connection.execute(
+            text("UPDATE second_factors SET wrong_codes = :n"), {"n": MAX_WRONG_CODES - 2}
+        )
+
+    async def attempt(address: str) -> str | None:
+        with pytest.raises(AuthenticationFailed) as refused:
+            await ada.sign_in("000000", 1, address)
+        return refused.value.code
+
+    results = await asyncio.gather(*(attempt(f"192.0.2.{n}") for n in range(6)))
+    assert sorted(map(str, results)) == ["second_factor_locked"] * 4 + ["wrong_second_factor"] * 2
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pyotp
 import pytest
 
 from core.db import Database
+from tenants import identity_providers
 from tests.integration.admin.people import PASSWORD, person
 from tests.support.services import ROOT
 
@@ -108,6 +109,12 @@ async def test_a_shell_sets_the_identity_provider(database: Database, shell: She
     view = json.loads(out)
     assert (view["issuer"], view["mail_domains"]) == ("https://login.example.com", ["example.com"])
     assert json.loads(shell.run("provider", "show", group="sign-in")[1]) == view
+    status, _, err = shell.run("require", "oidc", group="sign-in")
+    assert (status, "no person has signed in through" in err, err.count("\n")) == (2, True, 1)
+    async with database.system() as connection:
+        provider = await identity_providers.find(connection, None)
+        assert provider is not None
+        await identity_providers.mark_used(connection, provider.id)  # as a sign-in in a browser does
     status, _, err = shell.run("require", "oidc", group="sign-in")
     assert status == 0, err
     status, _, err = shell.run("provider", "remove", group="sign-in")

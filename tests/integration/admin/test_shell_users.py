@@ -12,6 +12,7 @@ from admin import decisions
 from admin import users as admin_users
 from admin.actor import Actor
 from admin.audit import list_audit
+from cli.context import os_user
 from cli.main import app as penstock
 from core.db import Database
 from core.errors import Conflict, PermissionDenied, WaitsForApproval
@@ -92,7 +93,16 @@ async def test_a_shell_makes_a_token_for_the_person_who_knows_the_password(
     ):
         await asyncio.to_thread(run, *words)
     rows = await list_audit(database, ADMIN, limit=4)
-    assert [(row.actor_kind, row.actor_label) for row in rows] == [("token", "ada@example.com")] * 4
+    assert {row.actor_kind for row in rows} == {"token"}
+    assert [row.actor_label for row in reversed(rows)] == [
+        f"ada@example.com (penstock {command})"
+        for command in ("tenants create", "projects create", "limits set", "models add")
+    ]
     await asyncio.to_thread(run, "approvals", "set-rules", "--approval-limit", "7", "--reason", "r")
     [row] = await list_audit(database, ADMIN, action="money_rules.set", limit=1)
-    assert (row.actor_kind, row.actor_label) == ("token", "ada@example.com")
+    assert (row.actor_kind, row.actor_label) == ("token", "ada@example.com (penstock approvals set-rules)")
+    monkeypatch.delenv("PENSTOCK_ADMIN_TOKEN")
+    await asyncio.to_thread(run, "tenants", "create", "Globex")
+    [row] = await list_audit(database, ADMIN, action="tenant.create", limit=1)
+    assert (row.actor_kind, row.actor_id) == ("cli", os_user())
+    assert row.actor_label == f"{os_user()} (penstock tenants create)"

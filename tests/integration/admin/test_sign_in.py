@@ -1,13 +1,20 @@
 """Passwords, sessions and tokens: guessing is throttled, and what ends a password ends them."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 from uuid import UUID
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import text
 
 from admin import sessions, users
 from admin.actor import Actor
+from console.deps import Console
+from console.sign_in import add_sign_in
+from core.client_address import ClientAddresses
 from core.db import Database
 from core.errors import (
     AuthenticationFailed,
@@ -16,6 +23,7 @@ from core.errors import (
     PermissionDenied,
     RateLimited,
 )
+from core.settings import Settings
 from tenants import logins
 from tenants.admin_tokens import Opened
 from tests.integration.admin.people import PASSWORD, console_session, is_open, person
@@ -70,6 +78,28 @@ async def test_guessing_is_throttled_even_in_parallel(database: Database) -> Non
         )
         await logins.prune(connection)
         assert await connection.scalar(text("SELECT count(*) FROM login_failures")) == 0
+
+
+async def test_the_console_counts_the_network_of_an_ipv6_client(database: Database) -> None:
+    actor = await person(database, "platform_admin")
+    app = FastAPI()
+    console = SimpleNamespace(
+        database=database, settings=Settings(), addresses=ClientAddresses("10.0.0.0/8"), key_pepper=PEPPER
+    )
+    add_sign_in(app, cast(Console, console))
+
+    async def attempt(peer: str, forwarded: str) -> int:
+        transport = httpx.ASGITransport(app, client=(peer, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://console") as browser:
+            form, headers = {"email": actor.label, "password": "a guess"}, {"x-forwarded-for": forwarded}
+            return (await browser.post("/sign-in", data=form, headers=headers)).status_code
+
+    allowed = logins.FAILURES_PER_EMAIL_AND_ADDRESS
+    rotated = [await attempt("10.0.0.1", f"2001:db8:1:2::{n}") for n in range(allowed + 1)]
+    assert rotated == [401] * allowed + [429]
+    made_up = [await attempt("203.0.113.9", f"198.51.100.{n}") for n in range(allowed + 1)]
+    assert made_up == [401] * allowed + [429], "a client that is no trusted proxy names no other address"
+    assert await attempt("10.0.0.1", "2001:db8:1:3::1") == 401
 
 
 async def test_passwords_are_argon2id_and_in_no_log_of_ours(database: Database) -> None:

@@ -7,8 +7,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from api.client_address import ClientAddresses
 from api.key_restrictions import KeyRestrictions
+from core.client_address import ClientAddresses
 from core.errors import PermissionDenied
 from tenants.principal import NO_LIMITS, Principal
 

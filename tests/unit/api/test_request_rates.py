@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from api.client_address import ClientAddresses
 from api.request_rates import InvalidRequestRate
+from core.client_address import ClientAddresses
 from core.errors import RateLimited
 from core.ids import uuid7
 from core.leaky_buckets import LeakyBuckets
@@ -35,6 +35,10 @@ def scope(peer: str, *forwarded: str) -> dict[str, Any]:
 )
 def test_the_client_is_named_by_trusted_proxies_alone(peer: str, forwarded: list[str], found: str) -> None:
     assert ClientAddresses("10.0.0.0/8, 192.0.2.1").of(scope(peer, *forwarded)) == found
+
+
+def test_trusted_proxies_are_named_as_networks() -> None:
+    assert ClientAddresses("10.0.0.1/8, 192.0.2.1,").trusted == ["10.0.0.0/8", "192.0.2.1/32"]
 
 
 def test_keys_that_sent_invalid_requests_wait_until_their_address_conforms() -> None:

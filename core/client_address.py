@@ -16,6 +16,11 @@ class ClientAddresses:
         parts = [part.strip() for part in trusted.split(",")]
         self._trusted = [ip_network(part, strict=False) for part in parts if part]
 
+    @property
+    def trusted(self) -> list[str]:
+        """The networks of the trusted proxies."""
+        return [str(network) for network in self._trusted]
+
     def of(self, scope: Any) -> str:
         """The address of an ASGI scope's client: an IPv4 address, or the /64 of an IPv6 address; empty = unknown."""
         peer = self.exact(scope)
