@@ -1,7 +1,9 @@
 """The `penstock` command: its groups are imported only when one of them is used."""
 
+import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,7 +30,7 @@ _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "sign-in", "prices", "credits", "budgets", "starter-credit",
     "usage", "models", "adapters", "pools", "hosts", "host", "engine", "audit", "contracts", "adjustments", "approvals",
     "ledger", "alerts", "statements", "sla", "exports", "invoices", "periods", "corrections", "economics", "reconcile",
-    "payments", "sim",
+    "payments", "config", "sim",
 )  # fmt: skip
 
 
@@ -71,13 +73,27 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _root(
+    ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="TOML file with settings; the environment has precedence [PENSTOCK_CONFIG].",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     if version:
         from importlib.metadata import version as installed
 
         typer.echo(f"penstock {installed('penstock')}")
         raise typer.Exit
+    if "--help" not in sys.argv:
+        from cli.configuration import read_configuration  # pydantic: too slow for --help
+
+        ctx.obj = read_configuration(os.environ, config)
+        ctx.obj.apply(os.environ)
 
 
 def main() -> None:

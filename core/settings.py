@@ -118,8 +118,8 @@ class Settings(BaseSettings):
     """Addresses of all schedulers for agents, API processes and the console, as host:port,host:port; empty = one, at
     `scheduler_host` and `scheduler_port`."""
 
-    engine: str = "auto"
-    """auto | vllm | sim | external."""
+    engine: Literal["auto", "vllm", "sim", "external"] = "auto"
+    """Which engine serves: auto | vllm | sim | external."""
     engine_url: str = ""
     """Base URLs of external OpenAI-compatible engines, separated by commas."""
     max_num_seqs: int = Field(default=256, ge=1)
@@ -149,12 +149,12 @@ class Settings(BaseSettings):
     """Number of replicas on this host; 0 = as many as its GPUs hold."""
     host_kind: str = ""
     """Kind of GPU host that this machine is, by the catalog; empty = found by its GPUs, so that none can be missing."""
-    acceptance: str = "auto"
+    acceptance: Literal["auto", "off"] = "auto"
     """auto = a GPU host is checked before it serves, and one that is not fit serves nothing | off."""
     sim_speedup: float = 1.0
     """Factor by which the simulated engine is faster than its profile."""
 
-    prefix: str = "auto"
+    prefix: Literal["auto", "mirrored", "exact"] = "auto"
     """How prompts are matched to prefix caches: mirrored | exact (needs the models' tokenizers) | auto (the catalog
     decides per model)."""
     tokenizer_dir: Path = Path()
@@ -207,7 +207,7 @@ class Settings(BaseSettings):
     """Days that one may live at most."""
     hold_ttl_s: float = 60.0
     """Time after which a hold that is not renewed expires."""
-    log_level: str = "INFO"
+    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR|CRITICAL)$")
     """Level name of the logging module."""
 
     fleet: str = Field(default="", pattern="^([a-z][a-z0-9-]{0,30}[a-z0-9])?$")

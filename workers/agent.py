@@ -374,16 +374,9 @@ class Agent:
         )
 
     def _is_exact(self, plan: ReplicaPlan) -> bool:
-        """Whether the replica's engine should publish KV events. Raises InvalidRequest for an unknown setting."""
-        match self._settings.prefix:
-            case "auto":
-                return plan.model.prefix == "exact"
-            case "exact" | "mirrored" as kind:
-                return kind == "exact"
-            case other:
-                raise InvalidRequest(
-                    f"prefix is {other!r}; it must be auto, mirrored or exact", param="prefix"
-                )
+        """Whether the replica's engine should publish KV events."""
+        kind = self._settings.prefix
+        return (plan.model.prefix if kind == "auto" else kind) == "exact"
 
     def _subscribe(self, runner: ReplicaRunner, kv: KvEndpoints) -> None:
         make_directory(self._settings.data_dir)

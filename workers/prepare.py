@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from core.errors import InvalidRequest, Unavailable
+from core.errors import Unavailable
 from core.settings import Settings
 from workers import engine_install
 from workers.catalog import Catalog
@@ -60,10 +60,6 @@ async def _planned(settings: Settings, catalog: Catalog, host_id: str) -> HostPl
             return HostPlan("external", 0, (), tuple(engine_urls(settings.engine_url)))
         case "auto" | "vllm":
             return await _prepare_vllm(settings, catalog, host_id)
-        case other:
-            raise InvalidRequest(
-                f"--engine is {other!r}; it must be auto, vllm, sim or external", param="engine"
-            )
 
 
 async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:

@@ -10,35 +10,25 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
+from cli.configuration import read_settings
+from cli.required_settings import Role, missing
 from cli.server_errors import database_url, redis_url, server_errors
 from core.directory_lock import hold_alone
 from core.errors import InvalidRequest
 from core.logs import setup_logging
 from core.settings import Settings
 from core.telemetry import setup_tracing
-from workers.own_credentials import may_show_itself
 
 app = typer.Typer()
 
-_MODULES = {
+_MODULES: dict[Role, str] = {
     "api": "api.serve",
     "scheduler": "scheduler.serve",
     "agent": "workers.agent",
     "jobs": "jobs.serve",
     "console": "console.serve",
 }
-_STORE_URLS = ("database_url", "redis_url")
-_REQUIRED: dict[str, tuple[str, ...]] = {
-    "api": (*_STORE_URLS, "key_pepper", "internal_token"),
-    "scheduler": ("database_url", "internal_token"),
-    "agent": (),
-    "jobs": _STORE_URLS,
-    "console": (*_STORE_URLS, "key_pepper", "console_secret"),
-}
-_VARIABLES = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
-
 Host = Annotated[str | None, typer.Option("--host", help="Address to bind [PENSTOCK_HOST].")]
 Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port to bind.")]
 MetricsPort = Annotated[
@@ -56,29 +46,16 @@ def load_settings(overrides: dict[str, object] | None = None) -> Settings:
     Raises InvalidRequest naming the invalid variable.
     """
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
-    try:
-        settings = Settings()
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "settings"
-        raise InvalidRequest(f"{name.upper()}: {first['msg']}") from None
+    settings, invalid = read_settings()
+    if settings is None:
+        raise InvalidRequest(invalid[0])
     return settings.model_copy(update=given)
 
 
-def run_role(role: str, settings: Settings) -> int:
+def run_role(role: Role, settings: Settings) -> int:
     """Run `role` until SIGTERM or SIGINT; returns its exit status. Raises InvalidRequest when a setting is missing."""
-    for name in _REQUIRED[role]:
-        value = getattr(settings, name)
-        if not (value.get_secret_value() if hasattr(value, "get_secret_value") else value):
-            variable = _VARIABLES.get(name, f"PENSTOCK_{name.upper()}")
-            raise InvalidRequest(
-                f"{variable} is not set; `penstock {role}` needs it (`penstock up` sets all)"
-            )
-    if role == "agent" and not may_show_itself(settings):
-        raise InvalidRequest(
-            "neither PENSTOCK_INTERNAL_TOKEN nor PENSTOCK_JOIN_TOKEN is set; `penstock agent` needs one of them "
-            "(`penstock up` sets the first, `penstock hosts invite` prints the other)"
-        )
+    if (what := missing(role, settings)) is not None:
+        raise InvalidRequest(what)
     if settings.database_url:
         database_url(settings.database_url)
     if settings.redis_url:
@@ -90,7 +67,7 @@ def run_role(role: str, settings: Settings) -> int:
     return _main_of(role)(settings)
 
 
-def _main_of(role: str) -> Callable[[Settings], int]:
+def _main_of(role: Role) -> Callable[[Settings], int]:
     main: Callable[..., int] = import_module(_MODULES[role]).main
     if role == "api":
         from cli.commands.sim.engine import simulated_tokenizer
@@ -99,7 +76,7 @@ def _main_of(role: str) -> Callable[[Settings], int]:
     return main
 
 
-def _run(role: str, **overrides: object) -> None:
+def _run(role: Role, **overrides: object) -> None:
     code = run_role(role, load_settings(overrides))
     sys.stdout.flush()
     if code:

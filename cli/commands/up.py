@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.context import emit
 from cli.display import Display
 from cli.rundir import RunDir
 from core.errors import InvalidRequest
@@ -133,6 +134,9 @@ WalArchive = Annotated[
 ReadyFile = Annotated[
     Path | None, typer.Option("--ready-file", help="JSON about everything, written when it answers.")
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check the settings and print what would be started; start nothing.")
+]
 NoDemo = Annotated[bool, typer.Option("--no-demo", help="Make no demo organisation and key.")]
 
 
@@ -160,6 +164,7 @@ def up(
     wal_archive: WalArchive = None,
     ready_file: ReadyFile = None,
     no_demo: NoDemo = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Run everything on this machine: stores, scheduler, engine, API, jobs and console. Ctrl-C stops it.
 
@@ -173,26 +178,30 @@ def up(
     _check_external_only(engine, engine_url, (engine_key_file, embeddings, *prices))
     from cli.stack import Options  # all roles' packages: too slow for --help
 
-    _run(
-        Options(
-            data_dir=data_dir,
-            port=port,
-            console_port=console_port,
-            engine=str(engine),
-            external=_external(
-                engine_url, engine_key_file, prices, max_num_seqs, engine_fleet, context_len, embeddings
-            ),
-            model=model,
-            profile=profile,
-            replicas=replicas,
-            api_workers=api_workers,
-            schedulers=schedulers,
-            drain_s=drain_s,
-            wal_archive=wal_archive,
-            ready_file=ready_file.resolve() if ready_file else None,
-            demo=not no_demo,
-        )
+    options = Options(
+        data_dir=data_dir,
+        port=port,
+        console_port=console_port,
+        engine=str(engine),
+        external=_external(
+            engine_url, engine_key_file, prices, max_num_seqs, engine_fleet, context_len, embeddings
+        ),
+        model=model,
+        profile=profile,
+        replicas=replicas,
+        api_workers=api_workers,
+        schedulers=schedulers,
+        drain_s=drain_s,
+        wal_archive=wal_archive,
+        ready_file=ready_file.resolve() if ready_file else None,
+        demo=not no_demo,
     )
+    if dry_run:
+        from cli.dry_run import planned
+
+        emit(planned(options), as_json=False, title="penstock up would start")
+        return
+    _run(options)
 
 
 def _check_external_only(engine: Engine, urls: list[str] | None, options: tuple[object, ...]) -> None:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import SecretStr
 
 from api.reference import document
-from cli.commands.roles import _REQUIRED as REQUIRED
+from cli.required_settings import REQUIRED
 from core.settings import Settings
 from tests.support.chart import AVAILABLE, CHART, Refused, pods, render, render_files, variables
 from workers.catalog import load_catalog

@@ -8,7 +8,6 @@ import sys
 import msgspec
 
 from core.clock import Clock
-from core.errors import InvalidRequest
 from core.process_identity import boot_id
 from core.settings import Settings
 from workers.acceptance import record
@@ -38,11 +37,6 @@ class HostGate:
     """The acceptance of this host; one that has no GPUs, or whose engines are not its own, needs none."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
-        """Raises InvalidRequest for an unknown setting."""
-        if settings.acceptance not in ("auto", "off"):
-            raise InvalidRequest(
-                f"acceptance is {settings.acceptance!r}; it must be auto or off", param="acceptance"
-            )
         self._settings, self._clock = settings, clock
         self._acceptance: Acceptance | None = None
         self._one_probe = asyncio.Lock()
