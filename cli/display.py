@@ -37,7 +37,8 @@ class Display:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stdout, highlight=False)
-        self._interactive = self.console.is_terminal
+        self.interactive = self.console.is_terminal
+        """Whether a person reads the output as it appears."""
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
             TextColumn("{task.description}"),
@@ -48,7 +49,7 @@ class Display:
 
     def __enter__(self) -> Self:
         """Start drawing."""
-        if self._interactive:
+        if self.interactive:
             self._progress.start()
         return self
 
@@ -56,14 +57,14 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop drawing; the output stays on the screen."""
-        if self._interactive:
+        if self.interactive:
             self._progress.stop()
 
     @contextmanager
     def step(self, title: str) -> Iterator[Step]:
         """Show `title` as in progress, and as done when the block ends without an error."""
         started = time.monotonic()
-        task = self._progress.add_task(title, total=1, detail="") if self._interactive else None
+        task = self._progress.add_task(title, total=1, detail="") if self.interactive else None
         step = Step(self, title, task)
         yield step
         if task is not None:
@@ -84,7 +85,7 @@ class Display:
 
     def panel(self, title: str, rows: list[tuple[str, str]], notes: list[str], command: str) -> None:
         """Print a framed panel of (label, value) rows and notes, and `command` below it, where it can be copied."""
-        if self._interactive:
+        if self.interactive:
             grid = Table.grid(padding=(0, 2))
             grid.add_column(style="bold")
             grid.add_column(overflow="fold")

@@ -58,7 +58,11 @@ def replica_progress(replicas: list[ReplicaStatus]) -> str:
 def show_panel(
     display: Display, info: dict[str, Any], replicas: list[ReplicaStatus], notes: list[str]
 ) -> None:
-    """Show the panel at the end of a start, with a curl command of a first request."""
+    """Show the panel at the end of a start, with a curl command of a first request.
+
+    Secrets are shown on a terminal alone: elsewhere the output is kept, as in a journal that others may read.
+    """
+    info = info if display.interactive else {**info, **_hidden(info)}
     rows = [
         ("API", info["base_url"]),
         ("API key", info["api_key"] or "none (--no-demo)"),
@@ -70,7 +74,14 @@ def show_panel(
         ("Stop", "Ctrl-C"),
     ]
     notes = [*notes, *_engine_notes(replicas)]
-    display.panel("Penstock is running", rows, notes, _curl(info))
+    display.panel("Penstock is running", rows, notes, _curl(info) if display.interactive else "")
+
+
+def _hidden(info: dict[str, Any]) -> dict[str, Any]:
+    """What stands in place of secrets where they are not shown."""
+    where = f"in {info['data_dir']}/runtime.json"
+    shown = {"admin_password": f"(admin_password {where})"}
+    return shown | ({"api_key": f"(api_key {where})"} if info["api_key"] else {})
 
 
 def _engine_notes(replicas: list[ReplicaStatus]) -> list[str]:

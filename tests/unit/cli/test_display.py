@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from cli.display import Display
+from cli.runtime_info import show_panel
 
 LONG = (
     "curl http://127.0.0.1:8000/v1/chat/completions -H 'Authorization: Bearer pen_live_x' -d '"
@@ -46,3 +47,24 @@ def test_a_step_that_fails_is_not_shown_as_done() -> None:
     with pytest.raises(ValueError, match="no"), display, display.step("Engine"):
         raise ValueError("no")
     assert "done" not in out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_secrets_are_shown_on_a_terminal_alone(terminal: bool) -> None:
+    out = io.StringIO()
+    info = {
+        "base_url": "http://127.0.0.1:8000/v1",
+        "console_url": "http://127.0.0.1:8001",
+        "model": "penstock/tiny",
+        "api_key": "pk-demo",
+        "admin_email": "admin@penstock.local",
+        "admin_password": "first-password",
+        "data_dir": "/data",
+        "stripe_base_url": "http://127.0.0.1:1",
+        "stripe_simulated": True,
+    }
+    show_panel(Display(Console(file=out, width=200, force_terminal=terminal)), info, [], [])
+    shown = out.getvalue()
+    assert "admin@penstock.local" in shown
+    assert [secret in shown for secret in ("first-password", "pk-demo")] == [terminal, terminal]
+    assert ("/data/runtime.json" in shown) is not terminal
