@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from api.client_address import ClientAddresses
 from billing.notifications.mail import parse_smtp
 from cli.configuration import variables
 from cli.required_settings import Role, missing
 from cli.server_errors import database_url, redis_url
+from core.client_address import ClientAddresses
 from core.errors import InvalidRequest, PenstockError
 from core.public_addresses import parse_hosts
 from core.settings import Settings
