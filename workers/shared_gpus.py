@@ -101,9 +101,14 @@ class SharedGpus:
         return self._ladder.sleep_1_host_share.value * (plan.profile.weights_gb or plan.model.weights_gb)
 
 
+def machine_memory_gb() -> float:
+    """Memory of this machine in GB."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+
+
 def host_memory_gb(catalog: Catalog, kind: str, *, simulated: bool) -> float:
     """Memory of this machine, or of the kind of host that a simulated one stands for, in GB; 0 = not known."""
     if not simulated:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+        return machine_memory_gb()
     known = catalog.hosts.get(kind)
     return known.ram_gb.value if known is not None and known.ram_gb is not None else 0.0

@@ -18,6 +18,7 @@ from workers.acceptance.readings import GpuReading, HostReading, SpeedReading
 from workers.acceptance.rules import Expected, Finding, Verdict, verdict_of
 from workers.catalog import Catalog
 from workers.roofline import GPUS
+from workers.shared_gpus import machine_memory_gb
 
 SAMPLE_S = 0.25
 """Seconds between two looks at clocks and PCIe while the GPUs work."""
@@ -65,6 +66,7 @@ def expected_of(catalog: Catalog, host_kind: str, *, gpus: int | None = None) ->
         gpu=kind.gpu,
         memory_gb_per_s=gpu.bytes_per_s / 1e9 if gpu is not None else 0.0,
         link_gb_per_s=gpu.link_bytes_per_s / 1e9 if gpu is not None and count > 1 else 0.0,
+        ram_gb=kind.ram_gb.value if kind.ram_gb is not None else 0.0,
     )
 
 
@@ -87,6 +89,7 @@ async def check_host(
         before, after = await _read(engine_env, load, only, tell)
     except pynvml.NVMLError as error:
         before = after = HostReading(error=str(error))
+    after = msgspec.structs.replace(after, ram_gb=machine_memory_gb())
     findings = rules.judge(before, after, expected)
     return Acceptance(verdict_of(findings), clock.now(), machine_boot, findings, after)
 

@@ -132,3 +132,5 @@ class HostReading(msgspec.Struct, frozen=True):
     """None = no engine with PyTorch is installed, or nothing was measured."""
     loaded: bool = False
     """Whether the GPUs worked while they were read; otherwise their state alone is known."""
+    ram_gb: float = 0.0
+    """Memory of the host in GB; 0 = not read."""

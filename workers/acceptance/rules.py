@@ -41,6 +41,8 @@ REPLAYS_MAX = 10
 """Repeated PCIe transfers during the checks; a sound link has none or a few."""
 MEMORY_SHARE = 0.7
 """Least share of the data sheet's memory bandwidth; a copy reaches 0.8 or more (docs/simulator.md)."""
+RAM_SHARE = 0.9
+"""Share of the stated memory of a kind of host below which a host is noted: its firmware and kernel keep some."""
 PCIE_SHARE = 0.6
 """Least share of the PCIe link's own bandwidth; pinned copies reach 0.8 or more."""
 PCIE_GB_PER_S_LANE = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
@@ -67,6 +69,8 @@ class Expected(msgspec.Struct, frozen=True):
     """Of one GPU, by its data sheet; 0 = not known."""
     link_gb_per_s: float = 0.0
     """Of one GPU's NVLinks, one way; 0 = not known, or none."""
+    ram_gb: float = 0.0
+    """Memory of the host; 0 = not known."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -88,7 +92,7 @@ def judge(before: HostReading, after: HostReading, expected: Expected) -> tuple[
     """Findings on a host from its state before and after the load of the checks; `after` has the measurements."""
     if after.error:
         return (Finding("refused", "gpus", f"the driver does not answer: {after.error}"),)
-    found = list(_count(after, expected))
+    found = [*_count(after, expected), *_host_memory(after, expected)]
     earlier = {gpu.index: gpu for gpu in before.gpus}
     for gpu in after.gpus:
         if gpu.error:
@@ -134,6 +138,12 @@ def _count(host: HostReading, expected: Expected) -> Iterator[Finding]:
     others = sorted({gpu.name for gpu in host.gpus if gpu.name and expected.gpu not in gpu.name})
     if others:
         yield Finding("refused", "gpus", f"a GPU is {others[0]!r}, and this kind of host has {expected.gpu}")
+
+
+def _host_memory(host: HostReading, expected: Expected) -> Iterator[Finding]:
+    if 0.0 < host.ram_gb < RAM_SHARE * expected.ram_gb:
+        text = f"the host has {host.ram_gb:.0f} GB of memory, and {expected.ram_gb:.0f} GB are stated for its kind"
+        yield Finding("note", "host memory", f"{text}: less is left for kv_offload and for sleeping replicas")
 
 
 def _memory(gpu: GpuReading) -> Iterator[Finding]:
