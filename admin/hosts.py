@@ -19,14 +19,16 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from core.money import pico_to_usd
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
+from workers.added_models import read_catalog
 from workers.catalog import load_catalog
 from workers.host_credentials import HostCredential, credential_of, joining_state, read_credentials
-from workers.host_fit import check_fit
+from workers.host_fit import check_fit, shared_on
+from workers.host_models import is_shared, parse_models
 from workers.providers import digitalocean, local, static, store
 from workers.providers.costs import host_cost_pico
 from workers.providers.images import is_outdated
 from workers.providers.intents import Intent, IntentState, Overtaken
-from workers.providers.interface import DesiredHosts, HostGroup
+from workers.providers.interface import MAX_GROUP, DesiredHosts, HostGroup
 from workers.scaling import NO_LIMITS, read_limits
 from workers.wire import SIMULATED_HOST
 
@@ -219,8 +221,8 @@ async def set_desired(
     for param, value in (("region", region), ("kind", kind)):
         if not 1 <= len(value) <= MAX_TEXT:
             raise InvalidRequest(f"{param} needs 1 to {MAX_TEXT} characters", param=param)
-    if len(model) > MAX_TEXT:
-        raise InvalidRequest(f"model has at most {MAX_TEXT} characters", param="model")
+    if len(model) > MAX_GROUP:
+        raise InvalidRequest(f"model has at most {MAX_GROUP} characters", param="model")
     if not 0 <= count <= MAX_HOSTS:
         raise InvalidRequest(f"count is {count}, must be 0 to {MAX_HOSTS}", param="count")
     if hold_for is not None and not timedelta() < hold_for <= MAX_HOLD:
@@ -237,10 +239,21 @@ async def set_desired(
 
 async def _check_model(connection: AsyncConnection, group: HostGroup) -> None:
     """Refuse hosts on which their model could never be served. Those of `local` are this machine, whatever the kind."""
+    if is_shared(group.model):
+        await _check_shared(connection, group)
+        return
     model = await scaled_model(connection, group.model)
     if group.provider != local.NAME and group.kind in (catalog := load_catalog()).hosts:
         limits = (await read_limits(connection)).get(group.model, NO_LIMITS)
         check_fit(catalog, model, group.kind, limits.profile, "kind")
+
+
+async def _check_shared(connection: AsyncConnection, group: HostGroup) -> None:
+    """The same for hosts that several models share."""
+    for placed in parse_models(group.model):
+        await scaled_model(connection, placed.name)
+    if group.kind in load_catalog().hosts:
+        shared_on(await read_catalog(connection), group.model, group.kind)
 
 
 async def release_desired(

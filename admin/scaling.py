@@ -3,7 +3,7 @@
 The scheduler reads changes within seconds (workers.scaling).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -22,8 +22,10 @@ from tenants.roles import PLATFORM_ADMIN, READERS
 from workers.acting.plan import Mode
 from workers.added_models import read_catalog
 from workers.catalog import CatalogModel, load_catalog
-from workers.host_fit import check_fit
+from workers.host_fit import check_fit, shared_on
+from workers.host_models import parse_models
 from workers.models import read_models
+from workers.providers.interface import MAX_GROUP, models_of
 from workers.scaling import (
     NO_LIMITS,
     KindReplicas,
@@ -64,6 +66,8 @@ class ScalingView(msgspec.Struct, frozen=True):
     """Replicas that are awake in single regions, as REGION=MIN-MAX, beside the limits of all."""
     kinds: list[str] = []
     """Replicas that are awake on hosts of a kind, as KIND=MIN-MAX, beside the limits of all."""
+    shares: str = ""
+    """The models with which it shares hosts that are created, itself among them; empty = its hosts are its own."""
 
 
 async def list_scaling(database: Database, actor: Actor, *, model: str | None = None) -> list[ScalingView]:
@@ -100,14 +104,18 @@ async def set_scaling(
     profile: str | None = None,
     regions: Sequence[str] | None = None,
     kinds: Sequence[str] | None = None,
+    shares: str | None = None,
     reason: str | None = None,
 ) -> ScalingView:
     """Set the limits of a model; what is not given stays as it is. The budget `none` removes that limit.
 
+    `shares` names the models that share hosts which are created, the model among them, as PENSTOCK_MODEL does; NONE
+    ends that. It is set for each of them.
+
     `acting` is a Mode, or AS_PLATFORM; the profile FIRST_FIT removes the choice of one, and another one holds for hosts
     that are created from then on. Raises NotFound, Conflict for an alias or the model of an external engine,
     InvalidRequest when a figure is out of range, nothing is given, the profile is not known, or a kind of host has no
-    price or none of the model's profiles runs on it.
+    price or none of the model's profiles runs on it, or not all the models that share hosts fit there.
     """
     require(actor, PLATFORM_ADMIN)
     given = (
@@ -120,11 +128,12 @@ async def set_scaling(
         profile,
         regions,
         kinds,
+        shares,
     )
     if all(each is None for each in given):
         raise InvalidRequest(
             "give min_awake, max_awake, budget_usd_per_hour, budget_usd_per_month, host_kinds, acting, profile, "
-            "regions or kinds: there is nothing to change"
+            "regions, kinds or shares: there is nothing to change"
         )
     async with write(database, actor) as connection:
         known = await scaled_model(connection, model)
@@ -144,6 +153,7 @@ async def set_scaling(
             before.profile if profile is None else _profile(known, profile),
             before.regions if regions is None else tuple(_region(each) for each in regions),
             before.kinds if kinds is None else tuple(_kind(each) for each in kinds),
+            before.shares if shares is None else _shares(model, shares),
         )
         if (problem := limits_problem(limits)) is not None:
             raise InvalidRequest(problem[1], param=problem[0])
@@ -152,16 +162,11 @@ async def set_scaling(
                 check_fit(load_catalog(), known, each.kind, limits.profile, "kinds")
         if host_kinds is not None or profile is not None:
             _check_kinds(known, limits, await read_host_prices(connection))
-        figures = msgspec.structs.asdict(limits) | {
-            "host_kinds": list(limits.host_kinds),
-            "regions": msgspec.to_builtins(limits.regions),
-            "kinds": msgspec.to_builtins(limits.kinds),
-        }
-        await connection.execute(
-            insert(model_scaling)
-            .values(model=model, **figures)
-            .on_conflict_do_update(index_elements=["model"], set_=figures)
-        )
+        if limits.shares and not (shares is None and host_kinds is None and profile is None):
+            await _check_sharing(connection, limits.shares, stored | {model: limits}, before.shares)
+        await _store(connection, model, limits)
+        if limits.shares != before.shares:
+            await _share_with_others(connection, actor, model, stored, limits.shares, reason)
         after = _view(model, {model: limits})
         await record_change(
             connection, actor, model, "model.set_scaling", _view(model, stored), after, reason
@@ -176,11 +181,90 @@ async def reset_scaling(
     require(actor, PLATFORM_ADMIN)
     async with write(database, actor) as connection:
         await scaled_model(connection, model)
-        before = _view(model, await read_limits(connection))
+        stored = await read_limits(connection)
+        before = _view(model, stored)
+        await _share_with_others(connection, actor, model, stored, "", reason)
         await connection.execute(delete(model_scaling).where(model_scaling.c.model == model))
         after = _view(model, {})
         await record_change(connection, actor, model, "model.reset_scaling", before, after, reason)
     return after
+
+
+async def _store(connection: AsyncConnection, model: str, limits: ScalingLimits) -> None:
+    figures = msgspec.structs.asdict(limits) | {
+        "host_kinds": list(limits.host_kinds),
+        "regions": msgspec.to_builtins(limits.regions),
+        "kinds": msgspec.to_builtins(limits.kinds),
+    }
+    await connection.execute(
+        insert(model_scaling)
+        .values(model=model, **figures)
+        .on_conflict_do_update(index_elements=["model"], set_=figures)
+    )
+
+
+def _shares(model: str, text: str) -> str:
+    """The models that share hosts, as they are stored; `model` is one of several. Raises InvalidRequest."""
+    if text == NONE:
+        return ""
+    if len(text) > MAX_GROUP:
+        raise InvalidRequest(f"shares has at most {MAX_GROUP} characters", param="shares")
+    names = [placed.name for placed in parse_models(text)]
+    if model not in names or len(names) < 2:
+        raise InvalidRequest(
+            f"shares is {text!r}; it must name {model!r} and the models with which it shares hosts, such as "
+            f"{model},OTHER, or be `{NONE}`",
+            param="shares",
+        )
+    return ",".join(part.strip() for part in text.split(","))
+
+
+async def _check_sharing(
+    connection: AsyncConnection, shares: str, limits: Mapping[str, ScalingLimits], before: str
+) -> None:
+    """Refuse models that cannot share hosts with these `limits`. `before`: what was shared before.
+
+    Raises InvalidRequest, NotFound and Conflict.
+    """
+    catalog = await read_catalog(connection)
+    for name in models_of(shares):
+        known = limits.get(name, NO_LIMITS)
+        if shares != before:
+            await scaled_model(connection, name)
+        if known.shares not in ("", shares, before):
+            raise InvalidRequest(
+                f"{name!r} shares hosts as {known.shares!r}; end that first, with shares {NONE} for {name!r}",
+                param="shares",
+            )
+        if known.profile:
+            raise InvalidRequest(
+                f"{name!r} has the profile {known.profile!r}, and a shared host takes the first that fits; set the "
+                f"profile of {name!r} to {FIRST_FIT} first",
+                param="profile",
+            )
+        for kind in known.host_kinds:
+            shared_on(catalog, shares, kind)
+
+
+async def _share_with_others(
+    connection: AsyncConnection,
+    actor: Actor,
+    model: str,
+    stored: dict[str, ScalingLimits],
+    shares: str,
+    reason: str | None,
+) -> None:
+    """Write what a model shares for the others of its hosts, and end it for those that are left out."""
+    earlier = models_of(stored.get(model, NO_LIMITS).shares)
+    for name in dict.fromkeys((*models_of(shares), *earlier)):
+        limits = stored.get(name, NO_LIMITS)
+        now = msgspec.structs.replace(limits, shares=shares if name in models_of(shares) else "")
+        if name != model and now != limits:
+            await _store(connection, name, now)
+            after = _view(name, {name: now})
+            await record_change(
+                connection, actor, name, "model.set_scaling", _view(name, stored), after, reason
+            )
 
 
 async def scaled_model(connection: AsyncConnection, name: str) -> CatalogModel:
@@ -273,4 +357,5 @@ def _view(model: str, stored: dict[str, ScalingLimits]) -> ScalingView:
         AS_PLATFORM if limits.acting is None else limits.acting.value,
         [f"{each.region}={each.min_awake}-{each.max_awake}" for each in limits.regions],
         [f"{each.kind}={each.min_awake}-{each.max_awake}" for each in limits.kinds],
+        limits.shares,
     )

@@ -68,15 +68,18 @@ class ArrivingHosts:
         coming = {host.host_id for host in known.creating(())}
         found: dict[str, list[Arrival]] = {}
         for one in known.wanted:
-            load_s = self._load_s(one.model)
             ours = one.name in coming and one.refused_since is None
-            if not ours or load_s is None or {one.name, SIMULATED_HOST + one.name} & reported:
+            if not ours or {one.name, SIMULATED_HOST + one.name} & reported:
                 continue
-            left = _left_s(one, known.at, elapsed_s, stages.get(one.kind), load_s, self._create_s)
-            if left is not None:
-                takes = self._adapters.get(one.model, self._takes_adapters(one.model))
-                arrival = Arrival(now + left, one.region, self._gpu_of(one.kind), takes)
-                found.setdefault(one.model, []).append(arrival)
+            for model in one.models:
+                load_s = self._load_s(model)
+                if load_s is None:
+                    continue
+                left = _left_s(one, known.at, elapsed_s, stages.get(one.kind), load_s, self._create_s)
+                if left is not None:
+                    takes = self._adapters.get(model, self._takes_adapters(model))
+                    arrival = Arrival(now + left, one.region, self._gpu_of(one.kind), takes)
+                    found.setdefault(model, []).append(arrival)
         return found
 
     def created_in_s(self, known: ProviderHosts, model: str, kind: str) -> float | None:

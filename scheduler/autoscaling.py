@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from core.errors import InvalidRequest
 from core.money import PICO_PER_USD
 from scheduler.core.autoscale.autoscaler import Autoscaler
 from scheduler.core.autoscale.model_planner import AutoscalerSettings
@@ -26,6 +27,7 @@ from scheduler.core.autoscale.state import (
     ReplicaObservation,
     Rung,
     RungFigures,
+    RunSlot,
 )
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.replica import Replica
@@ -36,7 +38,8 @@ from scheduler.wire import BoundTo, HostView, PlaceRequest, PlanView, QueueView,
 from workers.acting.places import Places
 from workers.added_models import with_added
 from workers.catalog import Catalog, CatalogModel, EngineProfile
-from workers.host_fit import profile_on, replicas_on
+from workers.host_fit import profile_on, replicas_on, shared_on
+from workers.host_models import is_shared
 from workers.scaling import NO_LIMITS, AnswerPrice, ScalingDirectory, ScalingLimits
 from workers.wire import Capacity, LifeTimes, ReplicaState, ReplicaStatus, StageTime, Targets
 
@@ -244,7 +247,10 @@ class LivePlanner(Listener):
                 demand,
                 [
                     msgspec.structs.replace(
-                        host, usd_per_hour=self._cost(host.kind), gpu=self._catalog.gpu_of(host.kind)
+                        host,
+                        usd_per_hour=self._cost(host.kind),
+                        gpu=self._catalog.gpu_of(host.kind),
+                        slots=self._slots(host.kind, host.model),
                     )
                     for host in creating
                 ],
@@ -306,20 +312,38 @@ class LivePlanner(Listener):
         """The kinds of hosts that may be created for a model; those without a known price are left out."""
         options = []
         for kind in limits.host_kinds:
-            profile = profile_on(self._catalog, model, kind, limits.profile)
             usd = self._usd_per_hour(kind)
-            if profile is not None and usd is not None:
+            count = self._per_host(model, kind, limits)
+            if count and usd is not None:
                 regions = dict.fromkeys(place.region.lower() for place in self._places.of(kind))
                 options.append(
                     HostOption(
                         kind,
                         self._cost(kind),
-                        replicas_on(self._catalog, kind, profile),
+                        count,
                         tuple(regions),
                         self._catalog.gpu_of(kind),
+                        limits.shares,
                     )
                 )
         return tuple(sorted(options, key=lambda option: self._turn(option.kind)))
+
+    def _per_host(self, model: CatalogModel, kind: str, limits: ScalingLimits) -> int:
+        """Replicas of a model that a created host of a kind has; 0 = it does not fit, or what it shares hosts with."""
+        if limits.shares:
+            return sum(slot.model == model.name for slot in self._slots(kind, limits.shares))
+        profile = profile_on(self._catalog, model, kind, limits.profile)
+        return 0 if profile is None else replicas_on(self._catalog, kind, profile)
+
+    def _slots(self, kind: str, models: str) -> tuple[RunSlot, ...]:
+        """The replicas of a host that models share; none when it is a single model's, or they do not fit."""
+        if not is_shared(models):
+            return ()
+        try:
+            found = shared_on(with_added(self._catalog, self._added()), models, kind)
+        except InvalidRequest:
+            return ()  # a model has another profile by now
+        return tuple(RunSlot(each.model.name, each.gpu_ids) for each in found)
 
     def _first_profile(self, model: CatalogModel, limits: ScalingLimits) -> EngineProfile:
         """The profile that the first host which may be created for a model runs, else the model's first."""

@@ -19,6 +19,7 @@ from scheduler.provider_hosts import Departure
 from scheduler.wire import HostView, PlanView
 from workers.acting.places import Places
 from workers.acting.plan import Mode, PlannedCreation, PlannedModel, PlannedRemoval, StoredPlan, mode_of
+from workers.providers.interface import models_of
 from workers.scaling import ScalingLimits
 from workers.wire import ReplicaCommand, ReplicaState, ReplicaStatus
 
@@ -161,7 +162,7 @@ class PlanActor:
             for model, limits in self._limits().items()
             if limits.max_awake
             and kinds(model)
-            and self.mode_of(model) is Mode.ON
+            and all(self.mode_of(each) is Mode.ON for each in models_of(limits.shares) or (model,))
             and not self._hosts_dry_run
         }
 
@@ -344,16 +345,19 @@ def stored_plan(
     """What is stored of a plan: for jobs, with the hosts to destroy, those that it counts and those that are empty; and
     for the next scheduler the replicas that have `left` for a notice."""
     creations = [
-        PlannedCreation(row.kind, row.model, row.count, row.reason, row.regions) for row in plan.create
+        PlannedCreation(row.kind, row.model, row.count, row.reason, row.regions, row.shares)
+        for row in plan.create
     ]
+    own = [row for row in creations if not row.shares]
     return StoredPlan(
         tuple(PlannedModel(row.model, row.awake) for row in plan.models),
-        tuple(row for row in creations if not row.regions),
+        tuple(row for row in own if not row.regions),
         tuple(removals),
         tuple(counted),
         tuple(emptied),
         dict(left or {}),
-        tuple(row for row in creations if row.regions),
+        tuple(row for row in own if row.regions),
+        tuple(row for row in creations if row.shares),
     )
 
 

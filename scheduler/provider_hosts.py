@@ -64,7 +64,10 @@ class ProviderHosts(msgspec.Struct, frozen=True):
         if not intent.wanted:
             if intent.drain_until is None:
                 return None
-            others = any(one.model == intent.model for one in self.wanted)
+            others = any(
+                one.model == intent.model or not set(intent.models).isdisjoint(one.models)
+                for one in self.wanted
+            )
             left_s = (intent.drain_until - self.at).total_seconds()
             return Departure(f"its host is destroyed: {intent.why}", left_s, replaced=others)
         at = intent.reclaim_at

@@ -300,6 +300,8 @@ class HostCreationView(msgspec.Struct, frozen=True):
     reason: str
     regions: tuple[str, ...] = ()
     """In one of these regions, in lower case; empty = wherever the kind may be created."""
+    shares: str = ""
+    """The models that will share them, this one among them; empty = this one alone."""
 
 
 class HostRemovalView(msgspec.Struct, frozen=True):

@@ -2,8 +2,9 @@
 
 from core.errors import InvalidRequest
 from workers.catalog import Catalog, CatalogModel, EngineProfile
+from workers.host_models import parse_models, plan_models
 from workers.machine import Gpus
-from workers.plan import fitting_profile
+from workers.plan import ReplicaPlan, fitting_profile
 
 
 def gpus_of(catalog: Catalog, kind: str) -> Gpus:
@@ -35,6 +36,17 @@ def profile_on(catalog: Catalog, model: CatalogModel, kind: str, name: str = "")
         )  # each rank would need a GPU of its own
     suits = catalog.hosts[chosen.host_kind].gpu == gpus.kind and chosen.gpus <= len(gpus.ids)
     return chosen if suits else None
+
+
+def shared_on(catalog: Catalog, models: str, kind: str) -> tuple[ReplicaPlan, ...]:
+    """The replicas that a host of this kind has of the models that share it, given as in the agent's setting `model`.
+
+    Raises InvalidRequest when they are not known or one of them does not run there.
+    """
+    placed = parse_models(models)
+    for each in placed:
+        check_fit(catalog, catalog.model(each.name), kind, "", "model")
+    return plan_models(catalog, "", placed, 0, gpus_of(catalog, kind)).replicas
 
 
 def kinds_for(catalog: Catalog, model: CatalogModel, name: str = "") -> list[str]:

@@ -19,6 +19,11 @@ from workers.plan import EngineKind, HostPlan, ReplicaPlan, fitting_profile, hos
 _PLACED = re.compile(r"([^\[\],]+)(?:\[(\d+)(?:-(\d+))?\])?")
 
 
+def is_shared(text: str) -> bool:
+    """Whether a setting `model` is to be read by `parse_models`: it names several models, or GPUs."""
+    return "," in text or "[" in text
+
+
 class PlacedModel(msgspec.Struct, frozen=True):
     """A model of a host, and its part of the GPUs."""
 
@@ -48,24 +53,29 @@ def parse_models(text: str) -> tuple[PlacedModel, ...]:
 
 
 def plan_models(
-    catalog: Catalog, host_id: str, models: tuple[PlacedModel, ...], replicas: int, gpus: Gpus | None
+    catalog: Catalog,
+    host_id: str,
+    models: tuple[PlacedModel, ...],
+    replicas: int,
+    gpus: Gpus | None,
+    kind: str = "",
 ) -> HostPlan:
     """`replicas` replicas of each model, on its GPUs from the first on; `gpus` None = simulated engines.
 
-    `replicas` 0 = as many as its GPUs hold. A simulated host has the GPUs of the kind that its first model's profile is
-    for. Raises InvalidRequest when a model is not known, needs no GPU, or does not fit.
+    `replicas` 0 = as many as its GPUs hold. A simulated host has the GPUs of `kind`, where the catalog has it, else of
+    the kind that the first model's profile is for. Raises InvalidRequest when a model is not known, needs no GPU, or
+    does not fit.
     """
     simulated = gpus is None
-    first = catalog.model(models[0].name)
-    kind = first.profile().host_kind
+    known = [catalog.model(placed.name) for placed in models]
+    kind = kind if kind in catalog.hosts else known[0].profile().host_kind
     if gpus is None:
         gpus = Gpus(tuple(map(str, range(catalog.hosts[kind].gpus))), catalog.hosts[kind].gpu)
     else:
         kind = host_kind_of(catalog, gpus) or kind
     plans: list[ReplicaPlan] = []
     slugs = Counter(_slug(placed.name) for placed in models)
-    for placed in models:
-        model = catalog.model(placed.name)
+    for placed, model in zip(models, known, strict=True):
         profile = fitting_profile(catalog, model, gpus)
         if profile is None or not profile.gpus:
             raise InvalidRequest(

@@ -17,7 +17,7 @@ from workers import engine_install
 from workers.catalog import Catalog
 from workers.engine_command import CHECKOUT, tiny_directory
 from workers.engine_models import engine_urls
-from workers.host_models import parse_models, plan_models
+from workers.host_models import is_shared, parse_models, plan_models
 from workers.kv_tiers import check_tiers, shared_memory_gb
 from workers.machine import find_gpus, hub_has
 from workers.plan import SMALL, HostPlan, plan_sim, plan_vllm
@@ -44,9 +44,10 @@ async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPla
 
 async def _planned(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
     match settings.engine:
-        case "sim" if "," in settings.model or "[" in settings.model:
+        case "sim" if is_shared(settings.model):
             models = parse_models(settings.model)
-            return plan_models(catalog, f"{SIMULATED_HOST}{host_id}", models, settings.replicas, None)
+            name, kind = f"{SIMULATED_HOST}{host_id}", settings.host_kind
+            return plan_models(catalog, name, models, settings.replicas, None, kind)
         case "sim":
             return plan_sim(
                 catalog,
@@ -74,7 +75,7 @@ async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> H
         log.info(
             "the hub %s; serving %s", "answers" if hub else "does not answer", SMALL if hub else "a toy model"
         )
-    if "," in settings.model or "[" in settings.model:
+    if is_shared(settings.model):
         return plan_models(catalog, host_id, parse_models(settings.model), settings.replicas, gpus)
     plan = plan_vllm(
         catalog,

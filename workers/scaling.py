@@ -67,6 +67,9 @@ class ScalingLimits(msgspec.Struct, frozen=True):
     """Limits of single regions, beside those of all."""
     kinds: tuple[KindReplicas, ...] = ()
     """Limits of kinds of hosts, beside those of all."""
+    shares: str = ""
+    """The models with which it shares hosts that are created, itself among them, as in the agent's setting `model`;
+    each of them has the same. Empty = its hosts are its own."""
 
 
 NO_LIMITS = ScalingLimits()
@@ -166,6 +169,7 @@ def _limits(row: Row[Any]) -> ScalingLimits:
         row.profile,
         msgspec.convert(row.regions, tuple[RegionReplicas, ...]),
         msgspec.convert(row.kinds, tuple[KindReplicas, ...]),
+        row.shares,
     )
 
 

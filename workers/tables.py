@@ -133,6 +133,7 @@ model_scaling = Table(
     Column("profile", Text, nullable=False, server_default=""),
     Column("regions", JSONB, nullable=False, server_default="[]"),
     Column("kinds", JSONB, nullable=False, server_default="[]"),
+    Column("shares", Text, nullable=False, server_default=""),
     CheckConstraint("0 <= min_awake AND min_awake <= max_awake AND max_awake <= 1024", name="replicas"),
     CheckConstraint("budget_usd_pico_per_hour >= 0", name="budget"),
     CheckConstraint("acting IN ('off', 'dry-run', 'on')", name="acting"),
@@ -140,8 +141,8 @@ model_scaling = Table(
 )
 """What an admin allows the autoscaler to do for a model: replicas awake, picodollars per hour and UTC month (NULL = no
 limit), the kinds of hosts that may be created, in the order in which they are tried, the profile with which they serve
-it (empty = the first that fits), limits of single regions and of kinds of hosts, and whether its plan is acted on
-(NULL = as the platform's)."""
+it (empty = the first that fits), limits of single regions and of kinds of hosts, the models with which it shares hosts
+(empty = none), and whether its plan is acted on (NULL = as the platform's)."""
 
 rollouts = Table(
     "rollouts",

@@ -168,6 +168,10 @@ class ScalingOut(ResponseModel):
         description="Replicas that are awake on hosts of a kind, as KIND=MIN-MAX, beside the limits of all.",
         examples=[["gpu-h200x8-1128gb=1-4"]],
     )
+    shares: str = Field(
+        description="The models with which it shares hosts that are created, itself among them; empty = none.",
+        examples=["llama-3.3-70b,minimax-m2.5"],
+    )
 
 
 class ScalingUpdate(RequestBody):
@@ -199,6 +203,13 @@ class ScalingUpdate(RequestBody):
         default=None,
         description="Replicas that are awake on hosts of a kind, as KIND=MIN-MAX; they replace those that are set.",
         examples=[["gpu-h200x8-1128gb=1-4"]],
+    )
+    shares: str | None = Field(
+        default=None,
+        max_length=200,
+        description="The models that share hosts which are created, this one among them, as PENSTOCK_MODEL has them, "
+        "or none. It is set for each of them.",
+        examples=["llama-3.3-70b,minimax-m2.5"],
     )
     reason: str | None = None
 

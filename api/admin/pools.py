@@ -161,6 +161,7 @@ class HostCreationOut(ResponseModel):
     model: str
     count: int
     regions: list[str] = Field(description="In one of these; empty = wherever the kind may be created.")
+    shares: str = Field(description="The models that will share them, this one among them; empty = it alone.")
     reason: str
 
 

@@ -155,6 +155,14 @@ def set_scaling(
             "limits of kinds.",
         ),
     ] = None,
+    shares: Annotated[
+        str | None,
+        typer.Option(
+            "--share-hosts",
+            help="The models that share hosts which are created, this one among them, as PENSTOCK_MODEL has them; it "
+            "holds for each of them; none = each has its own.",
+        ),
+    ] = None,
     acting: Annotated[
         str | None,
         typer.Option("--acting", help="off | dry-run | on | platform: whether the plan is acted on."),
@@ -179,6 +187,7 @@ def set_scaling(
         profile=profile,
         regions=[] if regions == [scaling.NONE] else regions or None,
         kinds=[] if kinds == [scaling.NONE] else kinds or None,
+        shares=shares,
         reason=reason,
     )
     perform(change, data_dir, as_json)

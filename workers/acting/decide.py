@@ -8,6 +8,8 @@ Its rules:
   minimum. Hosts of contracted kinds are never destroyed.
 * Groups of hosts that a person decides on are left alone until their decision expires.
 * A host whose creation was refused is given up, so that the plan chooses again: the next region, or the next kind.
+* A host that several models share is theirs together: the plan acts on it where it acts for all of them, it stays while
+  any of them is below its minimum, and each of them pays an equal part of it from its budget of the month.
 * Nothing is created beyond a provider's ceilings or a budget of the month, and hosts for whose next hour the budget of
   the month has no room are retired, the newest first, down to the minimum.
 """
@@ -23,7 +25,7 @@ from workers.acting.plan import ActResult, Mode, PlannedCreation, PlannedRemoval
 from workers.providers.ceilings import Ceilings
 from workers.providers.decide import failures_of, trials
 from workers.providers.intents import Intent, IntentState
-from workers.providers.interface import DesiredHosts, HostGroup
+from workers.providers.interface import DesiredHosts, HostGroup, models_of
 from workers.scaling import ScalingLimits
 
 PLAN_MAX_AGE = timedelta(seconds=60)
@@ -45,7 +47,7 @@ class Money(msgspec.Struct, frozen=True):
     prices: Mapping[tuple[str, str], int]
     """Per hour by provider and kind; others are not known."""
     spent: Mapping[str, int]
-    """By model: since the month began."""
+    """By model of their groups: since the month began."""
     month_budget: int | None = None
     """Most for the hosts of all models in a month."""
 
@@ -151,7 +153,7 @@ class _Decider:
 
     def keep_budgets(self) -> None:
         """Retire hosts for whose next hour a budget of the month has no room."""
-        for model in sorted({one.model for one in self._open.values()}):
+        for model in sorted({name for one in self._open.values() for name in one.models}):
             self._keep_budget(model)
         self._keep_budget(None)
 
@@ -161,7 +163,9 @@ class _Decider:
             self._open.values(), key=lambda one: (not _serves(one), one.requested_at, one.name), reverse=True
         )
         for intent in least_loss:
-            if model not in (None, intent.model) or not intent.wanted or intent.kind in self._at.contracted:
+            if model is not None and model not in intent.models:
+                continue
+            if not intent.wanted or intent.kind in self._at.contracted:
                 continue
             mode, budget = self._mode(intent.model), self._budget(model)
             _, rate = self._expected(self._at.providers, model, contracted=False, leaving=False)
@@ -177,17 +181,20 @@ class _Decider:
                 self._retire(intent, why)
 
     def _minimum(self, intent: Intent) -> str:
-        """Why a host may not go; empty = as many replicas as the minimum are awake without it, also in its region and
-        on its kind of host."""
-        model, limits = intent.model, self._at.limits[intent.model]
-        serving = sum(_serves(one) for one in self._at.intents if one.wanted and one.model == model)
+        """Why a host may not go; empty = as many replicas of each of its models as the minimum are awake without it,
+        also in its region and on its kind of host."""
+        return next(filter(None, (self._minimum_of(model, intent) for model in intent.models)), "")
+
+    def _minimum_of(self, model: str, intent: Intent) -> str:
+        limits = self._at.limits[model]
+        serving = sum(_serves(one) for one in self._at.intents if one.wanted and model in one.models)
         each = -(-self._awake(model) // max(1, serving))
-        gone = sum(_serves(one) for one, _ in self.decision.retired if one.model == model)
+        gone = sum(_serves(one) for one, _ in self.decision.retired if model in one.models)
         left = self._awake(model) - each * (gone + _serves(intent))
         if left < limits.min_awake:
             least = limits.min_awake
             return f"at least {least} replicas have to be awake, and without it {max(0, left)} would be"
-        others = [one for one in self._open.values() if one.model == model and one.wanted and _serves(one)]
+        others = [one for one in self._open.values() if model in one.models and one.wanted and _serves(one)]
         region, kind = intent.region.lower(), intent.kind
         near = each * (sum(one.region.lower() == region for one in others) - _serves(intent))
         alike = each * (sum(one.kind == kind for one in others) - _serves(intent))
@@ -202,7 +209,7 @@ class _Decider:
 
     def create(self, creation: PlannedCreation) -> None:
         """Desire as many more hosts as the plan asks for beside those that it knew of."""
-        mode = self._mode(creation.model)
+        mode = self._mode(creation.hosts_for)
         if mode is Mode.OFF:
             return
         known = sum(
@@ -219,7 +226,7 @@ class _Decider:
         """Desire `missing` more hosts, one after the other; returns how many of them may not be created."""
         for created in range(missing):
             place, refusal = self._place(creation)
-            group = HostGroup(place.provider, place.region, creation.kind, creation.model)
+            group = HostGroup(place.provider, place.region, creation.kind, creation.hosts_for)
             result: ActResult = "refused" if refusal else "dry-run" if mode is Mode.DRY_RUN else "done"
             target = "/".join(filter(None, (place.provider, place.region, creation.kind)))
             self.decision.acts.append(
@@ -244,10 +251,10 @@ class _Decider:
             return f"hosts of kind {intent.kind} are contracted"
         if not self._is_plans(intent.group):
             return "a person decides on its group; `penstock hosts desired` shows it"
-        limits = self._at.limits[intent.model]
-        awake = self._awake(intent.model)
-        if awake < limits.min_awake:
-            return f"{awake} replicas are awake, and at least {limits.min_awake} have to be"
+        for model in intent.models:
+            awake, least = self._awake(model), self._at.limits[model].min_awake
+            if awake < least:
+                return f"{awake} replicas are awake, and at least {least} have to be"
         return ""
 
     def _awake(self, model: str) -> int:
@@ -259,13 +266,15 @@ class _Decider:
         limits = self._at.limits[creation.model]
         if creation.kind not in limits.host_kinds:
             return nowhere, f"hosts of kind {creation.kind} are not allowed for it any more"
+        if creation.shares != limits.shares:
+            return nowhere, "it does not share its hosts with the same models any more"
         places = [place for place in self._at.places.of(creation.kind) if creation.allows(place.region)]
         if not places:
             there = f" in {' or '.join(creation.regions)}" if creation.regions else ""
             return nowhere, f"{SETTING} names no provider for hosts of kind {creation.kind}{there}"
         notes = []
         for place in places:
-            group = HostGroup(place.provider, place.region, creation.kind, creation.model)
+            group = HostGroup(place.provider, place.region, creation.kind, creation.hosts_for)
             note = self._unusable(group) or self._unaffordable(group)
             if not note:
                 return place, ""
@@ -309,12 +318,13 @@ class _Decider:
             )
         if group.kind in self._at.contracted:
             return ""
-        for model in (group.model, None):
+        for model in (*models_of(group.model), None):
             budget = self._budget(model)
             _, rate = self._expected(self._at.providers, model, contracted=False)
+            rate += _part(price, group.model, model)
             # Else it would be retired for the same budget as soon as it serves.
-            if budget is not None and self._spent(model) + ROOM_HOURS * (rate + price) > budget:
-                return self._over_budget(model, budget, ROOM_HOURS * (rate + price), hours=ROOM_HOURS)
+            if budget is not None and self._spent(model) + ROOM_HOURS * rate > budget:
+                return self._over_budget(model, budget, ROOM_HOURS * rate, hours=ROOM_HOURS)
         return ""
 
     def _budget(self, model: str | None) -> int | None:
@@ -325,8 +335,7 @@ class _Decider:
         return None if limits is None else limits.budget_usd_pico_per_month
 
     def _spent(self, model: str | None) -> int:
-        spent = self._at.money.spent
-        return sum(spent.values()) if model is None else spent.get(model, 0)
+        return sum(_part(cost, hosts, model) for hosts, cost in self._at.money.spent.items())
 
     def _over_budget(self, model: str | None, budget: int, cost: int, *, hours: int = 1) -> str:
         until = "the next hour" if hours == 1 else f"the next {hours} hours with it"
@@ -343,7 +352,7 @@ class _Decider:
         contracted: bool = True,
         leaving: bool = True,
     ) -> tuple[int, int]:
-        """Hosts of these providers that exist or will, of a model or of all, and the picodollars per hour they cost.
+        """Hosts of these providers that exist or will, of a model or of all, and its picodollars per hour for them.
 
         Without `leaving` only those that stay.
         """
@@ -351,15 +360,16 @@ class _Decider:
 
         def counts(group: HostGroup) -> bool:
             free = group.kind in self._at.contracted
-            return group.provider in providers and model in (None, group.model) and (contracted or not free)
+            ours = model is None or model in models_of(group.model)
+            return group.provider in providers and ours and (contracted or not free)
 
         going = [
-            one.usd_pico_per_hour or 0
+            _part(one.usd_pico_per_hour or 0, one.model, model)
             for one in self._open.values()
             if leaving and not one.wanted and one.state is not IntentState.WRITTEN and counts(one.group)
         ]
         staying = [
-            (self._held(group), prices.get((group.provider, group.kind), 0))
+            (self._held(group), _part(prices.get((group.provider, group.kind), 0), group.model, model))
             for group in {*self._counts, *(one.group for one in self._open.values())}
             if counts(group)
         ]
@@ -400,19 +410,32 @@ class _Decider:
     def _is_plans(self, group: HostGroup) -> bool:
         return group in self._counts and group not in self._persons
 
-    def _mode(self, model: str) -> Mode:
-        limits = self._at.limits.get(model)
-        own = limits.acting if limits is not None else None
-        return mode_of(self._at.mode, own, has_limits=limits is not None)
+    def _mode(self, hosts: str) -> Mode:
+        """Whether the plan is acted on for hosts of a model, or of the models that share them: as for the least."""
+        found = []
+        for model in models_of(hosts):
+            limits = self._at.limits.get(model)
+            own = limits.acting if limits is not None else None
+            found.append(mode_of(self._at.mode, own, has_limits=limits is not None))
+        return min(found, key=list(Mode).index, default=Mode.OFF)
+
+
+def _part(cost: int, hosts: str, model: str | None) -> int:
+    """What a model pays of the cost of hosts of its own, or of those that it shares: an equal part, rounded up. `model`
+    None = all of them."""
+    if model is None:
+        return cost
+    models = models_of(hosts)
+    return -(-cost // len(models)) if model in models else 0
 
 
 def _is_for(group: HostGroup, creation: PlannedCreation) -> bool:
     """Whether the hosts of a group count for a creation."""
-    return (group.kind, group.model) == (creation.kind, creation.model) and creation.allows(group.region)
+    return (group.kind, group.model) == (creation.kind, creation.hosts_for) and creation.allows(group.region)
 
 
 def _is_part(other: PlannedCreation, creation: PlannedCreation) -> bool:
     """Whether the hosts of another creation are counted with those of this one."""
-    if (other.kind, other.model) != (creation.kind, creation.model):
+    if (other.kind, other.hosts_for) != (creation.kind, creation.hosts_for):
         return False
     return not creation.regions or (bool(other.regions) and set(other.regions) <= set(creation.regions))

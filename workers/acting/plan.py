@@ -45,6 +45,13 @@ class PlannedCreation(msgspec.Struct, frozen=True):
     reason: str
     regions: tuple[str, ...] = ()
     """In one of these regions, in lower case; empty = wherever the kind may be created."""
+    shares: str = ""
+    """The models that share them, `model` among them; empty = it alone."""
+
+    @property
+    def hosts_for(self) -> str:
+        """The model of their group."""
+        return self.shares or self.model
 
     def allows(self, region: str) -> bool:
         """Whether the hosts may be in `region`."""
@@ -79,10 +86,14 @@ class StoredPlan(msgspec.Struct, frozen=True):
     """Creations for some regions. They are apart because `jobs` of a release that does not know regions would create
     them anywhere, and again with each plan."""
 
+    create_shared: tuple[PlannedCreation, ...] = ()
+    """Creations of shared hosts. They are apart because `jobs` of a release that does not know them would create hosts
+    of one model."""
+
     @property
     def creations(self) -> tuple[PlannedCreation, ...]:
         """All hosts to create."""
-        return (*self.create, *self.create_there)
+        return (*self.create, *self.create_there, *self.create_shared)
 
 
 class PoolAct(msgspec.Struct, frozen=True):

@@ -35,6 +35,8 @@ _ADD = text(
         AND (model, target, act, mode, result) = (:model, :target, :act, :mode, :result))
     """
 )
+# Acts on shared hosts name all their models, which may have GPUs in brackets.
+_OF_MODEL = text(r":of_model = ANY (string_to_array(regexp_replace(model, '\[[^]]*\]', '', 'g'), ','))")
 MAX_TEXT = 1_000
 
 
@@ -120,5 +122,5 @@ async def list_acts(connection: AsyncConnection, *, model: str | None, limit: in
     columns = [pool_acts.c[name] for name in TimelineRow.__struct_fields__]
     query = select(*columns).order_by(pool_acts.c.act_id.desc()).limit(limit)
     if model is not None:
-        query = query.where(pool_acts.c.model == model)
+        query = query.where(_OF_MODEL).params(of_model=model)
     return [TimelineRow(**row) for row in (await connection.execute(query)).mappings()]

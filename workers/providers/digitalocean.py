@@ -32,6 +32,7 @@ from workers.providers.droplet_api import (
 from workers.providers.first_boot import FirstBoot, user_data
 from workers.providers.intents import name_pattern
 from workers.providers.interface import (
+    MAX_GROUP,
     Account,
     CallResult,
     Endings,
@@ -116,7 +117,7 @@ class DigitalOceanHosts:
         self._api, self._options, self._now = api, options, now
         # The largest that there can be: a token of full length, and names as long as names may be.
         longest = HostRequest(
-            "n" * 64, "r" * 100, "k" * 100, "m" * 100, EngineStart("p" * 100, 10**4), "t" * 120
+            "n" * 64, "r" * 100, "k" * 100, "m" * MAX_GROUP, EngineStart("p" * 100, 10**4), "t" * 120
         )
         if (size := len(self._user_data(longest).encode())) > MAX_USER_DATA:
             raise InvalidRequest(

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from workers.providers.interface import CallResult, HostGroup, ObservedHost, Outcome
+from workers.providers.interface import CallResult, HostGroup, ObservedHost, Outcome, models_of
 
 DESTROY_AGAIN = {
     Outcome.OK: timedelta(seconds=60),
@@ -117,6 +117,11 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     def group(self) -> HostGroup:
         """The group that it counts for."""
         return HostGroup(self.provider, self.region, self.kind, self.model)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that it serves, which are several where it is shared."""
+        return models_of(self.model)
 
 
 class Overtaken(Exception):

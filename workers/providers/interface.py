@@ -14,6 +14,10 @@ HostStatus = Literal["starting", "running", "stopped"]
 """`stopped` hosts cost as much as running ones."""
 
 
+MAX_GROUP = 200
+"""Characters of the models of a group."""
+
+
 class HostGroup(msgspec.Struct, frozen=True):
     """Hosts that are alike: of one kind in one region, for one model."""
 
@@ -22,7 +26,13 @@ class HostGroup(msgspec.Struct, frozen=True):
     kind: str
     """The provider's name for the size of machine, which is the catalog's kind of host."""
     model: str = ""
-    """The model that they are wanted for; empty = whatever comes."""
+    """The model that they are wanted for, or the models that share them, as in the agent's setting `model`; empty =
+    whatever comes."""
+
+
+def models_of(group: str) -> tuple[str, ...]:
+    """The names of the models of a group of hosts, of which there are several where hosts are shared."""
+    return tuple(filter(None, (part.partition("[")[0].strip() for part in group.split(","))))
 
 
 class DesiredHosts(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from scheduler.core.autoscale.claims import (
     precedence,
     turn_in_s,
 )
-from scheduler.core.autoscale.creation import create_s
+from scheduler.core.autoscale.coming import create_s
 from scheduler.core.autoscale.floors import Floor, place_of, removable_by_floors, room_at, shortfalls
 from scheduler.core.autoscale.ladder import host_memory_gb, resting_rung, settled_rung, wake_s
 from scheduler.core.autoscale.plan import ReplicaPlan

@@ -14,17 +14,18 @@ import msgspec
 from scheduler.core.autoscale.arrange import Arrangement, arrange
 from scheduler.core.autoscale.bound_demand import BoundDemand
 from scheduler.core.autoscale.claims import Desired
-from scheduler.core.autoscale.creation import (
-    Creations,
-    Wanted,
+from scheduler.core.autoscale.coming import (
+    Need,
     coming_replicas,
-    creatable_in,
     create_s,
     in_creation,
-    is_open,
+    keep_turns,
+    share_out,
 )
+from scheduler.core.autoscale.creation import Creations, Wanted, creatable_in, is_open
 from scheduler.core.autoscale.floors import (
     Floor,
+    Place,
     allowed,
     apart,
     place_of,
@@ -42,6 +43,7 @@ from scheduler.core.autoscale.spending import ROUNDING_USD, Spending, over_budge
 from scheduler.core.autoscale.state import (
     UNBOUND,
     Binding,
+    CreatingHost,
     HostObservation,
     ModelSpec,
     Observation,
@@ -95,7 +97,8 @@ class Autoscaler:
     def observe(self, observation: Observation) -> None:
         """Take an observation. Raises PlanningError when a model's figures are out of range."""
         elapsed = observation.now - self._last.now if self._last is not None else 0.0
-        creating = in_creation(observation.creating, observation.replicas)
+        before = self._last.creating if self._last is not None else []
+        creating = in_creation(observation.creating, observation.replicas, before)
         self._last = observation = msgspec.structs.replace(observation, creating=creating)
         for name, model in self._models.items():
             mine = [replica for replica in observation.replicas if replica.model == name]
@@ -120,6 +123,7 @@ class Autoscaler:
             )
             if awake or name not in self._awake_at:
                 self._awake_at[name] = observation.now
+        self._last = msgspec.structs.replace(observation, creating=self._share_out(observation))
         busy = {
             replica.host_id
             for replica in observation.replicas
@@ -129,6 +133,18 @@ class Autoscaler:
         self._idle_since = {
             host_id: self._idle_since.get(host_id, observation.now) for host_id in sorted(idle)
         }
+
+    def _share_out(self, observation: Observation) -> list[CreatingHost]:
+        """The hosts in creation, the shared ones with the replicas that are needed now."""
+        own = [host for host in observation.creating if not host.slots]
+        if len(own) == len(observation.creating):
+            return own
+        needs = {}
+        for name, model in self._models.items():
+            awake = [row for row in observation.replicas if row.model == name and row.rung is Rung.AWAKE]
+            awake += coming_replicas(model.spec, own)
+            needs[name] = Need(model.spec, model.need, self._floors[name], model.held, awake)
+        return share_out(observation.creating, needs)
 
     def plan(self) -> Plan:
         """The plan as of the last observation. Raises RuntimeError before the first observation, and
@@ -163,6 +179,8 @@ class Autoscaler:
         arrangement = arrange(
             specs, desired, reasons, observation.hosts, observation.replicas, spending, frozenset(retiring)
         )
+        awake = self._awake_places(arrangement, observation)
+        keep_turns(observation.creating, specs, desired, awake, kept, kept_there)
         # A host would come later than its turn.
         for name, soonest_s in arrangement.turns.items():
             kept[name] = max(kept[name], int(soonest_s <= create_s(specs[name])))
@@ -179,7 +197,7 @@ class Autoscaler:
             for row in rows
             if (count := arrangement.missing.get(name := row.model)) is not None
         }
-        creations = self._create(arrangement, lacking, observation, spending)
+        creations = self._create(arrangement, lacking, observation, spending, awake)
         destroy = self._destroy(observation, arrangement, spending)
         return Plan(
             at=observation.now,
@@ -353,23 +371,29 @@ class Autoscaler:
         lacking: Mapping[str, Sequence[Wanted]],
         observation: Observation,
         spending: Spending,
+        there: Mapping[str, Sequence[Place]],
     ) -> Creations:
-        """Hosts to create for the `lacking` replicas, by model, within the models' budgets."""
+        """Hosts to create for the `lacking` replicas, by model, within the models' budgets. `there`: where those are
+        that are awake or come."""
         creations = Creations(observation.creating, observation.failures)
         awake = Counter(row.model for row in arrangement.replicas if row.rung is Rung.AWAKE)
-        places = {row.replica_id: place_of(row) for row in observation.replicas}
         for name, wanted in sorted(lacking.items()):
             spec = self._models[name].spec
             coming = len(coming_replicas(spec, observation.creating))
             below = max(0, spec.min_awake - coming - awake[name])
-            there = [
-                places[row.replica_id]
-                for row in arrangement.replicas
-                if row.model == name and row.rung is Rung.AWAKE
-            ]
-            there += [place_of(row) for row in coming_replicas(spec, observation.creating)]
-            creations.add(spec, wanted, below, spending.whole(name), there)
+            creations.add(spec, wanted, below, spending.whole(name), there[name])
         return creations
+
+    def _awake_places(self, arrangement: Arrangement, observation: Observation) -> dict[str, list[Place]]:
+        """By model: where its replicas are that will be awake, or come with hosts in creation."""
+        places = {row.replica_id: place_of(row) for row in observation.replicas}
+        found: dict[str, list[Place]] = {name: [] for name in self._models}
+        for row in arrangement.replicas:
+            if row.rung is Rung.AWAKE:
+                found[row.model].append(places[row.replica_id])
+        for name, model in self._models.items():
+            found[name] += map(place_of, coming_replicas(model.spec, observation.creating))
+        return found
 
     def _destroy(
         self, observation: Observation, arrangement: Arrangement, spending: Spending

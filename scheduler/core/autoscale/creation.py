@@ -13,8 +13,6 @@ from scheduler.core.autoscale.state import (
     CreationFailures,
     HostOption,
     ModelSpec,
-    ReplicaObservation,
-    Rung,
 )
 from scheduler.wire import HostCreationView
 from workers.backoff import pause_after
@@ -23,50 +21,12 @@ FIRST_PAUSE_S = 30.0
 """Seconds without a creation of a kind after one has failed; they double with each further failure."""
 LONGEST_PAUSE_S = 1_800.0
 """Longest pause in seconds: absent capacity returns within hours, and a refused request costs nothing."""
-UNKNOWN_CREATE_S = 600.0
-"""Seconds until a created host serves, when the ladder has no figure."""
 
 
 def pause_s(failures: CreationFailures) -> float:
     """Seconds until a kind may be created again; 0 = now. Exponential back-off."""
     pause = pause_after(failures.count, FIRST_PAUSE_S, LONGEST_PAUSE_S)
     return max(0.0, pause - failures.since_s)
-
-
-def in_creation(
-    creating: Iterable[CreatingHost], replicas: Iterable[ReplicaObservation]
-) -> list[CreatingHost]:
-    """Those of `creating` on which no replica is observed yet."""
-    joined = {replica.host_id for replica in replicas}
-    return [host for host in creating if host.host_id not in joined]
-
-
-def create_s(spec: ModelSpec) -> float:
-    """Seconds until a host that is created for a model serves."""
-    figures = spec.ladder.get(Rung.DESTROYED)
-    return figures.wake_s if figures is not None else UNKNOWN_CREATE_S
-
-
-def coming_replicas(spec: ModelSpec, creating: Sequence[CreatingHost]) -> list[ReplicaObservation]:
-    """The replicas that the model's hosts in creation will run, as if they were waking."""
-    per_host = {option.kind: option.per_host for option in spec.kinds}
-    takes_s = create_s(spec)
-    return [
-        ReplicaObservation(
-            f"{host.host_id}/{spec.model}-{place}",
-            spec.model,
-            host.host_id,
-            Rung.AWAKE,
-            host.since_s,
-            max(1.0, takes_s - host.since_s),
-            region=host.region,
-            gpu=host.gpu,
-            kind=host.kind,
-        )
-        for host in creating
-        if host.model == spec.model
-        for place in range(per_host.get(host.kind, 1))
-    ]
 
 
 class Wanted(NamedTuple):
@@ -89,6 +49,8 @@ class Creations:
         self._failures = {(row.kind, row.region): row for row in failures if row.count > 0}
         self._on_their_way = Counter(host.kind for host in creating)
         self._on_their_way_to = Counter((host.kind, host.region.lower()) for host in creating)
+        self._shared: dict[tuple[str, str], str] = {}
+        """By kind and models that share hosts: the model for which such hosts are created in this plan."""
 
     def add(
         self,
@@ -105,6 +67,7 @@ class Creations:
         `spent_usd`: what the model's hosts cost per hour now. What may run anywhere comes last in `wanted`, and gets
         the hosts for some places that are created. `awake`: where the replicas are that are awake or come.
         """
+        name = spec.model
         present, there, chosen = list(awake), 0, list[tuple[Binding, Binding]]()
         minima = [row.where for row in wanted if row.below > 0]
         for where, missing, reason, below_there, part in wanted:
@@ -128,9 +91,11 @@ class Creations:
                 count = min(count, max(room, -(-below // option.per_host)), -(-most // option.per_host))
                 if count <= 0:
                     continue
+                if option.shares and self._shared.setdefault((option.kind, option.shares), name) != name:
+                    break  # the next plan sees what those hosts have room for
                 present += count * option.per_host * [place]
                 why = "; ".join([reason, *notes])
-                self.found.append(HostCreationView(option.kind, spec.model, count, why, regions))
+                self.found.append(HostCreationView(option.kind, name, count, why, regions, option.shares))
                 self._on_their_way[option.kind] += count
                 chosen.append((where, _binding(option, regions)))
                 if len(regions) == 1:

@@ -1,7 +1,8 @@
 """What the hosts of each model cost per hour, and whether another replica is within the model's budget.
 
 A paid host's price is divided among the replicas that are awake on it, by their GPUs. A host in creation counts in full
-for its model. Contracted hosts cost nothing: their hours are paid for in any case.
+for its model, and a shared one for those that will be awake on it, in the same way. Contracted hosts cost nothing:
+their hours are paid for in any case.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,8 @@ class Spending:
             self._homes.setdefault(replica.model, set()).add(replica.host_id)
         self._coming: dict[str, float] = {}
         for host in creating:
-            self._coming[host.model] = self._coming.get(host.model, 0.0) + host.usd_per_hour
+            for model, part in _parts(host).items():
+                self._coming[model] = self._coming.get(model, 0.0) + host.usd_per_hour * part
         self._gpus: dict[str, dict[str, int]] = {}
         """By host and model: GPUs of awake replicas."""
 
@@ -85,6 +87,17 @@ class Spending:
     def _weight(self, replica: ReplicaObservation) -> int:
         """GPUs of a replica; 1 without GPUs, so that a host's price is divided in any case."""
         return max(1, self._specs[replica.model].capacity.gpus)
+
+
+def _parts(host: CreatingHost) -> dict[str, float]:
+    """The part of a host in creation that each model pays."""
+    if not host.slots:
+        return {host.model: 1.0}
+    whole = sum(len(slot.gpu_ids) for slot in host.runs)
+    found: dict[str, float] = {}
+    for slot in host.runs:
+        found[slot.model] = found.get(slot.model, 0.0) + len(slot.gpu_ids) / whole
+    return found
 
 
 def over_budget(

@@ -148,13 +148,26 @@ class HostObservation(msgspec.Struct, frozen=True):
     region: str = ""
 
 
+class RunSlot(msgspec.Struct, frozen=True):
+    """A replica that a shared host will have."""
+
+    model: str
+    gpu_ids: tuple[str, ...]
+    least: bool = False
+    """Whether it is counted for its model's minimum."""
+
+    def meets(self, other: "RunSlot") -> bool:
+        """Whether both use one of the GPUs."""
+        return not set(self.gpu_ids).isdisjoint(other.gpu_ids)
+
+
 class CreatingHost(msgspec.Struct, frozen=True):
     """A host that a provider is creating. It is reported, and counts, until a replica on it is observed."""
 
     host_id: str
     kind: str
     model: str
-    """The model that it is created for."""
+    """The model that it is created for, or the models that share it (HostOption.shares)."""
     since_s: float = 0.0
     """Seconds since its creation was asked for."""
     usd_per_hour: float = 0.0
@@ -162,6 +175,10 @@ class CreatingHost(msgspec.Struct, frozen=True):
     region: str = ""
     gpu: str = ""
     """Class of its GPUs."""
+    slots: tuple[RunSlot, ...] = ()
+    """The replicas that a shared host will have; empty = it is its model's own."""
+    runs: tuple[RunSlot, ...] = ()
+    """Those of them that are counted as awake (coming.py)."""
 
 
 class CreationFailures(msgspec.Struct, frozen=True):
@@ -230,6 +247,9 @@ class HostOption(msgspec.Struct, frozen=True):
     """Regions in which it may be created, in lower case, in the order in which they are tried; empty = not known."""
     gpu: str = ""
     """Class of its GPUs; empty = not known."""
+    shares: str = ""
+    """The models that share such a host, this one among them, as the agent's setting has them; empty = this one
+    alone."""
 
 
 class PlaceLimits(msgspec.Struct, frozen=True):

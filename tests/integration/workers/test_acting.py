@@ -157,6 +157,37 @@ async def test_hosts_for_a_region_are_created_there_and_nowhere_else_when_it_fai
     assert "nyc2" not in refused.detail
 
 
+async def test_a_host_that_models_share_is_created_once_and_serves_them_all(
+    acted: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    fake, url = cloud
+    here = settings(url, host_schedulers="10.0.0.2:8010")
+    other, shares = "minimax-m2.5", f"{MODEL},minimax-m2.5[0-3]"
+    await models.add_model(acted, ADMIN, name=other)
+    view = await scaling.set_scaling(acted, ADMIN, model=MODEL, shares=shares)
+    assert (view.shares, view.host_kinds) == (shares, [KIND])
+    await store(acted, StoredPlan(create_shared=(PlannedCreation(KIND, MODEL, 1, "load", shares=shares),)))
+    for _ in range(3):
+        await reconcile_hosts(acted, here)
+    [droplet] = fake.alive()
+    assert f'PENSTOCK_MODEL="{shares}"' in droplet.user_data
+    assert 'PENSTOCK_REPLICAS="0"' in droplet.user_data
+    [one] = await intents(acted)
+    assert (one.models, one.model) == ((MODEL, other), shares)
+    gone = fewer(one.name, [one.name])
+    await store(acted, gone)
+    for _ in range(3):
+        await reconcile_hosts(acted, here)
+    assert fake.alive() == []
+    acts = {model: await acting.timeline(acted, FINANCE, model=model) for model in (MODEL, other, "b")}
+    assert [row.act for row in acts[MODEL]] == ["destroy", "create"]
+    assert [row.act for row in acts[other]] == ["destroy"], "the creation was for the first"
+    assert acts["b"] == []
+    group = {"provider": "digitalocean", "region": "nyc2", "kind": "gpu-h100x1-80gb", "model": shares}
+    with pytest.raises(InvalidRequest, match=f"{MODEL}.* does not run on hosts of kind"):
+        await hosts.set_desired(acted, ADMIN, **group, count=1, reason="test")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("fields", [{"term": TERM - 1}, {"age_s": 61.0}])
 async def test_a_plan_that_is_old_or_of_an_earlier_scheduler_changes_nothing(
     acted: Database, fields: dict[str, float]

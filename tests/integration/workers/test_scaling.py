@@ -232,7 +232,7 @@ def test_the_commands_print_what_holds(pg_url: str, redis_url: str, monkeypatch:
     assert found == {
         "model": MODEL, "min_awake": 1, "max_awake": 8, "budget_usd_per_hour": "128.00", "host_kinds": [KIND],
         "source": "admin", "budget_usd_per_month": None, "profile": "", "acting": "platform",
-        "regions": [], "kinds": [],
+        "regions": [], "kinds": [], "shares": "",
     }  # fmt: skip
     assert penstock("scaling", MODEL) == [found]
     found = penstock("set-scaling", MODEL, "--budget", "none", "--host-kind", "none")
@@ -241,3 +241,45 @@ def test_the_commands_print_what_holds(pg_url: str, redis_url: str, monkeypatch:
     assert tp2["profile"] == next(iter(load_catalog().model(MODEL).profiles))
     assert penstock("set-scaling", MODEL, "--profile", "first-fit")["profile"] == ""
     assert penstock("reset-scaling", MODEL)["source"] == "default"
+
+
+async def test_models_share_hosts_until_that_is_ended_for_one_of_them(database: Database) -> None:
+    other, third = "minimax-m2.5", "qwen3.5-397b"
+    for name in (MODEL, other, third):
+        await models.add_model(database, ADMIN, name=name)
+    shares = f"{MODEL}[0-3],{other}"
+
+    async def shared() -> list[str]:
+        return [row.shares for row in await scaling.list_scaling(database, READER) if row.shares]
+
+    async def refused(match: str, model: str = MODEL, **change: object) -> None:
+        with pytest.raises((InvalidRequest, NotFound), match=match):
+            await scaling.set_scaling(database, ADMIN, model=model, **change)  # type: ignore[arg-type]
+
+    await refused("it must name 'llama-3.3-70b' and the models with which", shares=f"{other},{third}")
+    await refused("it must name", shares=f"{MODEL}[0-3]")
+    await refused("nope", shares=f"{MODEL},nope")
+    await refused("names a model twice", shares=f"{MODEL},{MODEL}")
+    await refused("at most 200", shares=f"{MODEL},{'x' * 200}")
+    await scaling.set_scaling(database, ADMIN, model=other, host_kinds=[KIND])
+    await scaling.set_scaling(database, ADMIN, model=MODEL, shares=shares, reason="small ones")
+    assert await shared() == [shares, shares]
+    async with database.read() as connection:
+        limits = await read_effective_limits(connection)
+        rows = list(
+            await connection.scalars(
+                text("SELECT object_id FROM audit_log WHERE reason = 'small ones' ORDER BY object_id")
+            )
+        )
+    assert (limits[MODEL].shares, limits[other].shares, limits[other].host_kinds) == (shares, shares, (KIND,))
+    assert rows == [MODEL, other]
+    await refused("takes the first that fits", profile="tp2")
+    await refused("does not run on hosts of kind", host_kinds=["gpu-h100x1-80gb"])
+    await refused("end that first", model=third, shares=f"{third},{other}")
+    await scaling.set_scaling(database, ADMIN, model=other, max_awake=3)
+    assert await shared() == [shares, shares], "what is not given stays"
+    await scaling.set_scaling(database, ADMIN, model=MODEL, shares="none")
+    assert await shared() == []
+    await scaling.set_scaling(database, ADMIN, model=MODEL, shares=shares)
+    await scaling.reset_scaling(database, ADMIN, model=other)
+    assert await shared() == []

@@ -70,6 +70,16 @@ def test_the_load_of_a_host_without_checks_begins_when_its_agent_joins() -> None
     assert left_s(been(1, 50.0, 30.0, None), joined) == LOAD_S - 10.0
 
 
+def test_a_shared_host_comes_for_each_of_its_models() -> None:
+    found = arriving().arrivals(
+        ProviderHosts(NOW, (coming(0.0, model="m,n[0-3]"),)), 0.0, frozenset(), 1000.0
+    )
+    assert {name: [each.at for each in rows] for name, rows in found.items()} == {
+        "m": [1000.0 + CREATE_S + LOAD_S],
+        "n": [1000.0 + CREATE_S + LOAD_S],
+    }
+
+
 def test_old_hosts_do_not_count_for_ever() -> None:
     slow = [been(each, 1000.0, 0.0, None) for each in range(3)]
     quick = [been(10 + each, 20.0, 0.0, None) for each in range(LEARNT_FROM)]

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from scheduler.provider_hosts import LOAD_WITHIN, RECLAIM_DRAIN, Departure, ProviderHosts
 from tests.unit.workers.test_acting import KIND, NOW, NYC, PLACES, TOR, host, written
 from workers.providers.intents import Intent, IntentState
@@ -74,3 +76,14 @@ def test_a_host_that_is_not_wanted_is_drained_until_it_may_be_destroyed() -> Non
         "its host is destroyed: w", 9.0, replaced=True
     )
     assert hosts(host(1, wanted=False)).departure("host-1") is None
+
+
+@pytest.mark.parametrize(
+    ("going", "stays", "replaced"),
+    [("m", "a,m", True), ("a,m", "m[0-3],b", True), ("m", "a,b", False), ("", "", True)],
+)
+def test_a_host_is_replaced_by_one_that_has_any_of_its_models(going: str, stays: str, replaced: bool) -> None:
+    leaving = host(1, model=going, wanted=False, why="w", drain_until=NOW + timedelta(seconds=9))
+    departure = hosts(leaving, host(2, model=stays)).departure("host-1")
+    assert departure is not None
+    assert departure.replaced is replaced

@@ -9,6 +9,7 @@ from scheduler.core.autoscale.state import CreatingHost, CreationFailures, Rung
 from scheduler.core.fleet import Fleet
 from scheduler.wire import HostView, PlanView, QueueView
 from tests.support.scheduling import beat, replica
+from tests.unit.workers.test_model_definition import made
 from workers.catalog import load_catalog
 from workers.scaling import KindReplicas, ScalingDirectory, ScalingLimits
 from workers.wire import Heartbeat, LifeTimes, ReplicaState, ReplicaStatus, StageTime, Targets
@@ -280,6 +281,29 @@ def test_hosts_are_counted_with_the_replicas_of_the_profile_that_they_will_run()
     assert planner._specs["deepseek-v3.2"].capacity.dp_ranks == 8, "no replica has shown another capacity"
     assert specs("deepseek-v3.2", ScalingLimits(host_kinds=(spot,), profile="dp8")) == (1, 8, 8)
     assert specs("llama-3.3-70b", ScalingLimits(host_kinds=(one,))) == (4, 2, 1)
+
+
+def test_a_host_that_models_share_is_counted_by_the_replicas_that_its_agent_will_start() -> None:
+    kind, shares = "gpu-h100x8-640gb", "llama-3.3-70b[4-7],acme/model"
+    added, _ = made(gpus=4)
+    limits = ScalingLimits(host_kinds=(kind, SPOT), shares=shares)
+    allowed = Allowed({"llama-3.3-70b": msgspec.structs.replace(limits, min_awake=1), "acme/model": limits})
+    planner = LivePlanner(CATALOG, allowed, added=lambda: {added.name: added})
+    plan = planner.plan({}, [], [], 2.0)
+    assert plan is not None
+    assert [(row.kind, row.model, row.count, row.shares) for row in plan.create] == [
+        (kind, "llama-3.3-70b", 1, shares)
+    ]
+    per_host = {name: [(each.kind, each.per_host) for each in planner.kinds(name)] for name in allowed.limits}
+    assert per_host == {"llama-3.3-70b": [(kind, 2)], "acme/model": [(kind, 2)]}, (
+        "not all of them run elsewhere"
+    )
+    plan = planner.plan({}, [], [], 4.0, creating=[CreatingHost("new", kind, shares, 10.0)])
+    assert plan is not None
+    assert (plan.create, {row.model: row.pending for row in plan.models}) == (
+        [],
+        {"acme/model": 0, "llama-3.3-70b": 1},
+    )
 
 
 def test_a_maximum_of_a_kind_counts_the_replicas_on_its_hosts() -> None:
