@@ -10,6 +10,7 @@ them, so that nothing follows from them; its capacity is that of all.
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -124,9 +125,10 @@ class ExternalEngine:
         """`replica_id` returns the id for a model's name. `add` is given each new replica."""
         self._clock = clock
         self._measuring: asyncio.Task[None] | None = None
-        self._measured_boot = ""
-        """Incarnation of which `_counts` is known, and whose speed was last measured or is being measured."""
-        self._counts = StreamCounts()
+        self._measured: dict[str, str] = {}
+        """By model: the incarnation of which `_counts` is known, and whose speed was measured."""
+        self._counts: dict[str, StreamCounts] = {}
+        """By model: a router may have an engine of another kind for each."""
         self._fleet = settings.fleet
         """Engines behind the address of a router; 0 = it is one engine's."""
         self._api = api
@@ -137,6 +139,8 @@ class ExternalEngine:
         self._listed: frozenset[str] = frozenset()
         self._last_metrics = EngineMetrics()
         self._probes = 0
+        self._tries: Counter[str] = Counter()
+        """By model: how often it was asked for how it counts."""
         self._stream_interval = False
         """Whether the engine takes `stream_interval`, asked when it first answers and after each failure."""
         self._failure = ""
@@ -161,21 +165,25 @@ class ExternalEngine:
         return len(self._listed) == 1 or self._fleet > 0
 
     def _unmeasured(self) -> ExternalReplica | None:
-        """The replica of a model that is listed, while its incarnation is not measured."""
+        """The first replica of a model that is listed whose incarnation is not measured, those last that failed to be;
+        None = all are."""
         if self._failure or not self._measurable:
             return None
-        replica = self._replicas[min(self._listed)]
-        return replica if replica.boot_id != self._measured_boot else None
+        left = (
+            self._replicas[name] for name in sorted(self._listed, key=lambda name: (self._tries[name], name))
+        )
+        return next((each for each in left if each.boot_id != self._measured.get(each.plan.model_name)), None)
 
     async def _measure(self, replica: ExternalReplica) -> None:
-        """Learn how streams are counted, and the speed of an only model. What fails is tried again."""
-        boot_id = replica.boot_id
+        """Learn how streams of a model are counted, and the speed of an only one. What fails is tried again."""
+        boot_id, name = replica.boot_id, replica.plan.model_name
+        self._tries[name] += 1
         try:
-            self._counts = await stream_counts(self._api, replica.plan.model_name)
+            self._counts[name] = await stream_counts(self._api, name)
         except EngineFailed as error:
             log.info("how %s counts a stream is not known: %s", replica.plan.replica_id, error.message)
             return
-        self._measured_boot = boot_id
+        self._measured[name] = boot_id
         if len(self._listed) == 1:
             await replica.measure(self._api, self._clock)
 
@@ -186,19 +194,20 @@ class ExternalEngine:
             self._take(await list_models(self._api))
         if self._failure or not self._probes:
             self._stream_interval = await self._api.takes_stream_interval()
-            self._counts = StreamCounts()
+            self._counts = {}
         if self._fleet or self._failure or not self._probes:
             self._fleet = await engines_behind(self._api) or self._settings.fleet
         self._probes += 1
         metrics = await self._metrics()
-        # Where events without counts had several tokens, a stream that ends early would be billed too little.
-        interval = self._stream_interval and (self._counts.exact or not self._measurable)
         for name, replica in self._replicas.items():
             if name in self._listed:
+                counts = self._counts.get(name, StreamCounts())
                 replica.on_serving(
                     metrics,
-                    stream_interval=interval,
-                    counts_ids=self._counts.ids and not self._counts.usage,
+                    # Where events without counts had several tokens, a stream that ends early would be billed too
+                    # little.
+                    stream_interval=self._stream_interval and (counts.exact or not self._measurable),
+                    counts_ids=counts.ids and not counts.usage,
                     fleet=self._fleet,
                 )
             elif replica.state is not ReplicaState.STOPPED:

@@ -41,8 +41,10 @@ class Router:
     def __init__(self, workers: bytes = b"", stream: bytes = IDS) -> None:
         self.workers, self.stream = workers, stream
         self.models = LISTED
+        self.of_models: dict[str, bytes] = {}
+        """Streams of models that have others; with no byte the engine fails."""
         self.prompt_tokens = 0
-        self.asked = 0
+        self.asked: list[object] = []
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """The answers to GETs."""
@@ -52,8 +54,12 @@ class Router:
 
     async def post(self, path: str, body: dict[str, object], *, timeout_s: float) -> tuple[int, bytes]:
         """The stream."""
-        self.asked += 1
-        return (200, self.stream) if self.stream else (400, b"{}")
+        name = str(body["model"])
+        self.asked.append(name)
+        if self.of_models.get(name) == b"":
+            return 503, b"{}"
+        stream = self.of_models.get(name, self.stream)
+        return (200, stream) if stream else (400, b"{}")
 
     async def takes_stream_interval(self) -> bool:
         """Yes."""
@@ -126,6 +132,33 @@ class Watched:
             ManualClock(),
         )
 
+    async def run(self) -> None:
+        """Let it run until it has nothing to do but to look."""
+        running = asyncio.create_task(self.engine.run())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_each_model_of_a_fleet_is_counted_as_its_own_streams_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that gives embeddings refuses the stream, and one that fails is asked again after the others."""
+    monkeypatch.setattr("workers.external.PROBE_S", 0.0)
+    router = Router(TWO)
+    router.models = b'{"data": [{"id": "a"}, {"id": "b"}, {"id": "c"}]}'
+    router.of_models = {"a": b"", "b": PLAIN, "c": RUNNING}
+    watched = Watched(router)
+    await watched.run()
+    assert router.asked[:4] == ["a", "b", "c", "a"]
+    assert [each.status().stream_interval for each in watched.replicas] == [False, False, True]
+    router.of_models["a"] = IDS
+    await watched.run()
+    assert [each.status().stream_interval for each in watched.replicas] == [True, False, True]
+    assert [each.status().counts_ids for each in watched.replicas] == [True, False, False]
+
 
 async def test_the_metrics_of_one_engine_say_nothing_of_a_fleet() -> None:
     watched = Watched(Router(TWO))
@@ -170,13 +203,8 @@ async def test_events_have_several_tokens_only_where_these_are_counted(
     watched = Watched(router)
     await watched.engine.probe()
     assert not watched.replicas[0].status().stream_interval, "before it is known"
-    running = asyncio.create_task(watched.engine.run())
-    for _ in range(100):
-        await asyncio.sleep(0)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert router.asked == 1
+    await watched.run()
+    assert router.asked == ["m", "n"]
     for replica in watched.replicas:
         status = replica.status()
         assert (status.stream_interval, status.counts_ids) == (interval, ids)
