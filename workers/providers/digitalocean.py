@@ -16,6 +16,7 @@ import msgspec
 
 from core.errors import InvalidRequest
 from core.money import usd_to_pico
+from workers.host_models import is_shared
 from workers.providers.droplet_api import (
     AccountReply,
     ActionPage,
@@ -64,8 +65,8 @@ _STATUS: Mapping[str, HostStatus] = {"new": "starting", "active": "running"}
 T = TypeVar("T")
 
 
-MODEL_MARK = "{{model}}"
-"""Stands in user data for the model that the droplet is wanted for, as a word of a shell."""
+MODEL_MARK, PROFILE_MARK, REPLICAS_MARK = "{{model}}", "{{profile}}", "{{replicas}}"
+"""Stand in user data for what the droplet is to serve, each as a word of a shell."""
 
 
 class DropletOptions(msgspec.Struct, frozen=True):
@@ -78,7 +79,7 @@ class DropletOptions(msgspec.Struct, frozen=True):
     ssh_keys: tuple[str, ...] = ()
     vpc_uuid: str = ""
     user_data: str = ""
-    """The operator's script or cloud-config for the first start, with the model for MODEL_MARK."""
+    """The operator's script or cloud-config for the first start, with what it is to serve for the marks."""
     schedulers: str = ""
     """Addresses of the schedulers as droplets reach them; empty = droplets are not told to join."""
     kinds: frozenset[str] = frozenset()
@@ -169,6 +170,8 @@ class DigitalOceanHosts:
     async def create(self, request: HostRequest) -> CallResult:
         """Create one droplet, with the intent's name as its name and as a tag."""
         options = self._options
+        if untold := self._untold(request):
+            return CallResult("create", Outcome.REFUSED, detail=untold)
         body: dict[str, Any] = {
             "name": request.name,
             "region": request.region,
@@ -199,7 +202,9 @@ class DigitalOceanHosts:
     def _user_data(self, request: HostRequest) -> str:
         """The operator's own, and where the host is to join, ours."""
         options = self._options
-        own = options.user_data.replace(MODEL_MARK, shlex.quote(request.model))
+        own = options.user_data
+        for mark, value in _marks(request).items():
+            own = own.replace(mark, shlex.quote(value))
         if not options.schedulers or not request.join_token:
             return own
         kind = request.kind if request.kind in options.kinds else ""
@@ -213,6 +218,25 @@ class DigitalOceanHosts:
             str(request.start.replicas),
         )
         return user_data(own, boot)
+
+    def _untold(self, request: HostRequest) -> str:
+        """What the operator's own user data would not tell an agent of what the plan counts on; empty = nothing."""
+        own, start = self._options.user_data, request.start
+        if MODEL_MARK not in own or (self._options.schedulers and request.join_token):
+            return ""  # it starts none by itself
+        needed = {
+            PROFILE_MARK: bool(start.profile),
+            REPLICAS_MARK: start.replicas > 1 or is_shared(request.model),
+        }
+        values = _marks(request)
+        missing = [f"{mark} ({values[mark]})" for mark, needs in needed.items() if needs and mark not in own]
+        if not missing:
+            return ""
+        return (
+            f"the user data has {MODEL_MARK} and not {' and '.join(missing)}, by which hosts of {request.model} are "
+            f"planned; give the agent PENSTOCK_PROFILE={PROFILE_MARK} PENSTOCK_REPLICAS={REPLICAS_MARK}, or set "
+            "PENSTOCK_HOST_SCHEDULERS"
+        )
 
     async def destroy(self, provider_id: str) -> CallResult:
         """Destroy one droplet by its id."""
@@ -283,6 +307,11 @@ class DigitalOceanHosts:
         if outcome is not Outcome.OK:
             detail = _message(reply)
         return CallResult(call, outcome, reply.status, detail, not_before=pace(reply, self._now(), outcome))
+
+
+def _marks(request: HostRequest) -> dict[str, str]:
+    start = request.start
+    return {MODEL_MARK: request.model, PROFILE_MARK: start.profile, REPLICAS_MARK: str(start.replicas)}
 
 
 def pace(reply: ApiReply, now: datetime, outcome: Outcome) -> datetime | None:

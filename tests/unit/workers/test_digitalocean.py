@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from core.errors import InvalidRequest
@@ -19,7 +20,7 @@ from workers.providers.digitalocean import (
     price_pico,
 )
 from workers.providers.droplet_api import ApiReply
-from workers.providers.interface import HostRequest, Outcome
+from workers.providers.interface import EngineStart, HostRequest, Outcome
 
 NOW = datetime.fromtimestamp(START, UTC)
 REQUEST = HostRequest("live-0123456789ab", "nyc2", "gpu-h100x1-80gb")
@@ -83,6 +84,36 @@ def test_the_script_of_the_first_start_gets_the_model(
     request = HostRequest(REQUEST.name, REQUEST.region, REQUEST.kind, model)
     finish(DigitalOceanHosts(api, options, time.now).create(request))
     assert api.sent[0]["user_data"] == f"penstock agent {line}"
+
+
+@pytest.mark.parametrize(
+    ("own", "model", "start", "missing"),
+    [
+        ("agent --model {{model}}", "m", EngineStart(), ""),
+        ("agent --model {{model}}", "m", EngineStart("", 1), ""),
+        ("agent --model {{model}}", "m", EngineStart("", 4), "{{replicas}} (4), by"),
+        ("agent --model {{model}} {{replicas}}", "m", EngineStart("dp8", 4), "{{profile}} (dp8), by"),
+        ("agent --model {{model}}", "m", EngineStart("dp8", 4), "{{profile}} (dp8) and {{replicas}} (4), by"),
+        ("agent --model {{model}}", "a,b", EngineStart(), "{{replicas}} (0), by"),
+        ("agent --model {{model}} {{profile}} {{replicas}}", "a,b", EngineStart("dp8", 4), ""),
+        ("#!/bin/sh", "m", EngineStart("dp8", 4), ""),
+    ],
+)
+def test_user_data_that_does_not_tell_the_agent_what_is_planned_creates_nothing(
+    own: str, model: str, start: EngineStart, missing: str, cloud: FakeCloud, time: VirtualTime
+) -> None:
+    api = Bodies(cloud)
+    request = HostRequest(REQUEST.name, REQUEST.region, REQUEST.kind, model, start)
+    provider = DigitalOceanHosts(api, DropletOptions("live", user_data=own), time.now)
+    result = finish(provider.create(request))
+    assert result.outcome is (Outcome.REFUSED if missing else Outcome.OK)
+    assert missing in result.detail
+    assert len(api.sent) == (0 if missing else 1)
+    if "{{replicas}}" in own and not missing:
+        assert api.sent[0]["user_data"] == "agent --model a,b dp8 4"
+    joining = DropletOptions("live", user_data=f"#!/bin/sh\n{own}", schedulers="10.0.0.2:8010")
+    told = msgspec.structs.replace(request, name="live-0123456789ab", join_token="t")
+    assert finish(DigitalOceanHosts(api, joining, time.now).create(told)).outcome is Outcome.OK
 
 
 def test_all_pages_and_only_the_fleet_are_listed(cloud: FakeCloud, time: VirtualTime) -> None:
