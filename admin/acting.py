@@ -31,7 +31,7 @@ class ActingView(msgspec.Struct, frozen=True):
     acting: str
     """off | dry-run | on. The weaker of this and a model's own holds for the model."""
     budget_usd_per_month: str | None
-    """Most dollars in a UTC month for all hosts that are not contracted; None = no limit."""
+    """Most dollars in a UTC month for all hosts that no contract covers; None = no limit."""
 
 
 async def get_acting(database: Database, actor: Actor) -> ActingView:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import text
@@ -19,6 +20,7 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from core.money import pico_to_usd
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
+from workers.acting.contract_store import read_contracts
 from workers.added_models import read_catalog
 from workers.catalog import load_catalog
 from workers.host_credentials import HostCredential, credential_of, joining_state, read_credentials
@@ -104,6 +106,8 @@ class HostView(msgspec.Struct, frozen=True):
     """From which it was made; empty = not known, or it has none."""
     silent_since: datetime | None = None
     """Last heartbeat of a host that joined and has fallen silent; None for others."""
+    contract_id: UUID | None = None
+    """The contract that covers it now; None = none does."""
 
 
 class IntentView(msgspec.Struct, frozen=True):
@@ -154,6 +158,7 @@ async def list_hosts(database: Database, actor: Actor, *, ended: bool = False) -
         facts = {row.host_id: row for row in await connection.execute(_FACTS)}
         credentials = await read_credentials(connection)
         silent = await static.read_silent(connection)
+        contracts = (await read_contracts(connection)).assigned
     known = [
         _host(one, now, without_agent) for one in intents if one.billed or one.state is IntentState.EXISTS
     ]
@@ -162,7 +167,13 @@ async def list_hosts(database: Database, actor: Actor, *, ended: bool = False) -
     known += [
         _static(one.host_id, one.host_kind, one.region, one.first_seen, one.last_seen) for one in silent
     ]
-    return [_with_facts(view, facts, credentials, now) for view in known]
+    return [
+        msgspec.structs.replace(
+            _with_facts(view, facts, credentials, now),
+            contract_id=found.contract_id if (found := contracts.get(view.name)) else None,
+        )
+        for view in known
+    ]
 
 
 async def list_intents(database: Database, actor: Actor, *, ended: bool = False) -> list[IntentView]:

@@ -52,12 +52,12 @@ class ScalingView(msgspec.Struct, frozen=True):
     min_awake: int
     max_awake: int
     budget_usd_per_hour: str | None
-    """Most dollars per hour for its hosts that are not contracted, an exact decimal; None = no limit."""
+    """Most dollars per hour for its hosts that no contract covers, an exact decimal; None = no limit."""
     host_kinds: list[str]
     """Kinds of hosts that may be created for it, tried in this order; none = no hosts are created."""
     source: Literal["admin", "default"]
     budget_usd_per_month: str | None = None
-    """Most dollars in a UTC month for its hosts that are not contracted, an exact decimal; None = no limit."""
+    """Most dollars in a UTC month for its hosts that no contract covers, an exact decimal; None = no limit."""
     profile: str = ""
     """The profile with which those hosts serve it; empty = the first that fits."""
     acting: str = AS_PLATFORM

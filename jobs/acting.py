@@ -2,14 +2,17 @@
 
 import logging
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.economics.host_bills import covered_parts
+from billing.usage.query import bucket_start
 from core.db import Database
 from core.money import usd_to_pico
 from core.settings import Settings
+from workers.acting.contract_store import any_since, read_contracts
 from workers.acting.decide import PLAN_MAX_AGE, Decision, Money, Situation, decide_hosts
 from workers.acting.places import parse_places
 from workers.acting.plan import Mode
@@ -53,7 +56,7 @@ async def act_on_plan(database: Database, settings: Settings, providers: frozens
         if rules.mode is Mode.OFF:
             return 0
         catalog = load_catalog()
-        contracted = frozenset(kind for kind, host in catalog.hosts.items() if host.contracted)
+        own = frozenset(kind for kind, host in catalog.hosts.items() if host.own)
         limits = await read_effective_limits(connection)
         decision = decide_hosts(
             Situation(
@@ -63,9 +66,10 @@ async def act_on_plan(database: Database, settings: Settings, providers: frozens
                 intents=await read_recent(connection),
                 places=places,
                 providers=providers,
-                contracted=contracted,
+                own=own,
                 limits=limits,
-                money=await _money(connection, settings, rules, providers, read.now, contracted),
+                money=await _money(connection, settings, rules, providers, read.now, own),
+                contracts=await read_contracts(connection),
                 mode=Mode.DRY_RUN if settings.hosts_dry_run else rules.mode,
             )
         )
@@ -104,14 +108,9 @@ async def _money(
     rules: ActingRules,
     providers: Iterable[str],
     now: datetime,
-    contracted: frozenset[str],
+    own: frozenset[str],
 ) -> Money:
     """Ceilings, prices, and what the hosts of each model have cost since the UTC month began."""
-    month = now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    spent: dict[str, int] = {}
-    for one in await read_billed(connection, month, now):
-        if one.kind not in contracted:
-            spent[one.model] = spent.get(one.model, 0) + host_cost_pico(one, month, now)
     known = await known_prices(connection)
     return Money(
         Ceilings(settings.hosts_max, usd_to_pico(settings.hosts_max_usd_per_hour)),
@@ -120,9 +119,23 @@ async def _money(
             for provider in providers
             for kind, price in known.items()
         },
-        spent,
+        await _spent(connection, now, own),
         rules.budget_usd_pico_per_month,
     )
+
+
+async def _spent(connection: AsyncConnection, now: datetime, own: frozenset[str]) -> dict[str, int]:
+    """Picodollars by model since the UTC month began, without what contracts cover."""
+    month = bucket_start(now, "month")
+    covered = {}
+    if await any_since(connection, month):
+        covered = await covered_parts(connection, month, bucket_start(now, "hour") + timedelta(hours=1))
+    spent: dict[str, int] = {}
+    for one in await read_billed(connection, month, now):
+        if one.kind not in own:
+            cost = host_cost_pico(one, month, now) - covered.get(one.name, 0)
+            spent[one.model] = spent.get(one.model, 0) + cost
+    return spent
 
 
 async def known_prices(connection: AsyncConnection) -> dict[str, int]:

@@ -35,6 +35,7 @@ from scheduler.demand_counts import DemandCounts, KnownPlaces
 from scheduler.held_replicas import HeldReplicas
 from scheduler.listeners import Listener
 from scheduler.wire import BoundTo, HostView, PlaceRequest, PlanView, QueueView, Released
+from workers.acting.contracts import Contracts, HostContract, covering
 from workers.acting.places import Places
 from workers.added_models import with_added
 from workers.catalog import Catalog, CatalogModel, EngineProfile
@@ -162,6 +163,11 @@ class LivePlanner(Listener):
         self._hit_tokens: dict[str, int] = {}
         self._states: dict[str, tuple[Rung, float]] = {}
         self._held = HeldReplicas()
+        self._contracts = Contracts()
+        self._covered: Mapping[str, HostContract] = {}
+        """By host: the contract that covers it."""
+        self._free: Mapping[tuple[str, str], int] = {}
+        """Hosts that contracts cover beside those that there are, by kind and region (empty = any)."""
         self._last = 0.0
 
     def on_submit(self, client: str, request: PlaceRequest, at: float, *, announced: bool) -> None:
@@ -214,6 +220,9 @@ class LivePlanner(Listener):
         providers of hosts report. Raises PlanningError when a model's figures are out of range.
         """
         elapsed, self._last = max(1e-3, now - self._last), now
+        if self._scaling is not None and self._scaling.contracts is not self._contracts:
+            self._contracts = self._scaling.contracts
+            self._covered, self._free = self._contracts.assigned, self._contracts.free
         by_engine: dict[str, list[Replica]] = {}
         for replica in replicas.values():
             by_engine.setdefault(replica.engine.replica_id, []).append(replica)
@@ -248,7 +257,7 @@ class LivePlanner(Listener):
                 [
                     msgspec.structs.replace(
                         host,
-                        usd_per_hour=self._cost(host.kind),
+                        usd_per_hour=0.0 if covering(self._covered, host.host_id) else self._cost(host.kind),
                         gpu=self._catalog.gpu_of(host.kind),
                         slots=self._slots(host.kind, host.model),
                     )
@@ -309,24 +318,23 @@ class LivePlanner(Listener):
         return {} if self._scaling is None else self._scaling.limits
 
     def _kinds(self, model: CatalogModel, limits: ScalingLimits) -> tuple[HostOption, ...]:
-        """The kinds of hosts that may be created for a model; those without a known price are left out."""
-        options = []
+        """The kinds of hosts that may be created for a model: those that contracts cover first, as many as they have
+        room for. Without a contract those without a known price are left out."""
+        options, covered = list[HostOption](), list[HostOption]()
         for kind in limits.host_kinds:
-            usd = self._usd_per_hour(kind)
-            count = self._per_host(model, kind, limits)
-            if count and usd is not None:
-                regions = dict.fromkeys(place.region.lower() for place in self._places.of(kind))
-                options.append(
-                    HostOption(
-                        kind,
-                        self._cost(kind),
-                        count,
-                        tuple(regions),
-                        self._catalog.gpu_of(kind),
-                        limits.shares,
-                    )
-                )
-        return tuple(sorted(options, key=lambda option: self._turn(option.kind)))
+            per_host = self._per_host(model, kind, limits)
+            if not per_host:
+                continue
+            regions = tuple(dict.fromkeys(place.region.lower() for place in self._places.of(kind)))
+            gpu, shares = self._catalog.gpu_of(kind), limits.shares
+            covered += [
+                HostOption(kind, 0.0, per_host, (region,) if region else regions, gpu, shares, count)
+                for (of, region), count in sorted(self._free.items())
+                if of == kind and (not region or region in regions)
+            ]
+            if self._usd_per_hour(kind) is not None:
+                options.append(HostOption(kind, self._cost(kind), per_host, regions, gpu, shares))
+        return (*covered, *sorted(options, key=lambda option: self._turn(option.kind)))
 
     def _per_host(self, model: CatalogModel, kind: str, limits: ScalingLimits) -> int:
         """Replicas of a model that a created host of a kind has; 0 = it does not fit, or what it shares hosts with."""
@@ -356,12 +364,12 @@ class LivePlanner(Listener):
         return () if spec is None else spec.kinds
 
     def _turn(self, kind: str) -> int:
-        """Contracted hours first, spot second, on-demand last; kinds of the same sort in the admin's order."""
-        return 0 if self._contracted(kind) else 1 if kind.endswith(SPOT) else 2
+        """The operator's own hosts first, spot second, on-demand last; kinds of the same sort in the admin's order."""
+        return 0 if self._own(kind) else 1 if kind.endswith(SPOT) else 2
 
     def _cost(self, kind: str) -> float:
-        """USD per hour that a host of that kind costs beside what is paid in any case."""
-        return 0.0 if self._contracted(kind) else self._usd_per_hour(kind) or 0.0
+        """USD per hour that a host of that kind costs without a contract."""
+        return 0.0 if self._own(kind) else self._usd_per_hour(kind) or 0.0
 
     def _usd_per_hour(self, kind: str) -> float | None:
         """The price of a host of that kind: that of the books, else the catalog's; None = not known."""
@@ -371,10 +379,10 @@ class LivePlanner(Listener):
             return booked
         return float(known.price.usd_per_hour)
 
-    def _contracted(self, kind: str) -> bool:
-        """Whether hosts of that kind are paid for in any case; so is one that the catalog does not know."""
+    def _own(self, kind: str) -> bool:
+        """Whether hosts of that kind are the operator's own; so is one that the catalog does not know."""
         known = self._catalog.hosts.get(kind)
-        return known is None or known.contracted
+        return known is None or known.own
 
     def _replica(
         self,
@@ -420,8 +428,12 @@ class LivePlanner(Listener):
         stated = kind.ram_gb.value if kind is not None and kind.ram_gb is not None else 0.0
         ram = host.memory_gb or stated
         price = self._usd_per_hour(host.host_kind) or 0.0
-        contracted = self._contracted(host.host_kind)
-        return HostObservation(host.host_id, host.gpus, ram, contracted, price, host.host_kind, host.region)
+        contract = covering(self._covered, host.host_id)
+        contracted = contract is not None or self._own(host.host_kind)
+        words = "" if contract is None else contract.words
+        return HostObservation(
+            host.host_id, host.gpus, ram, contracted, price, host.host_kind, host.region, words
+        )
 
     def _forget(self, known: Iterable[str]) -> None:
         keep = set(known)

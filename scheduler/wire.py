@@ -242,6 +242,8 @@ class ModelPlanView(msgspec.Struct, frozen=True):
     """Seconds until its first replica serves, where it waits for GPUs that other models use; null = it does not."""
     places: tuple["PlacePlanView", ...] = ()
     """Where requests are bound, or an admin has set a minimum: how many of `target` have to be there."""
+    most: dict[str, int] = {}
+    """Kinds of hosts with a maximum: how many replicas may be awake on their hosts."""
 
 
 class PlacePlanView(msgspec.Struct, frozen=True):
@@ -313,6 +315,15 @@ class HostRemovalView(msgspec.Struct, frozen=True):
     region: str = ""
 
 
+class HostKeptView(msgspec.Struct, frozen=True):
+    """A host that the autoscaler needs for nothing now and keeps."""
+
+    host_id: str
+    kind: str
+    reason: str
+    region: str = ""
+
+
 class PlanView(msgspec.Struct):
     """The plan of the autoscaler, bounded."""
 
@@ -323,3 +334,4 @@ class PlanView(msgspec.Struct):
     kinds: list[KindPlanView] = []
     create: list[HostCreationView] = []
     destroy: list[HostRemovalView] = []
+    kept: list[HostKeptView] = []

@@ -85,8 +85,9 @@ class HostKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price: HostPrice | None = None
     ram_gb: Figure | None = None
     """Host memory in GB, for KV caches behind the engines' own and the weights of sleeping replicas."""
-    contracted: bool = False
-    """Whether its hours are paid for in any case: the autoscaler never destroys such a host, and counts no cost."""
+    own: bool = False
+    """Whether nobody bills it by the hour: it is the operator's machine, or somebody else's. The autoscaler never
+    destroys such a host, and counts no cost."""
 
 
 class ListPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,8 @@ from core.db import Database
 from core.money import PICO_PER_USD
 from core.polled_snapshot import PolledSnapshot
 from core.supervise import supervise
+from workers.acting.contract_store import read_contracts
+from workers.acting.contracts import Contracts
 from workers.acting.plan import Mode
 from workers.models import RETIRED_NOW
 from workers.tables import model_scaling, models
@@ -54,13 +56,13 @@ class ScalingLimits(msgspec.Struct, frozen=True):
     """Replicas that are always awake; it comes before the budget."""
     max_awake: int = DEFAULT_MAX
     budget_usd_pico_per_hour: int | None = None
-    """Most picodollars per hour for the model's hosts that are not contracted; None = no limit."""
+    """Most picodollars per hour for the model's hosts that no contract covers; None = no limit."""
     host_kinds: tuple[str, ...] = ()
     """Kinds of hosts that may be created for it, tried in this order."""
     acting: Mode | None = None
     """Whether the plan is acted on for it; None = as the platform's switch says."""
     budget_usd_pico_per_month: int | None = None
-    """Most picodollars in a UTC month for the model's hosts that are not contracted; None = no limit."""
+    """Most picodollars in a UTC month for the model's hosts that no contract covers; None = no limit."""
     profile: str = ""
     """The profile with which hosts that are created serve it; empty = the first that fits."""
     regions: tuple[RegionReplicas, ...] = ()
@@ -231,6 +233,8 @@ class ScalingDirectory(PolledSnapshot):
         self._prices: dict[str, int] = {}
         self.list_prices: Mapping[str, AnswerPrice] = {}
         """By model, as finance has set them."""
+        self.contracts = Contracts()
+        """Those for hosts that run, with the hosts that they may cover."""
 
     async def start(self) -> None:
         """Read in the background, first after POLL_S: the scheduler serves without PostgreSQL, too."""
@@ -243,5 +247,6 @@ class ScalingDirectory(PolledSnapshot):
 
     async def _read(self, connection: AsyncConnection) -> None:
         limits, prices = await read_effective_limits(connection), await read_host_prices(connection)
-        list_prices = await read_list_prices(connection)
+        list_prices, contracts = await read_list_prices(connection), await read_contracts(connection)
         self.limits, self._prices, self.list_prices = limits, prices, list_prices
+        self.contracts = contracts

@@ -144,7 +144,7 @@ class ScalingOut(ResponseModel):
     min_awake: int = Field(description="Replicas that are always awake; it comes before the budget.")
     max_awake: int
     budget_usd_per_hour: str | None = Field(
-        description="Most dollars per hour for its hosts that are not contracted; null = no limit."
+        description="Most dollars per hour for its hosts that no contract covers; null = no limit."
     )
     host_kinds: list[str] = Field(
         description="Kinds of hosts that may be created for it, tried in this order; none = no hosts are created."

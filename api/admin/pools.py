@@ -131,6 +131,9 @@ class ModelPlanOut(ResponseModel):
         description="Seconds until its first replica serves, where it waits for GPUs that other models use."
     )
     places: list[PlacePlanOut] = Field(description="Where requests are bound, or a minimum is set.")
+    most: dict[str, int] = Field(
+        description="Kinds of hosts with a maximum: how many replicas may be awake on their hosts."
+    )
 
 
 class PlanChangeOut(ResponseModel):
@@ -174,6 +177,15 @@ class HostRemovalOut(ResponseModel):
     reason: str
 
 
+class HostKeptOut(ResponseModel):
+    """A host that the autoscaler needs for nothing now and keeps."""
+
+    host_id: str
+    kind: str
+    region: str
+    reason: str
+
+
 class PlanOut(ResponseModel):
     """What the autoscaler plans."""
 
@@ -183,6 +195,7 @@ class PlanOut(ResponseModel):
     kinds: list[KindPlanOut]
     create: list[HostCreationOut]
     destroy: list[HostRemovalOut]
+    kept: list[HostKeptOut]
 
 
 class ActingOut(ResponseModel):
@@ -190,7 +203,7 @@ class ActingOut(ResponseModel):
 
     acting: Literal["off", "dry-run", "on"]
     budget_usd_per_month: str | None = Field(
-        description="Most dollars in a UTC month for all hosts that are not contracted; null = no limit."
+        description="Most dollars in a UTC month for all hosts that no contract covers; null = no limit."
     )
 
 

@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
@@ -38,6 +39,7 @@ class ProviderHostOut(ResponseModel):
     silent_since: datetime | None = Field(
         description="Last heartbeat of one that joined and has fallen silent; null for others."
     )
+    contract_id: UUID | None = Field(description="The contract that covers it now; null = none does.")
 
 
 class HostCostOut(ResponseModel):

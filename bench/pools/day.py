@@ -214,7 +214,7 @@ class CloudPool(DayPool):
                 intents=list(intents.values()),
                 places=_PLACES,
                 providers=frozenset({NAME}),
-                contracted=frozenset(),
+                own=frozenset(),
                 limits={
                     self._spec.model: ScalingLimits(
                         self._spec.min_awake, self._spec.max_awake, None, (self._kind.slug,)

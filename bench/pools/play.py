@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bench.pools.day import CloudPool, HostKind, Seen
 from core.errors import InvalidRequest
 from core.money import PICO_PER_USD, usd_to_pico
+from scheduler.autoscaling import SPOT
 from scheduler.core.autoscale.state import HostOption, ModelSpec, Rung, RungFigures
 from sim.pool.autoscaling_load import Lengths
 from sim.pool.autoscaling_policies import PenstockScaler
@@ -87,14 +88,14 @@ def days_of(
 
 
 def _kind(catalog: Catalog, model: str, profile: str) -> HostKind:
-    """The kind of host of the profile, or the one like it that is paid by the hour."""
+    """The kind of host like that of the profile that is paid by the hour, a spot one where there is any."""
     chosen, ladder = catalog.model(model).profile(profile), catalog.ladder
     if ladder is None:
         raise InvalidRequest("the catalog has no [ladder]")
     own = catalog.hosts[chosen.host_kind]
-    for slug, host in sorted(catalog.hosts.items()):
+    for slug, host in sorted(catalog.hosts.items(), key=lambda row: (not row[0].endswith(SPOT), row[0])):
         alike = (host.gpu, host.gpus) == (own.gpu, own.gpus)
-        if alike and host.price is not None and not host.contracted:
+        if alike and host.price is not None and not host.own:
             usd_pico = usd_to_pico(host.price.usd_per_hour)
             return HostKind(
                 slug, usd_pico, chosen.instances, ladder.create_s.value, ladder.stopped_wake_s.value

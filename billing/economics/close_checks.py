@@ -44,8 +44,8 @@ async def engines_explained(connection: AsyncConnection, month: date) -> CheckRe
 _UNPRICED_HOSTS = text(
     f"""
     WITH {HOST_HOURS}
-    SELECT b.kind AS host_kind, min(b.hour) AS first, count(DISTINCT b.hour) AS hours FROM beats b
-    WHERE NOT b.provided AND b.seconds > 0 AND NOT EXISTS (
+    SELECT b.kind AS host_kind, min(b.hour) AS first, count(DISTINCT b.hour) AS hours FROM covered b
+    WHERE NOT b.provided AND b.seconds > 0 AND b.wants > b.near + b.anywhere AND NOT EXISTS (
         SELECT 1 FROM host_prices p WHERE p.host_kind = b.kind AND p.effective_from <= b.hour)
     GROUP BY b.kind ORDER BY b.kind
     """  # noqa: S608 - the names above
@@ -53,8 +53,8 @@ _UNPRICED_HOSTS = text(
 
 
 async def hosts_priced(connection: AsyncConnection, month: date) -> CheckResult:
-    """Every kind of host that ran in the month and that no provider bills had a price in each of its hours; without one
-    its hours cost $0."""
+    """Every kind of host that ran in the month and that neither a provider bills nor a contract covers had a price in
+    each of its hours; without one its hours cost $0."""
     rows = (await connection.execute(_UNPRICED_HOSTS, host_bounds(*bounds(month)))).all()
     if not rows:
         return CheckResult("hosts_priced", True, "every host that ran has a price")

@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.economics.host_bills import HOST_HOURS, NO_AGENT, host_bounds
+from billing.economics.host_bills import HOST_HOURS, host_bounds
 from billing.economics.split_sql import floors, share
 
 SERVING_STATES = ("serving", "draining")
@@ -52,7 +52,7 @@ _COSTS = text(
     FROM (
         SELECT hour, model, state, cost_share, us_share, machine_us_share FROM shares
         UNION ALL
-        SELECT hour, model, '{NO_AGENT}', silent_cost, silent * gpus * 1000000, silent * greatest(gpus, 1) * 1000000
+        SELECT hour, model, unused, silent_cost, silent * gpus * 1000000, silent * greatest(gpus, 1) * 1000000
         FROM host_hours WHERE silent > 0 OR silent_cost > 0) known
     GROUP BY hour, model, state ORDER BY hour, model, state
     """  # noqa: S608 - the names above

@@ -74,16 +74,8 @@ async def set_host_price(
     whole UTC hour (None = the present hour). The same instant again replaces that row. Raises InvalidRequest for an
     argument out of these bounds or an unknown kind, Conflict when the cost of a closed month would change.
     """
-    await _check_kind(connection, host_kind)
-    try:
-        price = usd_to_pico(usd_per_hour)
-    except ValueError as error:
-        raise InvalidRequest(str(error), param="usd_per_hour") from None
-    if not 0 <= price <= usd_to_pico(str(MAX_USD_PER_HOUR)):
-        raise InvalidRequest(
-            f"a host costs 0 to {MAX_USD_PER_HOUR:,} dollars an hour, not {usd_per_hour}",
-            param="usd_per_hour",
-        )
+    await check_kind(connection, host_kind, param="host_kind")
+    price = parse_price(usd_per_hour)
     source = " ".join(source.split())
     if not 1 <= len(source) <= MAX_SOURCE:
         raise InvalidRequest(f"say where the price is from, in 1 to {MAX_SOURCE} characters", param="source")
@@ -109,11 +101,25 @@ async def set_host_price(
     return next(view for view in prices if view.effective_from == started)
 
 
-async def _check_kind(connection: AsyncConnection, host_kind: str) -> None:
-    """Raise InvalidRequest unless the catalog or a registered host has this kind."""
+def parse_price(usd_per_hour: str) -> int:
+    """Picodollars per hour. Raises InvalidRequest unless it is a decimal from 0 to MAX_USD_PER_HOUR."""
+    try:
+        price = usd_to_pico(usd_per_hour)
+    except ValueError as error:
+        raise InvalidRequest(str(error), param="usd_per_hour") from None
+    if not 0 <= price <= usd_to_pico(str(MAX_USD_PER_HOUR)):
+        raise InvalidRequest(
+            f"a host costs 0 to {MAX_USD_PER_HOUR:,} dollars an hour, not {usd_per_hour}",
+            param="usd_per_hour",
+        )
+    return price
+
+
+async def check_kind(connection: AsyncConnection, host_kind: str, *, param: str) -> None:
+    """Raise InvalidRequest, of `param`, unless the catalog or a registered host has this kind."""
     seen = await connection.scalars(text("SELECT DISTINCT host_kind FROM hosts"))
     known = sorted({*load_catalog().hosts, *seen})
     if host_kind not in known:
         raise InvalidRequest(
-            f"there is no kind of host {host_kind[:80]!r}; there are: {', '.join(known)}", param="host_kind"
+            f"there is no kind of host {host_kind[:80]!r}; there are: {', '.join(known)}", param=param
         )

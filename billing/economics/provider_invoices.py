@@ -14,7 +14,7 @@ from sqlalchemy import insert, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.economics.host_bills import HOST_HOURS, NO_AGENT, host_bounds
+from billing.economics.host_bills import HOST_HOURS, host_bounds
 from billing.economics.split_sql import floors, share
 from billing.economics.tables import provider_invoice_lines, provider_invoices
 from billing.ledger.months import bounds
@@ -295,7 +295,7 @@ _STATES = text(
     SELECT kind, state, sum(seconds) AS seconds, sum(cost) AS cost FROM (
         SELECT kind, state, work AS seconds, cost_share AS cost FROM shares
         UNION ALL
-        SELECT kind, '{NO_AGENT}', silent, silent_cost FROM host_hours WHERE silent > 0 OR silent_cost > 0) known
+        SELECT kind, unused, silent, silent_cost FROM host_hours WHERE silent > 0 OR silent_cost > 0) known
     GROUP BY kind, state ORDER BY kind COLLATE "C", state COLLATE "C"
     """  # noqa: S608 - the names above
 )

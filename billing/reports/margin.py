@@ -63,7 +63,7 @@ class EconomicsRow(msgspec.Struct):
     """One line of the report. Amounts are exact decimal dollars; None = does not apply."""
 
     line: str
-    """direct (usage) | warm_idle | loading | asleep | no_agent | serving (without usage)"""
+    """direct (usage) | warm_idle | loading | asleep | no_agent | contract_unused | serving (without usage)"""
     tenant_id: str | None = None
     tenant: str | None = None
     model: str | None = None

@@ -114,7 +114,7 @@ def set_scaling(
     budget: Annotated[
         str | None,
         typer.Option(
-            "--budget", help="Most dollars per hour for its hosts that are not contracted; none = no limit."
+            "--budget", help="Most dollars per hour for its hosts that no contract covers; none = no limit."
         ),
     ] = None,
     host_kinds: Annotated[

@@ -12,6 +12,7 @@ import typer
 
 from admin import acting as admin_acting
 from admin import pools
+from cli.commands import host_contracts
 from cli.commands.roles import load_settings
 from cli.context import AsJson, DataDir, acting, emit, open_db, perform, run, runtime, shell_actor
 from core.addresses import parse_addresses
@@ -24,6 +25,7 @@ from scheduler.wire import PlanView
 from workers.host_acceptances import StoredAcceptance
 
 app = typer.Typer(help="Hosts and replicas: what runs where; drain, wake, restart.", no_args_is_help=True)
+app.add_typer(host_contracts.app, name="contract")
 
 ReplicaId = Annotated[str, typer.Argument(metavar="REPLICA", help="Id of the replica, as `list` shows it.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
@@ -87,7 +89,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: penstock pools plan --json")
 def plan(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show what the autoscaler plans now, and where: replicas by model, moves, hosts to create and to destroy."""
+    """Show what the autoscaler plans now, and where: replicas by model, moves, hosts to create, destroy and keep."""
 
     async def act() -> PlanView:
         async with open_scheduler(data_dir) as client:
@@ -104,6 +106,7 @@ def plan(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             "pending": row.pending,
             "target": row.target,
             "places": ", ".join(f"{place.target} {place.words}" for place in row.places),
+            "most": ", ".join(f"{most} on hosts of kind {kind}" for kind, most in row.most.items()),
             "reason": row.reason,
         }
         for row in found.models
@@ -116,6 +119,7 @@ def plan(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     ]
     emit(creations, as_json, title="Hosts to create")
     emit(found.destroy, as_json, title="Hosts to destroy")
+    emit(found.kept, as_json, title="Hosts that are kept")
 
 
 @app.command(epilog="Example: penstock pools acceptances --host b300-1-3f9a")
@@ -172,7 +176,7 @@ def set_acting(
         str | None,
         typer.Option(
             "--month-budget",
-            help="Most dollars in a UTC month for all hosts that are not contracted: none is created beyond it, and "
+            help="Most dollars in a UTC month for all hosts that no contract covers: none is created beyond it, and "
             "the newest are destroyed, down to the models' minima; none = no limit.",
         ),
     ] = None,

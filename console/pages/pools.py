@@ -15,6 +15,7 @@ from console.components.table import Cell, Column, Row, actions_cell, cell, data
 from console.deps import Console
 from console.format import Formatted, count, moment, percent, seconds
 from console.panels.acts import SHOWN, ActsPanel
+from console.panels.host_contracts import HostContractsPanel
 from console.panels.invitations import InvitationsPanel
 from console.panels.scheduling import SchedulingPanel
 from console.viewer import Viewer, toast_ok
@@ -100,6 +101,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     acts = ActsPanel()
     with card("Hosts", flush=True):
         hosts = data_table(_HOST_COLUMNS, [], label="Hosts", nothing="No host has reported yet.")
+    contracts = HostContractsPanel(console, viewer)
     invitations = InvitationsPanel(console, viewer)
 
     shown_problems: list[tuple[str, str]] | None = None
@@ -137,6 +139,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         found = await host_joining.joining(console.database, viewer.actor, names)
         registered, silent = found.registrations, found.silent
         invitations.show(found.invitations)
+        await contracts.refresh()
 
     async def refresh_acts() -> None:
         found = await acting.timeline(console.database, viewer.actor, limit=SHOWN)

@@ -36,6 +36,7 @@ LINES = {
     "asleep": "Asleep",
     "draining": "Draining",
     "no_agent": "No agent",
+    "contract_unused": "Contract, not used",
     "serving": "Serving without usage",
 }
 """State of a host without usage -> its label."""

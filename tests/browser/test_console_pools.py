@@ -171,8 +171,36 @@ async def test_invite_a_host_and_revoke_it(person: Person, site: Site) -> None:
     assert credential.revoked_at is not None
 
 
-async def test_finance_sees_invitations_and_makes_none(person: Person) -> None:
+async def test_enter_a_contract_for_hosts_and_end_it(person: Person) -> None:
+    await person.sign_in(ADMIN)
+    await person.open("/pools")
+    page, dialog = person.page, person.page.get_by_role("dialog")
+    await page.get_by_role("button", name="Add contract").click()
+    await dialog.get_by_label("Kind of host").fill("gpu-h100x8-640gb")
+    await dialog.get_by_label("Number of hosts").fill("two")
+    await dialog.get_by_label("Dollars per hour").fill("30.25")
+    await dialog.get_by_label("Where it stands").fill("contract 17")
+    await dialog.get_by_label("Reason").fill("signed")
+    await dialog.get_by_role("button", name="Add contract").click()
+    await expect(page.get_by_text("must be a whole number, not 'two'")).to_be_visible()
+    await dialog.get_by_label("Number of hosts").fill("2")
+    await dialog.get_by_role("button", name="Add contract").click()
+    row = page.locator("[aria-label='Contracts for hosts'] tbody tr", has_text="contract 17")
+    await expect(row).to_contain_text("Running")
+    await expect(row).to_contain_text("30.25")
+    await expect(row).to_contain_text("open")
+    assert await person.overflow() <= 0
+    await row.get_by_role("button", name="End").click()
+    await dialog.get_by_label("Until").fill("2099-01-01")
+    await dialog.get_by_label("Reason").fill("not renewed")
+    await dialog.get_by_role("button", name="End contract").click()
+    await expect(row).to_contain_text("2099-01-01 00:00 UTC")
+
+
+async def test_finance_sees_invitations_and_contracts_and_makes_none(person: Person) -> None:
     await person.sign_in(FINANCE)
     await person.open("/pools")
+    await expect(person.page.locator("[aria-label='Contracts for hosts']")).to_be_visible()
+    await expect(person.page.get_by_role("button", name="Add contract")).to_have_count(0)
     await expect(person.page.locator("[aria-label='Invitations']")).to_be_visible()
     await expect(person.page.get_by_role("button", name="Invite host")).to_have_count(0)

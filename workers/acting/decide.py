@@ -5,7 +5,7 @@ Its rules:
 * A creation counts beside the hosts that the plan knew of. What was desired or created since it was made counts for
   it, so a plan that is read twice creates no host twice.
 * A host is destroyed by its name, when the plan says that no engine runs on it, and never while the model is below its
-  minimum. Hosts of contracted kinds are never destroyed.
+  minimum. Hosts that a contract covers, and the operator's own, are never destroyed, and count for no budget.
 * Groups of hosts that a person decides on are left alone until their decision expires.
 * A host whose creation was refused is given up, so that the plan chooses again: the next region, or the next kind.
 * A host that several models share is theirs together: the plan acts on it where it acts for all of them, it stays while
@@ -14,12 +14,15 @@ Its rules:
   the month has no room are retired, the newest first, down to the minimum.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
 from core.money import pico_to_usd
+from workers.acting.contracts import Contracts
+from workers.acting.covered import Covered, covered_hosts
 from workers.acting.places import SETTING, Place, Places
 from workers.acting.plan import ActResult, Mode, PlannedCreation, PlannedRemoval, PoolAct, StoredPlan, mode_of
 from workers.providers.ceilings import Ceilings
@@ -40,7 +43,7 @@ GIVEN_UP = "it could not be created; the plan chooses again"
 
 
 class Money(msgspec.Struct, frozen=True):
-    """What hosts may cost and have cost, in picodollars. Hosts of contracted kinds cost nothing here."""
+    """What hosts may cost and have cost, in picodollars. Covered hosts and the operator's own cost nothing here."""
 
     ceilings: Ceilings
     """Of each provider."""
@@ -63,12 +66,14 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     places: Places
     providers: frozenset[str]
     """Those that are set up."""
-    contracted: frozenset[str]
-    """Kinds of hosts that are paid for in any case."""
+    own: frozenset[str]
+    """Kinds of hosts that are the operator's own."""
     limits: Mapping[str, ScalingLimits]
     money: Money
     mode: Mode
     """The platform's switch."""
+    contracts: Contracts = Contracts()
+    """Those that run, and the hosts that they may cover."""
 
 
 class Decision(msgspec.Struct):
@@ -109,6 +114,10 @@ class _Decider:
         self._persons = {row.group for row in situation.desired if row.is_persons(situation.now)}
         self._counts = {row.group: row.count for row in situation.desired}
         self._open = {one.name: one for one in situation.intents if one.state is not IntentState.ENDED}
+        ours = {one.name for one in situation.intents}
+        joined = tuple(one for one in situation.contracts.hosts if one.name not in ours)
+        self._contracts = Contracts(situation.contracts.running, joined)
+        """With the hosts that joined by themselves."""
         self._granted: list[tuple[PlannedCreation, int]] = []
         """Creations that were decided on, with the hosts of each that exist or are desired by now."""
 
@@ -162,13 +171,14 @@ class _Decider:
         least_loss = sorted(
             self._open.values(), key=lambda one: (not _serves(one), one.requested_at, one.name), reverse=True
         )
+        covered = self._covered().hosts
         for intent in least_loss:
             if model is not None and model not in intent.models:
                 continue
-            if not intent.wanted or intent.kind in self._at.contracted:
+            if not intent.wanted or intent.kind in self._at.own or intent.name in covered:
                 continue
             mode, budget = self._mode(intent.model), self._budget(model)
-            _, rate = self._expected(self._at.providers, model, contracted=False, leaving=False)
+            _, rate = self._expected(self._at.providers, model, free=False, leaving=False)
             if mode is Mode.OFF or budget is None or self._spent(model) + rate <= budget:
                 continue
             why = self._over_budget(model, budget, rate)
@@ -247,8 +257,10 @@ class _Decider:
 
     def _kept(self, intent: Intent) -> str:
         """Why a host is not destroyed; empty = it may be."""
-        if intent.kind in self._at.contracted:
-            return f"hosts of kind {intent.kind} are contracted"
+        if (contract := self._covered().hosts.get(intent.name)) is not None:
+            return f"it is paid for by {contract.words}"
+        if intent.kind in self._at.own:
+            return f"hosts of kind {intent.kind} are the operator's own"
         if not self._is_plans(intent.group):
             return "a person decides on its group; `penstock hosts desired` shows it"
         for model in intent.models:
@@ -305,9 +317,12 @@ class _Decider:
     def _unaffordable(self, group: HostGroup) -> str:
         """Which ceiling or budget one more host would exceed; empty = none."""
         money, provider = self._at.money, group.provider
+        contract = self._covered(group).next
         price = money.prices.get((provider, group.kind))
         if price is None:
-            return f"the price of {group.kind} is not known"
+            if contract is None:
+                return f"the price of {group.kind} is not known"
+            price = contract.usd_pico_per_hour
         hosts, rate = self._expected({provider}, None)
         if hosts >= money.ceilings.hosts:
             return f"there are {hosts} hosts, and PENSTOCK_HOSTS_MAX is {money.ceilings.hosts}"
@@ -316,11 +331,11 @@ class _Decider:
                 f"hosts cost {pico_to_usd(rate)} USD per hour, one more {pico_to_usd(price)}: more than "
                 f"PENSTOCK_HOSTS_MAX_USD_PER_HOUR, {pico_to_usd(money.ceilings.usd_pico_per_hour)}"
             )
-        if group.kind in self._at.contracted:
+        if contract is not None or group.kind in self._at.own:
             return ""
         for model in (*models_of(group.model), None):
             budget = self._budget(model)
-            _, rate = self._expected(self._at.providers, model, contracted=False)
+            _, rate = self._expected(self._at.providers, model, free=False)
             rate += _part(price, group.model, model)
             # Else it would be retired for the same budget as soon as it serves.
             if budget is not None and self._spent(model) + ROOM_HOURS * rate > budget:
@@ -349,19 +364,21 @@ class _Decider:
         providers: frozenset[str] | set[str],
         model: str | None,
         *,
-        contracted: bool = True,
+        free: bool = True,
         leaving: bool = True,
     ) -> tuple[int, int]:
         """Hosts of these providers that exist or will, of a model or of all, and its picodollars per hour for them.
 
-        Without `leaving` only those that stay.
+        Without `leaving` only those that stay; without `free` only those that are neither covered nor the operator's
+        own.
         """
         prices = self._at.money.prices
+        covered = {} if free else self._covered().groups
 
         def counts(group: HostGroup) -> bool:
-            free = group.kind in self._at.contracted
+            own = group.kind in self._at.own
             ours = model is None or model in models_of(group.model)
-            return group.provider in providers and ours and (contracted or not free)
+            return group.provider in providers and ours and (free or not own)
 
         going = [
             _part(one.usd_pico_per_hour or 0, one.model, model)
@@ -369,12 +386,22 @@ class _Decider:
             if leaving and not one.wanted and one.state is not IntentState.WRITTEN and counts(one.group)
         ]
         staying = [
-            (self._held(group), _part(prices.get((group.provider, group.kind), 0), group.model, model))
+            (
+                self._held(group) - covered.get(group, 0),
+                _part(prices.get((group.provider, group.kind), 0), group.model, model),
+            )
             for group in {*self._counts, *(one.group for one in self._open.values())}
             if counts(group)
         ]
         hosts = len(going) + sum(held for held, _ in staying)
         return hosts, sum(going) + sum(held * price for held, price in staying)
+
+    def _covered(self, more: HostGroup | None = None) -> Covered:
+        """The hosts that exist or will and that contracts cover; `next` is for one `more` of a group."""
+        wanted = [one for one in self._open.values() if one.wanted]
+        there = Counter(one.group for one in wanted)
+        unnamed = {group: self._held(group) - there[group] for group in self._counts}
+        return covered_hosts(self._contracts, wanted, unnamed, self._at.now, more)
 
     def _counts_for(self, intent: Intent, creation: PlannedCreation) -> bool:
         return intent.wanted and _is_for(intent.group, creation)

@@ -1,6 +1,6 @@
-"""Tables of acting: the plan as the scheduler stored it last, the platform's switch, and every act."""
+"""Tables of acting: the plan as the scheduler stored it last, the platform's switch, every act, contracts for hosts."""
 
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Identity, Index, Table
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Identity, Index, Integer, Table, Uuid
 from sqlalchemy.dialects.postgresql import JSONB
 
 from core.columns import clock_instant, count, instant, pico, string
@@ -46,3 +46,26 @@ pool_acts = Table(
     Index("ix_pool_acts_at", "at"),
 )
 """What was done for the autoscaler's plan, would have been done, or was refused, with the reason."""
+
+host_contracts = Table(
+    "host_contracts",
+    metadata,
+    Column("contract_id", Uuid, primary_key=True),
+    string("kind"),
+    string("region"),
+    Column("count", Integer, nullable=False),
+    instant("starts_at"),
+    instant("ends_at", nullable=True),
+    pico("usd_pico_per_hour"),
+    string("source"),
+    clock_instant("created_at"),
+    CheckConstraint("count BETWEEN 1 AND 1024", name="count"),
+    CheckConstraint("usd_pico_per_hour >= 0", name="price"),
+    CheckConstraint("region = lower(region)", name="region"),
+    CheckConstraint("ends_at >= starts_at", name="term"),
+    CheckConstraint(
+        "starts_at = date_trunc('hour', starts_at, 'UTC') AND ends_at = date_trunc('hour', ends_at, 'UTC')",
+        name="hours",
+    ),
+)
+"""Hosts of a kind that are paid for during a term (workers/acting/contracts.py). Rows are costs: only ends change."""

@@ -37,7 +37,7 @@ from scheduler.core.autoscale.floors import (
 from scheduler.core.autoscale.ladder import host_dwell_s
 from scheduler.core.autoscale.model_planner import AutoscalerSettings, ModelPlanner
 from scheduler.core.autoscale.plan import Plan
-from scheduler.core.autoscale.plan_rows import kind_plans, model_row, places_of
+from scheduler.core.autoscale.plan_rows import kept_hosts, kind_plans, model_row, places_of
 from scheduler.core.autoscale.retire import removable, retire_order
 from scheduler.core.autoscale.spending import ROUNDING_USD, Spending, over_budget
 from scheduler.core.autoscale.state import (
@@ -206,6 +206,7 @@ class Autoscaler:
             kinds=kind_plans(specs, observation, creations, destroy),
             create=creations.found,
             destroy=destroy,
+            kept=kept_hosts(observation, arrangement.replicas),
         )
 
     def _desired(
@@ -327,7 +328,7 @@ class Autoscaler:
                 reason += f"; at most {limits.most} may be awake {limits.where.words}"
         words = f"{spec.model}: {count} -> {total} awake: {reason}"
         rate = round(model.planned_rate + self._bound[spec.model].unserved_rate, 3)
-        return model_row(spec.model, present, total, rate, words, needed), target, removed
+        return model_row(spec.model, present, total, rate, words, needed, spec.places), target, removed
 
     @staticmethod
     def _over_limits(

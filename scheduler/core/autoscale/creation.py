@@ -51,6 +51,8 @@ class Creations:
         self._on_their_way_to = Counter((host.kind, host.region.lower()) for host in creating)
         self._shared: dict[tuple[str, str], str] = {}
         """By kind and models that share hosts: the model for which such hosts are created in this plan."""
+        self._contracted = Counter[tuple[str, tuple[str, ...]]]()
+        """Hosts that were chosen for places of contracts, by kind and the regions of these."""
 
     def add(
         self,
@@ -89,10 +91,15 @@ class Creations:
                 room = _affordable(option, spec.budget_usd_per_hour - spent_usd)
                 below = max(below_minimum, below_there)
                 count = min(count, max(room, -(-below // option.per_host)), -(-most // option.per_host))
+                if option.contracted is not None:
+                    taken = self._contracted[option.kind, option.regions]
+                    count = min(count, option.contracted - taken)
                 if count <= 0:
                     continue
                 if option.shares and self._shared.setdefault((option.kind, option.shares), name) != name:
                     break  # the next plan sees what those hosts have room for
+                if option.contracted is not None:
+                    self._contracted[option.kind, option.regions] += count
                 present += count * option.per_host * [place]
                 why = "; ".join([reason, *notes])
                 self.found.append(HostCreationView(option.kind, name, count, why, regions, option.shares))
@@ -144,10 +151,11 @@ class Creations:
 
 def _places(spec: ModelSpec, where: Binding) -> Iterator[tuple[HostOption, tuple[str, ...]]]:
     """The kinds of hosts that may be created for demand, and where: one region after the other where they have limits;
-    nowhere in particular for demand that may be served anywhere."""
+    nowhere in particular for demand that may be served anywhere, but in the regions of a contract."""
     by_region = any(each.where.regions for each in spec.places)
     for option in spec.kinds:
-        regions = option.regions if by_region and not where.bound else regions_of(option, where)
+        named = by_region or option.contracted is not None
+        regions = option.regions if named and not where.bound else regions_of(option, where)
         if by_region:
             yield from ((option, (region,)) for region in regions)
         elif regions or not where.bound:

@@ -7,6 +7,7 @@ import msgspec
 from scheduler.core.autoscale.state import ReplicaObservation, Rung
 from scheduler.wire import (
     HostCreationView,
+    HostKeptView,
     HostRemovalView,
     KindPlanView,
     ModelPlanView,
@@ -50,6 +51,7 @@ class Plan(msgspec.Struct, frozen=True):
     create: list[HostCreationView] = []
     """Hosts to create beside those in creation. Empty again in the first plan that has observed them."""
     destroy: list[HostRemovalView] = []
+    kept: list[HostKeptView] = []
 
 
 def changes(plan: Plan, replicas: Sequence[ReplicaObservation]) -> list[Change]:
@@ -76,6 +78,7 @@ def view(plan: Plan, replicas: Sequence[ReplicaObservation]) -> PlanView:
         kinds=plan.kinds,
         create=plan.create,
         destroy=plan.destroy,
+        kept=plan.kept,
     )
 
 

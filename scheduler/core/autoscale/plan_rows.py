@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from scheduler.core.autoscale.creation import Creations
 from scheduler.core.autoscale.floors import Floor, Place, place_of
-from scheduler.core.autoscale.state import ModelSpec, Observation, ReplicaObservation
-from scheduler.wire import HostRemovalView, KindPlanView, ModelPlanView, PlacePlanView
+from scheduler.core.autoscale.plan import ReplicaPlan
+from scheduler.core.autoscale.state import ModelSpec, Observation, PlaceLimits, ReplicaObservation, Rung
+from scheduler.wire import HostKeptView, HostRemovalView, KindPlanView, ModelPlanView, PlacePlanView
 
 
 def places_of(spec: ModelSpec, replicas: Iterable[ReplicaObservation]) -> set[Place]:
@@ -24,8 +25,9 @@ def model_row(
     rate: float,
     words: str,
     floors: Sequence[Floor],
+    limits: Sequence[PlaceLimits] = (),
 ) -> ModelPlanView:
-    """A model in the plan. `present`: its replicas that serve or come."""
+    """A model in the plan. `present`: its replicas that serve or come. `limits`: those of single places."""
     pending = sum(row.ready_in_s > 0.0 for row in present)
     places = []
     for floor in floors:
@@ -36,7 +38,8 @@ def model_row(
             PlacePlanView(where.regions, where.gpus, len(there) - coming, coming, floor.need, where.kinds)
         )
     serving = len(present) - pending
-    return ModelPlanView(model, serving, pending, target, rate, words, places=tuple(places))
+    most = {kind: each.most for each in limits for kind in each.where.kinds}
+    return ModelPlanView(model, serving, pending, target, rate, words, places=tuple(places), most=most)
 
 
 def kind_plans(
@@ -65,4 +68,19 @@ def kind_plans(
             round(creations.retry_in_s(kind), 1),
         )
         for kind in sorted(kinds)
+    ]
+
+
+def kept_hosts(observation: Observation, planned: Sequence[ReplicaPlan]) -> list[HostKeptView]:
+    """The hosts on which no replica will be awake and that are kept because a contract covers them, by name."""
+    used = {row.host_id for row in planned if row.rung is Rung.AWAKE}
+    return [
+        HostKeptView(
+            host.host_id,
+            host.kind,
+            f"nothing is awake on it, and it is paid for by {host.contract}",
+            host.region,
+        )
+        for host in sorted(observation.hosts, key=lambda host: host.host_id)
+        if host.contract and host.host_id not in used
     ]

@@ -146,6 +146,8 @@ class HostObservation(msgspec.Struct, frozen=True):
     usd_per_hour: float = 0.0
     kind: str = ""
     region: str = ""
+    contract: str = ""
+    """The contract that covers it, in words; empty = none does."""
 
 
 class RunSlot(msgspec.Struct, frozen=True):
@@ -171,7 +173,7 @@ class CreatingHost(msgspec.Struct, frozen=True):
     since_s: float = 0.0
     """Seconds since its creation was asked for."""
     usd_per_hour: float = 0.0
-    """0 for a contracted kind."""
+    """0 where a contract covers it."""
     region: str = ""
     gpu: str = ""
     """Class of its GPUs."""
@@ -240,7 +242,7 @@ class HostOption(msgspec.Struct, frozen=True):
 
     kind: str
     usd_per_hour: float
-    """0 for a contracted kind, which is paid for in any case."""
+    """0 for `contracted` hosts and the operator's own, which are paid for in any case."""
     per_host: int = 1
     """Replicas of the model that a host of this kind runs."""
     regions: tuple[str, ...] = ()
@@ -250,6 +252,8 @@ class HostOption(msgspec.Struct, frozen=True):
     shares: str = ""
     """The models that share such a host, this one among them, as the agent's setting has them; empty = this one
     alone."""
+    contracted: int | None = None
+    """So many hosts that contracts cover may be created in `regions`, for any model; None = they are none of these."""
 
 
 class PlaceLimits(msgspec.Struct, frozen=True):

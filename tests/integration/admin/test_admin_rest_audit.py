@@ -31,6 +31,13 @@ from workers import host_credentials
 from workers.providers.store import DatabaseIntents
 
 PROVIDER = {"issuer": "https://login.example.com", "client_id": "penstock", "client_secret": "secret"}
+HOST_CONTRACT = {
+    "kind": "gpu-h100x8-640gb",
+    "count": 1,
+    "usd_per_hour": "30",
+    "source": "contract 17",
+    "reason": "x",
+}
 CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/tenants", {"name": "Beta"}, 201, "tenant.create"),
     ("PATCH", "/tenants/{tenant_id}", {"name": "Acme 2"}, 200, "tenant.rename"),
@@ -142,6 +149,8 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
         "model.set_wake_deadline",
     ),
     ("PUT", "/pools/acting", {"acting": "dry-run", "reason": "x"}, 200, "pools.set_acting"),
+    ("POST", "/pools/contracts", HOST_CONTRACT, 201, "host_contract.add"),
+    ("POST", "/pools/contracts/{host_contract_id}/end", {"reason": "x"}, 200, "host_contract.end"),
     ("POST", "/hosts/invitations", {"host": "b300-1", "reason": "x"}, 201, "hosts.invite"),
     ("POST", "/hosts/{joined_host}/rotate", {"reason": "x"}, 202, "hosts.rotate"),
     ("POST", "/hosts/{host}/revoke", {"reason": "x"}, 200, "hosts.revoke"),
@@ -342,6 +351,7 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
 SAME = {
     "joined_host": "host",
     "billed_host": "host",
+    "host_contract_id": "contract_id",
     "postpaid_id": "tenant_id",
     "signing_key_id": "key_id",
     "refund_approval_id": "approval_id",
@@ -431,6 +441,7 @@ async def test_every_change_leaves_exactly_one_row(
         "name": "usage-daily",
         "host": "b300-1",
         "joined_host": await _joined(database),
+        "host_contract_id": (await admin("POST", "/pools/contracts", HOST_CONTRACT)).json()["contract_id"],
         "billed_host": (await add_host(database, "fleet-1", datetime.now(UTC))).name,
         "soon": (datetime.now(UTC) + timedelta(hours=2)).isoformat(),
         **await _money_to_decide(database, acme.tenant_id),

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 from typer.testing import CliRunner
 
-from admin import acting, hosts, models, scaling
+from admin import acting, host_contracts, hosts, models, scaling
 from admin.actor import Actor
 from cli.main import app
 from core.db import Database
@@ -100,6 +100,39 @@ async def test_the_plan_creates_hosts_once_and_destroys_the_one_that_it_names(
     assert await timeline(acted) == [("create", "done")] * 2 + [("destroy", "done")]
     [gone] = [one for one in await hosts.list_intents(acted, FINANCE, ended=True) if one.name == names[0]]
     assert gone.why == "the autoscaler's plan: nothing was awake on it"
+
+
+async def test_a_host_under_a_contract_stays_until_it_ends_and_takes_no_budget(
+    acted: Database, cloud: tuple[FakeCloud, str]
+) -> None:
+    _, url = cloud
+    here = settings(url)
+    contract = await host_contracts.add_contract(
+        acted, ADMIN, kind=KIND, count=1, usd_per_hour="30.00", region="NYC2", source="17", reason="signed"
+    )
+    # The budget has no room for a host: the covered one is created all the same, another one is not.
+    await acting.set_acting(acted, ADMIN, budget_usd_per_month="0.01", reason="test")
+    await store(acted, more(2))
+    for _ in range(4):
+        await reconcile_hosts(acted, here)
+    [intent] = await intents(acted)
+    [host] = await hosts.list_hosts(acted, FINANCE)
+    assert (host.name, host.contract_id) == (intent.name, contract.contract_id)
+    [shown] = await host_contracts.list_contracts(acted, FINANCE)
+    assert (shown.hosts, shown.region, shown.state) == ([intent.name], "nyc2", "running")
+    await store(acted, fewer(intent.name, [intent.name]))
+    await act_on_plan(acted, here, PROVIDERS)
+    first = (await acting.timeline(acted, FINANCE))[0]
+    assert (first.act, first.result) == ("destroy", "refused")
+    assert str(contract.contract_id) in first.detail
+    directory = ScalingDirectory(acted)
+    await directory.refresh()
+    assert list(directory.contracts.assigned) == [intent.name]
+    await host_contracts.end_contract(
+        acted, ADMIN, contract_id=contract.contract_id, ends_at=contract.starts_at, reason="over"
+    )
+    await act_on_plan(acted, here, PROVIDERS)
+    assert [one.wanted for one in await intents(acted)] == [False]
 
 
 async def test_the_plan_never_replaces_what_a_person_has_desired_meanwhile(acted: Database) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from core.errors import InvalidRequest
 from core.money import PICO_PER_USD
+from workers.acting.contracts import Contracts, HostContract, RunningHost
 from workers.acting.decide import CALL_WITHIN, GIVEN_UP, Decision, Money, Situation, decide_hosts
 from workers.acting.places import Place, Places, parse_places
 from workers.acting.plan import (
@@ -26,16 +27,24 @@ from workers.providers.interface import DesiredHosts, HostGroup
 from workers.scaling import KindReplicas, RegionReplicas, ScalingLimits
 
 NOW = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
-KIND, OTHER, CONTRACTED = "gpu-h100x1-80gb", "gpu-h200x1-141gb", "gpu-b300x8-2304gb-contracted"
+KIND, OTHER, OWN = "gpu-h100x1-80gb", "gpu-h200x1-141gb", "local-cpu"
 NYC, TOR = HostGroup("digitalocean", "nyc2", KIND, "m"), HostGroup("digitalocean", "tor1", KIND, "m")
 PRICE = 4 * PICO_PER_USD
 PLACES = parse_places("*=digitalocean/nyc2,digitalocean/tor1")
-LIMITS = ScalingLimits(0, 8, None, (KIND, OTHER, CONTRACTED))
+LIMITS = ScalingLimits(0, 8, None, (KIND, OTHER, OWN))
 RICH = Money(
     Ceilings(100, 1_000 * PICO_PER_USD),
-    {("digitalocean", kind): PRICE for kind in (KIND, OTHER, CONTRACTED)},
+    {("digitalocean", kind): PRICE for kind in (KIND, OTHER, OWN)},
     {},
 )
+NO_CONTRACTS = Contracts()
+
+
+def contract(count: int = 1, region: str = "", ends_at: datetime | None = None) -> HostContract:
+    """One for hosts of KIND that has run for a day."""
+    return HostContract(
+        UUID(int=77), KIND, region, count, NOW - timedelta(days=1), ends_at, 3 * PICO_PER_USD, "17"
+    )
 
 
 def host(number: int, group: HostGroup = NYC, **fields: object) -> Intent:
@@ -99,6 +108,7 @@ def decided(
     mode: Mode = Mode.ON,
     places: Places = PLACES,
     providers: frozenset[str] = frozenset({"digitalocean"}),
+    contracts: Contracts = NO_CONTRACTS,
 ) -> Decision:
     return decide_hosts(
         Situation(
@@ -108,7 +118,8 @@ def decided(
             intents=intents or [],
             places=places,
             providers=providers,
-            contracted=frozenset({CONTRACTED}),
+            own=frozenset({OWN}),
+            contracts=contracts,
             limits={} if limits is None else {"m": limits},
             money=money,
             mode=mode,
@@ -168,14 +179,14 @@ def test_a_host_is_destroyed_by_name_when_nothing_runs_on_it() -> None:
     assert decided(destroy("host-1"), [gone, hosts[1]], [DesiredHosts(NYC, 1, "plan")]).retired == []
 
 
-def test_no_host_is_destroyed_below_the_minimum_or_of_a_contracted_kind() -> None:
+def test_no_host_is_destroyed_below_the_minimum_or_of_the_operators_own() -> None:
     limits = msgspec.structs.replace(LIMITS, min_awake=2)
     rows = [DesiredHosts(NYC, 1, "plan")]
     kept = decided(destroy("host-1", awake=1), [host(1)], rows, limits=limits)
     assert (kept.retired, results(kept)) == ([], [("destroy", "refused")])
     assert "at least 2" in details(kept)
-    contracted = HostGroup("digitalocean", "nyc2", CONTRACTED, "m")
-    paid = decided(destroy("host-1"), [host(1, contracted)], [DesiredHosts(contracted, 1, "plan")])
+    own = HostGroup("digitalocean", "nyc2", OWN, "m")
+    paid = decided(destroy("host-1"), [host(1, own)], [DesiredHosts(own, 1, "plan")])
     assert (paid.retired, results(paid)) == ([], [("destroy", "refused")])
 
 
@@ -296,7 +307,7 @@ def test_hosts_for_whose_next_hour_the_budget_of_the_month_has_no_room_are_retir
     assert left.retired == []
 
 
-def test_the_minimum_persons_and_contracted_hosts_stay_beyond_the_budget() -> None:
+def test_the_minimum_persons_and_the_operators_own_hosts_stay_beyond_the_budget() -> None:
     rows, plan = [DesiredHosts(NYC, 3, "plan")], StoredPlan((PlannedModel("m", 6),))
     hosts = [host(number) for number in (1, 2, 3)]  # two replicas each
     decision = decided(plan, hosts, rows, **over(101, budget=100, least=3))
@@ -305,11 +316,77 @@ def test_the_minimum_persons_and_contracted_hosts_stay_beyond_the_budget() -> No
     assert "at least 3 replicas have to be awake, and without it 2 would be" in details(decision)
     persons = decided(plan, hosts, [DesiredHosts(NYC, 3)], **over(101, budget=100))
     assert (persons.retired, set(results(persons))) == ([], {("destroy", "refused")})
-    contracted = HostGroup("digitalocean", "nyc2", CONTRACTED, "m")
-    paid = decided(
-        plan, [host(1, contracted)], [DesiredHosts(contracted, 1, "plan")], **over(101, budget=100)
-    )
+    own = HostGroup("digitalocean", "nyc2", OWN, "m")
+    paid = decided(plan, [host(1, own)], [DesiredHosts(own, 1, "plan")], **over(101, budget=100))
     assert paid == Decision({}, [], [])
+
+
+def test_hosts_under_a_contract_are_kept_and_count_for_no_budget() -> None:
+    """The oldest is covered, whatever the plan says; the younger one of its kind is an ordinary host."""
+    one = Contracts((contract(ends_at=NOW + timedelta(days=30)),))
+    rows = [DesiredHosts(NYC, 2, "plan")]
+    hosts = [host(1), host(2, requested_at=NOW - timedelta(minutes=30))]
+    decision = decided(destroy("host-1", "host-2"), hosts, rows, contracts=one)
+    assert [intent.name for intent, _ in decision.retired] == ["host-2"]
+    assert (
+        "it is paid for by contract 00000000-0000-0000-0000-00000000004d until 2026-12-28 12:00 UTC"
+        in details(decision)
+    )
+    plan = StoredPlan((PlannedModel("m", 2),))
+    # 95 are spent of 100: the next hour of one host at 4 has room, that of two has not.
+    kept = decided(plan, hosts, rows, contracts=one, **over(95, budget=100))
+    assert kept == Decision({}, [], [])
+    assert [name.name for name, _ in decided(plan, hosts, rows, **over(95, budget=100)).retired] == ["host-2"]
+    gone = decided(plan, hosts, rows, contracts=one, **over(101, budget=100))
+    assert [name.name for name, _ in gone.retired] == ["host-2"], "not the covered one"
+
+
+@pytest.mark.parametrize(
+    ("running", "created"),
+    [
+        (Contracts((contract(2),)), 1),
+        (Contracts((contract(3),)), 2),
+        (Contracts((contract(3, "tor1"),)), 0),
+        (Contracts((contract(3, "nyc2"),)), 2),
+        (Contracts((contract(2),), (RunningHost("rack-1", KIND, "home", NOW - timedelta(days=9)),)), 0),
+        (Contracts(), 0),
+    ],
+    ids=["one-free", "two-free", "elsewhere", "here", "a-joined-host-holds-it", "none"],
+)
+def test_hosts_are_created_for_a_contract_although_a_budget_is_spent(
+    running: Contracts, created: int
+) -> None:
+    nyc = parse_places("*=digitalocean/nyc2")
+    decision = decided(
+        create(3, known=("host-1",)),
+        [host(1)],
+        [DesiredHosts(NYC, 1, "plan")],
+        places=nyc,
+        contracts=running,
+        **over(99, budget=100, least=1),
+    )
+    assert [result for act, result in results(decision) if act == "create"].count("done") == created
+    assert decision.desired == ({NYC: 1 + created} if created else {})
+    # A host that a person does not want any more leaves its place to others.
+    left = msgspec.structs.replace(host(9), wanted=False, requested_at=NOW - timedelta(days=2))
+    again = decided(
+        create(1, known=("host-1",)),
+        [left, host(1)],
+        [DesiredHosts(NYC, 1, "plan")],
+        places=nyc,
+        contracts=Contracts((contract(2),)),
+        **over(90, budget=100),
+    )
+    assert results(again) == [("create", "done")]
+
+
+def test_the_price_of_a_contract_stands_in_for_one_that_is_not_known() -> None:
+    unpriced = msgspec.structs.replace(RICH, prices={})
+    covered = decided(create(), money=unpriced, contracts=Contracts((contract(),)))
+    assert covered.desired == {NYC: 1}
+    low = msgspec.structs.replace(unpriced, ceilings=Ceilings(100, 2 * PICO_PER_USD))
+    refused = decided(create(), money=low, contracts=Contracts((contract(),)))
+    assert "one more 3.00: more than PENSTOCK_HOSTS_MAX_USD_PER_HOUR" in details(refused)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +479,7 @@ class Pool:
             intents=list(self.intents.values()),
             places=PLACES,
             providers=frozenset({"digitalocean"}),
-            contracted=frozenset(),
+            own=frozenset(),
             limits={"m": ScalingLimits(1, 8, None, (KIND,), None, budget)},
             money=RICH,
             mode=Mode.ON,

@@ -8,6 +8,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from admin.actor import Actor
+from admin.host_contracts import add_contract, end_contract
 from billing.close import checks
 from billing.close.periods import (
     checklist,
@@ -22,12 +24,14 @@ from billing.ledger.months import bounds, month_of, next_month
 from billing.ledger.transfers import book
 from billing.reports.usage_report import usage_report
 from billing.usage.query import ReportQuery
-from core.errors import Conflict
+from core.errors import Conflict, InvalidRequest
 from core.ids import uuid7
 from core.money import PICO_PER_USD
 from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.support import MODEL, Customer, make_customer, price
 from tests.support.closing import close_month
+
+OWNER = Actor(kind="cli", id="test", label="test", role="platform_admin")
 
 
 async def red(platform: Platform, month: Any) -> dict[str, str]:
@@ -322,3 +326,11 @@ async def test_a_kind_of_host_without_a_price_keeps_the_month_open(platform: Pla
             )
         assert (await red(platform, month)).get("hosts_priced", "").count(left or "\0") == (left is not None)
     assert (await close_month(platform.database, month, by="fin")).ok
+    late = {"kind": "new-box", "count": 1, "usd_per_hour": "1", "source": "17", "reason": "signed"}
+    with pytest.raises(Conflict, match="starts_at would change what a closed month cost"):
+        await add_contract(platform.database, OWNER, **late, starts_at=hour)
+    contract = await add_contract(platform.database, OWNER, **late, starts_at=bounds(month)[1])
+    with pytest.raises(InvalidRequest, match="cannot end at"):
+        await end_contract(
+            platform.database, OWNER, contract_id=contract.contract_id, ends_at=hour, reason="no"
+        )

@@ -1,21 +1,28 @@
 """The live scheduler's seam: what heartbeats and requests become in an observation, and the view that comes out."""
 
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
 import msgspec
 import pytest
 
 from core.db import Database
+from core.money import PICO_PER_USD
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.autoscale.state import CreatingHost, CreationFailures, Rung
 from scheduler.core.fleet import Fleet
 from scheduler.wire import HostView, PlanView, QueueView
 from tests.support.scheduling import beat, replica
 from tests.unit.workers.test_model_definition import made
+from workers.acting.contracts import Contracts, HostContract, RunningHost
+from workers.acting.places import parse_places
 from workers.catalog import load_catalog
 from workers.scaling import KindReplicas, ScalingDirectory, ScalingLimits
 from workers.wire import Heartbeat, LifeTimes, ReplicaState, ReplicaStatus, StageTime, Targets
 
 CATALOG = load_catalog()
 SPOT = "gpu-h200x8-1128gb"
+SIGNED = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 def _fleet(states: list[ReplicaState], model: str = "deepseek-v3.2") -> Fleet:
@@ -215,15 +222,97 @@ def test_changed_limits_apply_to_the_running_planner() -> None:
     assert [change.after for change in plan.changes] == ["sleep_1"] * 2
 
 
+def contract(kind: str, count: int = 1, region: str = "") -> HostContract:
+    """One that runs, without an end."""
+    return HostContract(UUID(int=7), kind, region, count, SIGNED, None, PICO_PER_USD, "17")
+
+
+def running(name: str, kind: str, days: int = 0) -> RunningHost:
+    return RunningHost(name, kind, "nyc", SIGNED + timedelta(days=days))
+
+
 def test_hosts_that_are_paid_for_in_any_case_are_never_destroyed() -> None:
-    for kind, kept in (("gpu-b300x8-2304gb-contracted", True), ("not-in-the-catalog", True), (SPOT, False)):
-        planner = LivePlanner(CATALOG)
+    """The operator's own and those of unknown kinds; of others those that a contract covers, with the reason."""
+    for kind, covered, kept in (
+        ("local-cpu", False, True),
+        ("not-in-the-catalog", False, True),
+        (SPOT, False, False),
+        ("gpu-b300x8-2304gb-contracted", False, False),
+        (SPOT, True, True),
+    ):
+        allowed = Allowed({})
+        if covered:
+            allowed.contracts = Contracts(
+                (contract(kind),), (running("empty", kind), running("late", kind, 1))
+            )
+        planner = LivePlanner(CATALOG, allowed)
         fleet = _fleet([ReplicaState.READY])
         empty = HostView("empty", "a9", kind, "nyc", 8, 0.1)
+        late = HostView("late", "a8", SPOT, "nyc", 8, 0.1)
         for number in range(30):
-            plan = planner.plan(fleet.replicas, [*_hosts(1), empty], [], 20.0 * number)
+            plan = planner.plan(fleet.replicas, [*_hosts(1), empty, late], [], 20.0 * number)
         assert plan is not None
-        assert ([row.host_id for row in plan.destroy] == []) is kept
+        assert ("empty" not in [row.host_id for row in plan.destroy]) is kept
+        assert "late" in [row.host_id for row in plan.destroy], "no contract covers it"
+        assert [(row.host_id, row.reason) for row in plan.kept] == [
+            ("empty", f"nothing is awake on it, and it is paid for by contract {UUID(int=7)} without an end")
+        ] * covered
+
+
+def test_a_host_whose_contract_has_ended_is_an_ordinary_one() -> None:
+    allowed = Allowed({})
+    planner, fleet = LivePlanner(CATALOG, allowed), _fleet([ReplicaState.READY])
+    empty = HostView("empty", "a9", SPOT, "nyc", 8, 0.1)
+    allowed.contracts = Contracts((contract(SPOT),), (running("empty", SPOT),))
+    for number in range(60):
+        if number == 30:
+            allowed.contracts = Contracts()
+        plan = planner.plan(fleet.replicas, [*_hosts(1), empty], [], 20.0 * number)
+        assert plan is not None
+        assert number >= 30 or plan.destroy == []
+    assert [row.host_id for row in plan.destroy] == ["empty"]
+
+
+def test_a_host_under_a_contract_counts_for_no_budget_per_hour() -> None:
+    allowed = Allowed({"deepseek-v3.2": ScalingLimits(0, 4, 0)})
+    kind = "gpu-b300x8-2304gb-contracted"
+    allowed.contracts = Contracts((contract(kind),), (running("h0", kind), running("h1", kind, 1)))
+    plan = LivePlanner(CATALOG, allowed).plan(_fleet([ReplicaState.READY] * 2).replicas, _hosts(2), [], 0.0)
+    assert plan is not None
+    assert [(row.replica_id, row.after) for row in plan.changes] == [("h1/deepseek-v3.2-0", "sleep_1")]
+
+
+def test_hosts_under_a_contract_are_created_first() -> None:
+    """As many as the contract has room for, in its region; the rest by the order of the kinds."""
+    places = parse_places("*=digitalocean/nyc2,digitalocean/tor1")
+    limits = ScalingLimits(3, 4, 0, (SPOT, "gpu-b300x8-2304gb-spot"))
+
+    def created(
+        count: int, region: str = "", hosts: tuple[RunningHost, ...] = ()
+    ) -> list[tuple[str, int, tuple[str, ...]]]:
+        allowed = Allowed({"deepseek-v3.2": limits})
+        allowed.contracts = Contracts((contract("gpu-b300x8-2304gb-spot", count, region),), hosts)
+        plan = LivePlanner(CATALOG, allowed, places=places).plan({}, [], [], 2.0)
+        assert plan is not None
+        return [(row.kind, row.count, row.regions) for row in plan.create]
+
+    b300, both = "gpu-b300x8-2304gb-spot", ("nyc2", "tor1")
+    assert created(2, "tor1") == [(b300, 2, ("tor1",)), (b300, 1, ())]
+    assert created(4) == [(b300, 3, both)]
+    assert created(2, hosts=(running("x", b300),)) == [(b300, 1, both), (b300, 2, ())]
+    assert created(2, "elsewhere") == [(b300, 3, ())]
+
+
+def test_two_models_share_the_room_of_a_contract() -> None:
+    b300 = "gpu-b300x8-2304gb-spot"
+    limits = ScalingLimits(2, 4, None, (b300,))
+    allowed = Allowed({name: limits for name in ("deepseek-v3.2", "qwen3.5-397b")})
+    allowed.contracts = Contracts((contract(b300, 3),))
+    plan = LivePlanner(CATALOG, allowed, places=parse_places("*=digitalocean/nyc2")).plan({}, [], [], 2.0)
+    assert plan is not None
+    covered = [row.count for row in plan.create if row.regions]
+    assert sum(covered) == 3
+    assert {row.model for row in plan.create} == {"deepseek-v3.2", "qwen3.5-397b"}
 
 
 def test_measured_times_to_wake_replace_the_catalogs_and_noise_does_not() -> None:
@@ -245,12 +334,12 @@ def test_measured_times_to_wake_replace_the_catalogs_and_noise_does_not() -> Non
     assert [ladder[Rung.DESTROYED].wake_s for ladder in ladders] == [398.0, 320.0, 320.0, 330.0]
 
 
-def test_contracted_kinds_are_tried_first_then_spot_then_the_others() -> None:
+def test_contracts_are_tried_first_then_spot_then_the_others() -> None:
     """Whatever the order of the list, which decides among kinds of one sort."""
-    dear, contracted, spot = "gpu-h200x8-1128gb", "gpu-b300x8-2304gb-contracted", "gpu-b300x8-2304gb-spot"
+    dear, covered, spot = "gpu-h200x8-1128gb", "gpu-b300x8-2304gb-contracted", "gpu-b300x8-2304gb-spot"
     model = CATALOG.models["deepseek-v3.2"]
-    scaling = ScalingDirectory(Database("postgresql://penstock@127.0.0.1:1/none"))
-    scaling.limits = {model.name: ScalingLimits(1, 4, None, (dear, spot, contracted))}
+    scaling = Allowed({model.name: ScalingLimits(1, 4, None, (dear, spot, covered))})
+    scaling.contracts = Contracts((contract(covered),))
 
     def kind_after(*failed: str) -> str:
         failures = [CreationFailures(kind, 1, 0.0) for kind in failed]
@@ -258,9 +347,9 @@ def test_contracted_kinds_are_tried_first_then_spot_then_the_others() -> None:
         assert plan is not None
         return plan.create[0].kind
 
-    assert kind_after() == contracted
-    assert kind_after(contracted) == spot
-    assert kind_after(contracted, spot) == dear
+    assert kind_after() == covered
+    assert kind_after(covered) == spot
+    assert kind_after(covered, spot) == dear
 
 
 def test_hosts_are_counted_with_the_replicas_of_the_profile_that_they_will_run() -> None:
@@ -317,3 +406,4 @@ def test_a_maximum_of_a_kind_counts_the_replicas_on_its_hosts() -> None:
     assert plan is not None
     assert [change.after for change in plan.changes] == ["sleep_1", "sleep_1"]
     assert f"at most 2 may be awake on hosts of kind {contracted}" in plan.models[0].reason
+    assert plan.models[0].most == {contracted: 2}
