@@ -12,7 +12,7 @@ from billing.close import periods
 from billing.economics import engine_reconciliation as reconciliation
 from billing.exports import schedule as exports_schedule
 from billing.invoicing import correction_booking
-from billing.ledger import checkpoints, credits, transfers
+from billing.ledger import audit_chain, checkpoints, credits, transfers
 from billing.metering import reaper
 from billing.notifications import alerts, delivery, end_user_alerts
 from billing.statements import issue, signing, sla_credits
@@ -52,14 +52,15 @@ class Job(msgspec.Struct, frozen=True):
 
 
 async def seal(database: Database, settings: Settings) -> int:
-    """Add new ledger transfers to the hash chain, one batch per transaction, until none are left."""
+    """Add new ledger transfers and rows of the audit log to the chain, a batch per transaction, until none are left."""
     total = 0
-    while True:
-        async with database.system() as connection:
-            sealed = await transfers.seal(connection)
-        total += sealed
-        if sealed < transfers.SEAL_BATCH:
-            return total
+    for add, batch in ((transfers.seal, transfers.SEAL_BATCH), (audit_chain.seal, audit_chain.SEAL_BATCH)):
+        sealed = batch
+        while sealed >= batch:
+            async with database.system() as connection:
+                sealed = await add(connection)
+            total += sealed
+    return total
 
 
 async def verify_ledger(database: Database, settings: Settings) -> int:

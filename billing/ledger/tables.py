@@ -97,9 +97,28 @@ ledger_seals = Table(
     Column("transfer_id", BigInteger),
     Column("hash", LargeBinary, nullable=False),
     Column("transfers", INT8MULTIRANGE),
+    Column("audit_seq", BigInteger),
     UniqueConstraint("transfer_id"),
 )
-"""The hash chain over the transfers; a link covers a set of them, the earliest links one each."""
+"""The hash chain over the transfers; a link covers a set of them, the earliest links one each. A link with `audit_seq`
+covers no transfer, but the audit log up to the row of this number."""
+
+audit_chain = Table(
+    "audit_chain",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    uid("entry_id"),
+    Column("hash", LargeBinary, nullable=False),
+    UniqueConstraint("entry_id"),
+)
+"""Number and hash of each sealed row of the audit log; append-only."""
+
+audit_unsealed = Table(
+    "audit_unsealed",
+    metadata,
+    Column("entry_id", Uuid, primary_key=True),
+)
+"""Rows of the audit log that are not sealed yet; filled by a trigger."""
 
 ledger_checkpoints = Table(
     "ledger_checkpoints",

@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.ledger import audit_chain
 from billing.ledger.invariants import BOOK_CHECKS, CHECKPOINT_CHECKS, HOLD_CHECKS, LEDGER_CHECKS
 from tenants.scoping import platform_wide
 
@@ -32,6 +33,7 @@ async def verify(connection: AsyncConnection) -> VerificationResult:
     """Check every invariant in the caller's transaction, which should be REPEATABLE READ on a busy system."""
     problems = await violations(connection, LEDGER_CHECKS | HOLD_CHECKS | BOOK_CHECKS | CHECKPOINT_CHECKS)
     sealed = await _verify_chain(connection, problems)
+    problems += await audit_chain.problems(connection)
     totals = (await connection.execute(text(_TOTALS))).one()
     return VerificationResult(
         transfers=totals.transfers,
@@ -75,13 +77,15 @@ async def _verify_chain(connection: AsyncConnection, problems: list[str]) -> int
 
 _CHAIN = """
     WITH covered AS (
-        SELECT seq, hash, transfer_id AS first, transfer_id AS last, true AS single, 1 AS size
+        SELECT seq, hash, transfer_id AS first, transfer_id AS last, true AS single, 1 AS size, audit_seq
         FROM ledger_seals WHERE transfer_id IS NOT NULL
         UNION ALL
-        SELECT s.seq, s.hash, lower(r), upper(r) - 1, false, sum(upper(r) - lower(r)) OVER (PARTITION BY s.seq)
-        FROM ledger_seals s, unnest(s.transfers) r WHERE s.transfers IS NOT NULL)
-    SELECT c.seq, c.hash, c.single, c.size, t.id, t.at, t.effective_at, t.tenant_id, t.kind, t.debit_account,
-        t.credit_account, t.amount, t.source_id
+        SELECT s.seq, s.hash, lower(r), upper(r) - 1, false, sum(upper(r) - lower(r)) OVER (PARTITION BY s.seq),
+            s.audit_seq
+        FROM ledger_seals s LEFT JOIN LATERAL unnest(s.transfers) r ON true WHERE s.transfers IS NOT NULL)
+    SELECT c.seq, c.hash, c.single, coalesce(c.size, 0) AS size, c.audit_seq,
+        (SELECT a.hash FROM audit_chain a WHERE a.seq = c.audit_seq) AS audit_hash,
+        t.id, t.at, t.effective_at, t.tenant_id, t.kind, t.debit_account, t.credit_account, t.amount, t.source_id
     FROM covered c
     LEFT JOIN LATERAL (SELECT * FROM ledger_transfers l WHERE l.id BETWEEN c.first AND c.last OFFSET 0) t ON true
     ORDER BY c.seq, t.id
@@ -126,10 +130,14 @@ class _ChainVerifier:
         if link is None:
             return True
         found = self._digest.digest()
-        if not link.single:
+        if link.audit_seq is not None:
+            found = _audit_link(self._previous, link)
+        elif not link.single:
             found = hashlib.sha256(self._previous + f"{link.seq}|{self._count}|".encode() + found).digest()
         if self._count != link.size or found != link.hash:
             which = f"transfer {link.id}" if link.single else f"{link.size} transfers from {link.id}"
+            if link.audit_seq is not None:
+                which = f"the rows of the audit log up to number {link.audit_seq}"
             self._problems.append(
                 f"the seal of {which} does not verify (link {link.seq}): one of them or an earlier one was changed, "
                 f"added or removed"
@@ -138,6 +146,12 @@ class _ChainVerifier:
         self._previous, self._seq = found, link.seq
         self.sealed += self._count
         return True
+
+
+def _audit_link(previous: bytes, link: "Row[Any]") -> bytes:
+    """The hash of a link over the audit log; `penstock_audit_link` makes the same."""
+    covered = f"{link.seq}|audit|{link.audit_seq}|".encode() + (link.audit_hash or b"")
+    return hashlib.sha256(previous + covered).digest()
 
 
 def _sealed_text(row: "Row[Any]") -> bytes:

@@ -28,7 +28,11 @@ BEGIN
             problem := format('the chain has a gap at %s', seq + 1);
             RETURN;
         END IF;
-        IF l.transfers IS NULL THEN
+        IF l.audit_seq IS NOT NULL THEN
+            v_size := 0; v_found := 0; v_last := 0;
+            SELECT c.hash INTO v_text FROM audit_chain c WHERE c.seq = l.audit_seq;
+            v_hash := penstock_audit_link(hash, l.seq, l.audit_seq, v_text);
+        ELSIF l.transfers IS NULL THEN
             SELECT 1, count(*), max(t.id), convert_to(max(concat_ws('|', l.seq, t.id,
                     (extract(epoch FROM t.at) * 1000000)::bigint, t.tenant_id, t.kind, t.debit_account,
                     t.credit_account, t.amount, t.source_id,
@@ -45,8 +49,9 @@ BEGIN
             v_hash := sha256(hash || convert_to(format('%s|%s|', l.seq, v_found), 'UTF8') || v_text);
         END IF;
         IF v_found <> v_size OR v_hash IS DISTINCT FROM l.hash THEN
-            problem := format('the seal of %s transfers does not verify (link %s): one of them or an earlier one was '
-                'changed, added or removed', v_size, l.seq);
+            problem := format('the seal of %s does not verify (link %s): one of them or an earlier one was '
+                'changed, added or removed', CASE WHEN l.audit_seq IS NULL THEN v_size || ' transfers'
+                ELSE 'the rows of the audit log up to number ' || l.audit_seq END, l.seq);
             RETURN;
         END IF;
         seq := l.seq; hash := l.hash; transfers := transfers + v_found; last_id := greatest(last_id, v_last);
