@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, actor_of, require_scope, visible_user
 from admin.audit import record, record_self
+from admin.denials import record_denial
 from admin.factor_codes import GivenCode, code_needed, use_backup, use_totp, wrong_code
 from admin.sign_in_attempts import count_attempt, counted_code, mail_address
 from admin.transactions import now_of, write_system
@@ -169,19 +170,25 @@ async def complete(
     factor demands a code and there is none, or a wrong one, and PermissionDenied when that is less than the rule of the
     person's organisation demands.
     """
-    async with counted_code(database, right.user_id, code, address), database.system() as connection:
-        signed_in = await prove(connection, right, address=address, code=code)
+    signed_in = None
+    try:
+        async with counted_code(database, right.user_id, code, address), database.system() as connection:
+            signed_in = await prove(connection, right, address=address, code=code)
+            if signed_in is not None:
+                await check_rule(connection, right.tenant_id, signed_in.proved_by)
+                await record(
+                    connection,
+                    signed_in.actor,
+                    "user.sign_in",
+                    tenant_id=signed_in.actor.tenant_id,
+                    object_kind="user",
+                    object_id=right.user_id,
+                    after={"address": address[:64], "proved_by": signed_in.proved_by},
+                )
+    except PermissionDenied as error:
         if signed_in is not None:
-            await check_rule(connection, right.tenant_id, signed_in.proved_by)
-            await record(
-                connection,
-                signed_in.actor,
-                "user.sign_in",
-                tenant_id=signed_in.actor.tenant_id,
-                object_kind="user",
-                object_id=right.user_id,
-                after={"address": address[:64], "proved_by": signed_in.proved_by},
-            )
+            await record_denial(database, signed_in.actor, "sign in", error, address=address)
+        raise
     return signed_in
 
 

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from admin.adapter_upload import UPLOAD_S
 from api import cors, errors, health, openapi
+from api.admin.deps import Acting
 from api.customer import anthropic, hotpath, llms_txt, models, not_available, responses
 from api.customer.member_deps import PREFIX
 from api.customer.model_views import ModelViews
@@ -120,6 +121,9 @@ def _install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(PenstockError)
     async def on_domain_error(request: Request, error: PenstockError) -> Response:
+        acting: Acting | None = getattr(request.state, "acting", None)
+        if acting is not None:
+            await acting.refused(request, error)
         return _error_response(request, error)
 
     @app.exception_handler(RequestValidationError)

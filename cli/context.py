@@ -7,6 +7,7 @@ import pwd
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -19,6 +20,7 @@ from rich.table import Table
 from typer.main import get_current_context  # type: ignore[attr-defined]  # of the click that typer carries
 
 from admin.actor import Actor
+from admin.denials import record_denial
 from admin.logins import authenticate_token
 from cli.server_errors import database_url, redis_url, server_errors
 from core.db import BATCH, Database
@@ -34,6 +36,9 @@ DataDir = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 DEFAULT_DATA_DIR = ".penstock"
+
+_ACTOR: ContextVar[Actor | None] = ContextVar("actor", default=None)
+"""Who acts in the command that runs, for the record of its refusal."""
 
 
 def run(coro_fn: Callable[[], Awaitable[T]], *, as_json: bool = False) -> T:
@@ -98,8 +103,12 @@ async def open_db(data_dir: Path | None = None) -> AsyncIterator[Database]:
     """The database of DATABASE_URL, else of the `penstock up` in `data_dir`. Raises InvalidRequest, Unavailable."""
     url = os.environ.get("DATABASE_URL") or str(runtime(data_dir)["database_url"])
     database = Database(database_url(url), name="penstock-cli", pool_size=1, timeouts=BATCH)
+    _ACTOR.set(None)
     try:
         yield database
+    except PenstockError as error:
+        await record_denial(database, _ACTOR.get(), running_command() or "penstock", error)
+        raise
     finally:
         await database.close()
 
@@ -146,10 +155,12 @@ async def acting(database: Database, data_dir: Path | None) -> Actor:
     AuthenticationFailed for a token that is not valid, Unavailable.
     """
     secret = os.environ.get("PENSTOCK_ADMIN_TOKEN", "").strip()
-    if not secret:
-        return shell_actor()
-    actor = await authenticate_token(database, secret, pepper=pepper(data_dir))
-    return msgspec.structs.replace(actor, command=running_command())
+    actor = shell_actor()
+    if secret:
+        found = await authenticate_token(database, secret, pepper=pepper(data_dir))
+        actor = msgspec.structs.replace(found, command=running_command())
+    _ACTOR.set(actor)
+    return actor
 
 
 def perform(

@@ -18,7 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from console.plain import message_page
 from console.sessions import SessionStore
 from console.viewer import Viewer
+from core.client_address import ClientAddresses
 from core.cross_site import is_cross_site
+from core.errors import PermissionDenied
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +89,13 @@ def is_secure(connection: HTTPConnection) -> bool:
 class AccessMiddleware:
     """ASGI middleware around the whole console."""
 
-    def __init__(self, app: ASGIApp, *, sessions: SessionStore, access: AccessRules) -> None:
+    def __init__(
+        self, app: ASGIApp, *, sessions: SessionStore, access: AccessRules, addresses: ClientAddresses
+    ) -> None:
         self._app = app
         self._sessions = sessions
         self._access = access
+        self._addresses = addresses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the connection, or pass it on with the viewer in its state."""
@@ -136,7 +141,7 @@ class AccessMiddleware:
             if connection.scope.get("method") not in ("GET", "HEAD"):
                 return PlainTextResponse("Sign in first.\n", 401)
             return RedirectResponse(f"/sign-in?next={quote(_local_target(connection))}", 303)
-        viewer = Viewer(session, token, self._sessions)
+        viewer = Viewer(session, token, self._sessions, self._addresses.of(connection.scope))
         connection.scope.setdefault("state", {})["viewer"] = viewer
         if path in ANY_ROLE:
             return None
@@ -144,6 +149,7 @@ class AccessMiddleware:
         if roles is None:
             return message_page(404, "Page not found", "There is nothing at this address.")
         if viewer.role not in roles:
+            await viewer.refused(path, PermissionDenied(f"the role {viewer.role} may not open {path}"))
             return message_page(
                 403,
                 "Not for your role",

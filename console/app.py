@@ -119,7 +119,9 @@ def create_app(console: Console) -> FastAPI:
     )
     nicegui_app.config.quasar_config["loadingBar"] = {"skipHijack": True}
     access = AccessRules([(page.path.split("/{")[0], page.roles) for page in PAGES])
-    app.add_middleware(AccessMiddleware, sessions=console.sessions, access=access)
+    app.add_middleware(
+        AccessMiddleware, sessions=console.sessions, access=access, addresses=console.addresses
+    )
     app.add_middleware(BodyDeadline, longer={UPLOAD_PATH: UPLOAD_S})
     return app
 
@@ -137,6 +139,7 @@ def _add_page(console: Console, page: Page) -> None:
         except NotFound as error:
             return message_page(404, "Not found", error.message)
         except PermissionDenied as error:
+            await viewer.refused(page.path, error)
             return message_page(403, "Not for your role", error.message)
         except PenstockError as error:
             return message_page(503, "Not available", error.message)

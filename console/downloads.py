@@ -31,8 +31,11 @@ def _attached(content: bytes, media_type: str, name: str) -> Response:
     )
 
 
-def _refused(error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     """The error as a message page."""
+    if isinstance(error, PenstockError):
+        viewer: Viewer = request.state.viewer
+        await viewer.refused(request.url.path, error)
     if isinstance(error, NotFound):
         return message_page(404, "Not found", error.message)
     if isinstance(error, PermissionDenied):
@@ -63,7 +66,7 @@ def _add_usage(app: FastAPI, console: Console) -> None:
                 tenant_id=query.tenant_id,
             )
         except (ValueError, PenstockError) as error:
-            return _refused(error)
+            return await _refused(request, error)
         stem = "usage" if name == "report" else name.replace("_", "-")
         file = f"penstock-{stem}-{period.first}-to-{period.last}.{format}"
         return StreamingResponse(
@@ -90,7 +93,7 @@ def _add_statement(app: FastAPI, console: Console, prefix: str) -> None:
                 console.database, viewer.actor, settings=console.settings, tenant_id=tenant_id, month=first
             )
         except PenstockError as error:
-            return _refused(error)
+            return await _refused(request, error)
         name = f"penstock-statement-{made.month}{'' if made.final else '-draft'}.{kind}"
         if kind == "pdf":
             return _attached(made.pdf, "application/pdf", name)
@@ -116,5 +119,5 @@ def _add_receipt(app: FastAPI, console: Console) -> None:
                 request_id=wanted,
             )
         except PenstockError as error:
-            return _refused(error)
+            return await _refused(request, error)
         return _attached(document, "application/json", f"penstock-receipt-{wanted}.json")

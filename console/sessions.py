@@ -15,6 +15,7 @@ import msgspec
 
 from admin import sessions as admin_sessions
 from admin.actor import Actor
+from admin.denials import record_denial
 from admin.logins import SignIn
 from core.clock import Clock
 from core.db import Database
@@ -39,6 +40,10 @@ class SessionStore:
         self._database = database
         self._secret = secret
         self._clock = clock
+
+    async def record_denial(self, actor: Actor, act: str, error: PenstockError, address: str) -> None:
+        """Record that an act of the console was refused, if this is a denial."""
+        await record_denial(self._database, actor, f"console {act}", error, address=address)
 
     def _hash(self, token: str) -> bytes:
         return hmac.new(self._secret, token.encode(), hashlib.sha256).digest()

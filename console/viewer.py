@@ -27,10 +27,15 @@ class SignedOut(Exception):
 class Viewer:
     """The signed-in person behind one page."""
 
-    def __init__(self, session: Session, token: str, sessions: SessionStore) -> None:
+    def __init__(self, session: Session, token: str, sessions: SessionStore, address: str = "") -> None:
         self.session = session
         self._token = token
         self._sessions = sessions
+        self._address = address
+
+    async def refused(self, act: str, error: PenstockError) -> None:
+        """Record that an act of the viewer was refused, if the error is a denial."""
+        await self._sessions.record_denial(self.actor, act, error, self._address)
 
     @property
     def actor(self) -> Actor:
@@ -88,6 +93,7 @@ class Viewer:
             except WaitsForApproval as waiting:
                 toast_info(f"{waiting.message[:1].upper()}{waiting.message[1:]}.")
             except PenstockError as error:
+                await self.refused(getattr(handler, "__qualname__", type(handler).__name__), error)
                 toast_error(error.message)
             except Exception:
                 log.exception("a console action failed")

@@ -33,6 +33,8 @@ class PenstockError(Exception):
     """
 
     code = "error"
+    is_recorded = False
+    """Whether the audit log has this refusal (admin/denials.py)."""
 
     def __init__(
         self,

@@ -268,6 +268,8 @@ class Settings(BaseSettings):
     """Access key id of the export store; not stored in the database."""
     export_s3_secret: SecretStr = SecretStr("")
     """Secret access key of the export store; not stored in the database."""
+    audit_syslog_url: str = ""
+    """Syslog receiver of the audit log: tcp://HOST:PORT, tls://HOST:PORT or udp://HOST:PORT; empty = none."""
 
     def wake_deadline_of(self, tier: str) -> float:
         """Longest time that a request of `tier` waits for a model none of whose replicas is awake, in seconds."""

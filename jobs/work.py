@@ -21,9 +21,9 @@ from billing.usage.query import MAX_DAYS
 from core.db import Database
 from core.errors import Conflict
 from core.settings import Settings
-from jobs import hosts, outbox, payments, retention, wal_archive
+from jobs import audit_syslog, hosts, outbox, payments, retention, wal_archive
 from scheduler import request_trace_store
-from tenants import changes, logins
+from tenants import changes, denied_acts, logins
 from workers.providers.store import prune_events
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,17 @@ async def seal(database: Database, settings: Settings) -> int:
             async with database.system() as connection:
                 sealed = await add(connection)
             total += sealed
+    return total
+
+
+async def record_denied(database: Database, settings: Settings) -> int:
+    """Move the refused acts of past minutes to the audit log, one batch per transaction."""
+    total = 0
+    moved = denied_acts.BATCH
+    while moved == denied_acts.BATCH:
+        async with database.system() as connection:
+            moved = await denied_acts.move(connection)
+        total += moved
     return total
 
 
@@ -209,6 +220,8 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
     """All jobs with their intervals. The reaper runs several times within the TTL of a hold."""
     return (
         Job("penstock.seal", 2.0, seal),
+        Job("penstock.record_denied", 30.0, record_denied),
+        Job("penstock.send_audit", 10.0, audit_syslog.send_audit),
         Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
         Job("penstock.reap", reap_every_s(settings), reap),
         Job("penstock.roll_up", 60.0, roll_up),

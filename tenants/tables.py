@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from core.columns import instant, string, tenant, uid
+from core.columns import clock_instant, instant, string, tenant, uid
 from core.db import metadata
 
 tenants = Table(
@@ -257,6 +257,31 @@ audit_log = Table(
     Index(None, "tenant_id", "id"),
 )
 """Records of administrative changes. Append-only: a trigger refuses update and delete."""
+
+denied_acts = Table(
+    "denied_acts",
+    metadata,
+    Column("actor_kind", Text, primary_key=True),
+    Column("actor_id", Text, primary_key=True),
+    Column("act", Text, primary_key=True),
+    Column("code", Text, primary_key=True),
+    Column("minute", DateTime(timezone=True), primary_key=True),
+    string("actor_label"),
+    Column("tenant_id", Uuid),
+    string("address"),
+    Column("count", BigInteger, nullable=False, server_default="1"),
+    clock_instant("first_at"),
+    clock_instant("last_at"),
+)
+"""Refused administrative acts of the present minute, counted; a job moves those of past minutes to the audit log."""
+
+audit_cursors = Table(
+    "audit_cursors",
+    metadata,
+    Column("receiver", Text, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+)
+"""The number of the last row of the audit log that a receiver was sent."""
 
 tenancy_changes = Table(
     "tenancy_changes",

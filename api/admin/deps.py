@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 from uuid import UUID
 
@@ -15,10 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message
 
 from admin.actor import Actor, require_scope
+from admin.denials import record_denial
 from admin.logins import authenticate_token
 from api.errors import body_too_large
+from core.client_address import ClientAddresses
 from core.db import Database
-from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, Unavailable
+from core.errors import AuthenticationFailed, InvalidRequest, PenstockError, PermissionDenied, Unavailable
 from core.settings import Settings
 from scheduler.client import SchedulerClient
 from tenants.changes import announce
@@ -206,6 +208,24 @@ def to_page(rows: Sequence[Identified], limit: int, out: type[ResponseT]) -> Pag
 
 
 @dataclass(frozen=True)
+class Acting:
+    """Who acts in a request, from which address, and where it is recorded that the act was refused."""
+
+    database: Database
+    actor: Actor
+    address: str
+
+    async def refused(self, request: Request, error: PenstockError) -> None:
+        """Record the refusal of a request, if it is a denial."""
+        try:
+            tenant_id = UUID(request.path_params.get("tenant_id", ""))
+        except ValueError:
+            tenant_id = None
+        act = f"{request.method} {request.scope['route'].path}"
+        await record_denial(self.database, self.actor, act, error, tenant_id=tenant_id, address=self.address)
+
+
+@dataclass(frozen=True)
 class AdminDeps:
     """The services of the admin API. Creating one makes its databases announce changes through Redis.
 
@@ -227,13 +247,17 @@ class AdminDeps:
             for database in (self.database, self.for_revocations, self.for_customers):
                 database.after_change = partial(announce, self.redis)
 
+    @cached_property
+    def _addresses(self) -> ClientAddresses:
+        return ClientAddresses(self.settings.trusted_proxies)
+
     @property
     def for_revocations(self) -> Database:
         """For acts that revoke a key or suspend an organisation, and for checks of admin tokens."""
         return self.revocations or self.database
 
-    async def person_of(self, token: str, method: str) -> Actor:
-        """Return the owner of an admin token for a request with `method`.
+    async def person_of(self, token: str, request: Request) -> Actor:
+        """Return the owner of an admin token for a request, whose refusal is recorded as that person's from then on.
 
         Raises AuthenticationFailed, Unavailable, or PermissionDenied for a method that the token's scopes do not cover.
         Only a token with this platform's tag, which cannot be made up, is looked up on the connections of revocations.
@@ -247,7 +271,8 @@ class AdminDeps:
             raise Unavailable(
                 "The admin token cannot be checked at the moment. Try again shortly.", retry_after_s=1.0
             ) from error
-        require_scope(actor, "read" if method in READING_METHODS else "write")
+        request.state.acting = Acting(self.database, actor, self._addresses.of(request.scope))
+        require_scope(actor, "read" if request.method in READING_METHODS else "write")
         return actor
 
     @property
@@ -275,7 +300,7 @@ class AdminDeps:
                 "This needs an admin token: send `Authorization: Bearer pen_admin_...`.",
                 code="missing_admin_token",
             )
-        actor = await self.person_of(credentials.credentials, request.method)
+        actor = await self.person_of(credentials.credentials, request)
         if not actor.is_platform:
             raise PermissionDenied(
                 f"The admin REST is for the platform's own people; {actor.label} has the role {actor.role}. "

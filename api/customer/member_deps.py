@@ -47,7 +47,7 @@ class MemberDeps:
 
         Raises AuthenticationFailed, Unavailable, or PermissionDenied for an API key or a person of the platform.
         """
-        actor = await member_actor(self.admin, credentials, request.method)
+        actor = await member_actor(self.admin, credentials, request)
         if actor.tenant_id is None:
             raise PermissionDenied(
                 "This is for members of an organisation; a person of the platform uses /admin/v1."

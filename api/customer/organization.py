@@ -73,7 +73,7 @@ def router(deps: AdminDeps) -> APIRouter:
         request: Request,
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(member_bearer)] = None,
     ) -> Actor:
-        return await member_actor(deps, credentials, request.method)
+        return await member_actor(deps, credentials, request)
 
     @routes.get(
         "/usage/completions",
@@ -124,9 +124,9 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 async def member_actor(
-    deps: AdminDeps, credentials: HTTPAuthorizationCredentials | None, method: str
+    deps: AdminDeps, credentials: HTTPAuthorizationCredentials | None, request: Request
 ) -> Actor:
-    """Return the owner of an admin token, of an organisation or the platform, for a request with `method`.
+    """Return the owner of an admin token, of an organisation or the platform, for a request.
 
     Raises AuthenticationFailed, PermissionDenied for an API key or a token without the scope, or Unavailable.
     """
@@ -140,7 +140,7 @@ async def member_actor(
             "This takes an admin token of the organisation (pen_admin_...), not an API key; members "
             "make one in the console."
         )
-    return await deps.person_of(credentials.credentials, method)
+    return await deps.person_of(credentials.credentials, request)
 
 
 def _query(lists: _ListParameters, start: int, end: int | None, **more: Any) -> UsageQuery:

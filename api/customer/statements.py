@@ -115,7 +115,7 @@ def _statement_routes(deps: AdminDeps) -> APIRouter:
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(member_bearer)] = None,
         organization: Annotated[str | None, Header(alias="OpenAI-Organization", max_length=100)] = None,
     ) -> tuple[Actor, UUID]:
-        actor = await member_actor(deps, credentials, request.method)
+        actor = await member_actor(deps, credentials, request)
         try:
             named = None if organization is None else UUID(organization)
         except ValueError:

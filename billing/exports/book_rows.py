@@ -61,7 +61,7 @@ def journal(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
     """Sums of transfers by UTC day, organisation, kind and accounts. Raises InvalidRequest for an invalid period."""
     check_period(query.start, query.end)
     bound = {"start": query.start, "end": query.end, "tenant": query.tenant_id}
-    return Dataset("journal", JOURNAL_VERSION, JOURNAL, _blocks(connection, _JOURNAL, bound, _entry))
+    return Dataset("journal", JOURNAL_VERSION, JOURNAL, blocks(connection, _JOURNAL, bound, _entry))
 
 
 def invoices(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
@@ -71,12 +71,13 @@ def invoices(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
     """
     check_period(query.start, query.end)
     bound = {"months": months_of(query.start, query.end), "tenant": query.tenant_id}
-    return Dataset("invoices", INVOICES_VERSION, INVOICES, _blocks(connection, _INVOICES, bound, _line))
+    return Dataset("invoices", INVOICES_VERSION, INVOICES, blocks(connection, _INVOICES, bound, _line))
 
 
-async def _blocks(
+async def blocks(
     connection: AsyncConnection, statement: str, bound: dict[str, Any], make: Callable[[Row[Any]], Record]
 ) -> AsyncIterator[Sequence[Record]]:
+    """The rows of a query as records, in blocks."""
     block: list[Record] = []
     async for row in await connection.stream(text(statement), bound):
         block.append(make(row))

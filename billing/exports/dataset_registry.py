@@ -7,7 +7,7 @@ from typing import IO
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.exports import book_rows, focus, focus_gpu, report_rows
+from billing.exports import audit_rows, book_rows, focus, focus_gpu, report_rows
 from billing.exports.datasets import DATASETS, Dataset, DatasetQuery, WriteTotals, write_dataset
 from billing.exports.writers import Format
 from core.errors import InvalidRequest
@@ -23,6 +23,7 @@ _MAKERS = {
     "focus_gpu": focus_gpu.focus_gpu,
     "journal": book_rows.journal,
     "invoices": book_rows.invoices,
+    "audit": audit_rows.audit,
 }
 
 

@@ -13,9 +13,9 @@ from billing.exports.columns import Column, ColumnKind, Record
 from billing.exports.writers import Format, Sink, open_sink
 from core.money import pico_to_usd
 
-DatasetName = Literal["report", "focus_charges", "focus_gpu", "journal", "invoices"]
-DATASETS: tuple[DatasetName, ...] = ("report", "focus_charges", "focus_gpu", "journal", "invoices")
-PLATFORM_ONLY: tuple[DatasetName, ...] = ("focus_gpu", "journal")
+DatasetName = Literal["report", "focus_charges", "focus_gpu", "journal", "invoices", "audit"]
+DATASETS: tuple[DatasetName, ...] = ("report", "focus_charges", "focus_gpu", "journal", "invoices", "audit")
+PLATFORM_ONLY: tuple[DatasetName, ...] = ("focus_gpu", "journal", "audit")
 """Data sets that customers must not see."""
 BLOCK = 2_000
 """Records per block."""

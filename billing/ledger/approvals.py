@@ -38,6 +38,10 @@ _SHELL = "shell"
 _SYSTEM = "system"
 
 
+_SECOND_PERSON = "second_person_needed"
+"""The code of refusals that another person, or a known one, must act."""
+
+
 class Person(msgspec.Struct, frozen=True):
     """A person who requests or decides."""
 
@@ -230,17 +234,21 @@ async def check_decidable(connection: AsyncConnection, approval_id: UUID, *, by:
     requester = Person(row.requested_by_id, row.requested_by)
     _require_known(by)
     if row.requested_by_id == by.id:
-        raise Conflict(f"{row.requested_by} requested this, so another person must approve it")
+        raise Conflict(
+            f"{row.requested_by} requested this, so another person must approve it", code=_SECOND_PERSON
+        )
     if not requester.is_known:
         raise Conflict(
             f"{row.requested_by} requested this in a shell without a token, and could be {by.label}: reject it, and "
-            "request it again with a token"
+            "request it again with a token",
+            code=_SECOND_PERSON,
         )
     for one in (by, requester):
         if await _unconfirmed(connection, one):
             raise Conflict(
                 f"another person gave {one.label} a password, and could be {one.label}: a third person must approve "
-                "that first (a request of the kind person.confirm)"
+                "that first (a request of the kind person.confirm)",
+                code=_SECOND_PERSON,
             )
 
 
@@ -259,7 +267,8 @@ def _require_known(by: Person) -> None:
     if not by.is_known:
         raise PermissionDenied(
             f"this takes two people, and the shell user {by.label} may stand for several: set PENSTOCK_ADMIN_TOKEN to "
-            "a token of your own, which `penstock users token` makes"
+            "a token of your own, which `penstock users token` makes",
+            code=_SECOND_PERSON,
         )
 
 

@@ -43,6 +43,7 @@ def add_upload(app: FastAPI, console: Console) -> None:
                 request=request,
             )
         except PenstockError as error:
+            await viewer.refused(UPLOAD_PATH, error)
             status = next((status for kind, status in _STATUS if isinstance(error, kind)), 400)
             return JSONResponse({"message": error.message}, status)
         return JSONResponse({"message": made.public_name}, 201)

@@ -26,6 +26,7 @@ DATASET_NAMES = {
     "focus_gpu": "FOCUS, our GPU cost",
     "journal": "Journal",
     "invoices": "Invoices",
+    "audit": "Audit log",
 }
 _DEFINITIONS = (
     Column("name", "Export"),

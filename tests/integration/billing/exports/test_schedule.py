@@ -5,7 +5,7 @@ import io
 import json
 import random
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from billing.exports.verify import verify_exports
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, Unavailable
 from core.settings import Settings
+from jobs.work import seal
 from tests.integration.billing.exports.books import Busy, busy
 from tests.integration.billing.reports.support import settle_some
 from tests.support.tenancy import ADMIN, audit_actions, member
@@ -358,3 +359,53 @@ async def test_an_s3_store_is_append_only_too(database: Database, s3: Settings, 
         assert "secret" not in str(kept.all())
     with pytest.raises(Unavailable, match="NoSuchBucket"):
         S3Store("other", "", s3).put_new("a", io.BytesIO(b"x"))
+
+
+async def test_each_number_of_the_audit_log_is_in_one_day(database: Database, s3: Settings) -> None:
+    yesterday = (datetime.now(UTC) - timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+    definition = await admin_exports.create_export(
+        database, ADMIN, name="audit", dataset="audit", format="json", destination="s3://finance/logs",
+        starts_at=yesterday - timedelta(days=1),
+    )  # fmt: skip
+
+    async def act(at: datetime, action: str) -> None:
+        async with database.system() as connection:
+            await connection.execute(
+                text(
+                    "INSERT INTO audit_log (id, at, actor_kind, actor_id, actor_label, action, object_kind, object_id, "
+                    "after) VALUES (gen_random_uuid(), :at, 'user', 'u', 'ada', :action, 'thing', 't', '{\"n\": 1}')"
+                ),
+                {"at": at, "action": action},
+            )
+
+    async def numbers(day: datetime, revision: int) -> dict[int, str]:
+        key = f"logs/audit/{day:%Y-%m-%d}/r{revision:04d}/audit.json"
+        body = client(s3).get_object(Bucket="finance", Key=key)["Body"].read()
+        rows = json.loads(body)
+        assert all(row["after"] == '{"n": 1}' and len(row["seal"]) == 64 for row in rows)
+        return {row["seq"]: row["action"] for row in rows}
+
+    await act(yesterday - timedelta(microseconds=1), "a.last")
+    await act(yesterday, "b.first")
+    await seal(database, s3)
+    await act(yesterday + timedelta(hours=1), "b.not_sealed")
+    assert await schedule.run_due(database, s3) == 2
+    before, day = await numbers(yesterday - timedelta(days=1), 1), await numbers(yesterday, 1)
+    assert (list(before.values()), list(day.values())) == (["a.last"], ["b.first"])
+    await seal(database, s3)
+    run = await schedule.run_period(database, s3, definition, yesterday)
+    assert run is not None
+    assert run.revision == 2
+    whole = before | await numbers(yesterday, 2)
+    async with database.read() as connection:
+        today = await connection.execute(
+            text(
+                "SELECT c.seq, a.action FROM audit_chain c JOIN audit_log a ON a.id = c.entry_id "
+                "WHERE a.at >= :today"
+            ),
+            {"today": yesterday + timedelta(days=1)},
+        )
+        later = {row.seq: row.action for row in today}
+    assert whole.keys().isdisjoint(later)
+    assert sorted(whole | later) == list(range(1, len(whole | later) + 1))
+    assert sorted(whole.values()) == ["a.last", "b.first", "b.not_sealed"]
