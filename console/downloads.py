@@ -8,6 +8,7 @@ from fastapi.responses import StreamingResponse
 
 from admin import exports as admin_exports
 from admin import statements as admin_statements
+from admin.access_review import MEDIA_TYPES, list_access, to_file
 from billing.exports.datasets import DATASETS
 from billing.exports.writers import FORMATS
 from console.deps import Console
@@ -23,6 +24,8 @@ def add_downloads(app: FastAPI, console: Console) -> None:
     for prefix in ("/billing/statements", "/tenants/{tenant_id}/statements"):
         _add_statement(app, console, prefix)
     _add_receipt(app, console)
+    for prefix in ("/account", "/tenants/{tenant_id}"):
+        _add_access_review(app, console, prefix)
 
 
 def _attached(content: bytes, media_type: str, name: str) -> Response:
@@ -121,3 +124,19 @@ def _add_receipt(app: FastAPI, console: Console) -> None:
         except PenstockError as error:
             return await _refused(request, error)
         return _attached(document, "application/json", f"penstock-receipt-{wanted}.json")
+
+
+def _add_access_review(app: FastAPI, console: Console, prefix: str) -> None:
+    @app.get(prefix + "/access-review.csv")
+    async def access_review(request: Request) -> Response:
+        """Every person, token, open session and key of an organisation, or of the platform and all of them."""
+        viewer: Viewer = request.state.viewer
+        try:
+            wanted = request.path_params.get("tenant_id")
+            tenant_id = viewer.scope or (None if wanted is None else UUID(wanted))
+            rows = await list_access(console.database, viewer.actor, tenant_id=tenant_id)
+        except ValueError:
+            return message_page(404, "Not found", "There is no such organisation.")
+        except PenstockError as error:
+            return await _refused(request, error)
+        return _attached(to_file(rows, "csv"), MEDIA_TYPES["csv"], "penstock-access-review.csv")

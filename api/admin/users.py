@@ -9,10 +9,11 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import Field
 
+from admin import access_review, second_factor
 from admin import logins as admin_logins
-from admin import second_factor
 from admin import sessions as admin_sessions
 from admin import users as admin_users
+from admin.access_review import ReviewFormat
 from admin.actor import Actor, user_id_of
 from admin.logins import TokenLives
 from api.admin.deps import (
@@ -124,11 +125,30 @@ class TokenCreate(RequestBody):
 def router(deps: AdminDeps) -> APIRouter:
     """Routes of users and tokens."""
     routes = deps.router("users")
+    _review_route(routes, deps)
     _user_routes(routes, deps)
     _change_routes(routes, deps)
     _token_routes(routes, deps)
     _session_routes(routes, deps)
     return routes
+
+
+def _review_route(routes: APIRouter, deps: AdminDeps) -> None:
+    auth = Depends(deps.actor)
+
+    @routes.get(
+        "/access-review",
+        summary="Every person, token, open session and key: what it may do, and its last use",
+        response_model=None,
+        responses={200: {"content": {media: {} for media in access_review.MEDIA_TYPES.values()}}},
+    )
+    async def review(
+        actor: Annotated[Actor, auth],
+        tenant_id: Annotated[UUID | None, Query()] = None,
+        format: Annotated[ReviewFormat, Query()] = "csv",
+    ) -> Response:
+        rows = await access_review.list_access(deps.for_exports, actor, tenant_id=tenant_id)
+        return Response(access_review.to_file(rows, format), media_type=access_review.MEDIA_TYPES[format])
 
 
 def _user_routes(routes: APIRouter, deps: AdminDeps) -> None:

@@ -1,5 +1,6 @@
 """`penstock users`: people, roles, tokens of the admin REST."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,11 +9,12 @@ import typer
 
 from admin import sessions as admin_sessions
 from admin import users as admin_users
+from admin.access_review import list_access, to_file
 from admin.actor import Actor, user_id_of
 from admin.logins import SignIn, TokenLives, complete, right_password, wrong_credentials
 from admin.recovery import make_recovery_code, recover_password
 from cli.commands import second_factor
-from cli.context import AsJson, DataDir, emit, pepper, perform, run
+from cli.context import AsJson, DataDir, acting, emit, pepper, perform, run
 from cli.secrets_in import SHELL, ask_code, read_secret
 from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of, user_of
 from core.db import Database
@@ -41,6 +43,26 @@ def list_(
         return await admin_users.list_users(database, who, tenant_id=tenant_id)
 
     perform(act, data_dir, as_json, opening=open_db_for_changes)
+
+
+@app.command(
+    "access-review", epilog="Example: penstock users access-review --tenant acme-robotics > review.csv"
+)
+def access_review(
+    tenant: Annotated[str | None, typer.Option(help="Of this organisation only.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print every person, token, open session and key as CSV: what it may do, how they sign in, the last use."""
+
+    async def call() -> None:
+        async with open_db_for_changes(data_dir) as database:
+            who = await acting(database, data_dir)
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            rows = await list_access(database, who, tenant_id=tenant_id)
+            sys.stdout.buffer.write(to_file(rows, "json" if as_json else "csv"))
+
+    run(call)
 
 
 @app.command(epilog="Example: penstock users create ada@example.com tenant_owner --tenant acme-robotics")

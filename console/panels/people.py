@@ -8,7 +8,7 @@ from nicegui import ui
 from admin import second_factor, sign_in_rules
 from admin import sessions as admin_sessions
 from admin import users as admin_users
-from console.components.base import Text, box, card
+from console.components.base import Text, box, card, link_button
 from console.components.dialogs import confirm, form_dialog, primary, secondary, text_input
 from console.components.table import Column, actions_cell, cell, data_table, set_rows
 from console.deps import Console
@@ -67,6 +67,8 @@ class _People:
         self._actions.clear()
         if self._manages:
             with self._actions:
+                here = "/account" if self._tenant_id == self._viewer.scope else f"/tenants/{self._tenant_id}"
+                link_button("Access review", f"{here}/access-review.csv", "download", download=True)
                 secondary("Identity provider", self._viewer.act(self._provider), icon="key")
                 primary("How people sign in", self._viewer.act(partial(self._choose, rule)), icon="shield")
         people = await admin_users.list_users(
