@@ -22,8 +22,6 @@ MAX_ERROR_BYTES = 64 * 1024
 RETRY_WITHIN_S = 0.25
 """Seconds from sending a request on a reused connection to its loss, up to which the request is sent again."""
 _FIXED = b"Content-Type: application/json\r\nAccept-Encoding: identity\r\n"
-MAX_LOG_CHARS = 500
-"""Characters of an engine's message in a log."""
 
 
 class HttpEngines:
@@ -131,4 +129,4 @@ async def _error_of(response: EngineResponse) -> EngineFailed | RefusedByEngine:
         response.abort()
     error = engine_error(bytes(text[:MAX_ERROR_BYTES]))
     refusal = error.refusal(response.status)
-    return refusal or EngineFailed(f"The engine answered {response.status}: {error.message[:MAX_LOG_CHARS]}")
+    return refusal or EngineFailed(f"The engine answered {response.status}.")  # its text may quote the prompt

@@ -73,5 +73,6 @@ def merge(merger: AnswerMerger, events: bytes, request_id: UUID) -> None:
         merger.add(events)
     except (TypeError, AttributeError, ValueError) as error:
         # The client gets no answer and pays nothing.
-        log.exception("an event of %s cannot be merged into an answer", request_id)
+        # Without the error's text, which may quote the answer.
+        log.error("an event of %s cannot be merged into an answer: %s", request_id, type(error).__name__)
         raise EngineFailed("The engine sent an event that cannot be merged.") from error

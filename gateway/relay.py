@@ -20,7 +20,7 @@ from core.errors import EngineFailed, InvalidRequest
 from gateway import answers
 from gateway.context import AnyContext
 from gateway.embeddings import Embeddings, embeddings_answer
-from gateway.engine import HEADERS_TIMEOUT_S, MAX_LOG_CHARS
+from gateway.engine import HEADERS_TIMEOUT_S
 from gateway.interval import stream_interval
 from gateway.limits import MAX_ANSWER_BYTES, MAX_EVENT_BYTES, TOKEN_ID_BYTES, AnswerTooLarge
 from gateway.merge_chunks import AnswerMerger
@@ -242,9 +242,7 @@ class Relay:
         if codec.error is not None:
             error = engine_error(codec.error)
             refusal = None if codec.batch_started else error.refusal(error.code)
-            raise refusal or EngineFailed(
-                f"The engine reported: {error.message[:MAX_LOG_CHARS] or 'an error'}"
-            )
+            raise refusal or EngineFailed(f"The engine reported an error (code {error.code}).")
         return out
 
     async def _deliver(self, context: AnyContext, events: bytes) -> None:

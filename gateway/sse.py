@@ -311,6 +311,8 @@ class StreamCodec:
                     payload = of_batch(
                         payload, self.batch.first, self.first_chunk.id, self.first_chunk.created
                     )
+                if b"\n" in payload:  # data of several lines; JSON has line breaks between its tokens only
+                    payload = payload.replace(b"\n", b" ")
                 relayed = strip_extras(payload, self._extras, self._calls) if self._relayed else payload
                 out.append(b"data: %b\n\n" % relayed)
                 if self._may_be_steady:

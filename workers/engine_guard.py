@@ -11,8 +11,10 @@ the standard library alone.
 
 import hmac
 import json
+import logging
 import os
 import secrets
+import traceback
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,22 @@ def agent_key(data_dir: Path) -> str:
         return path.read_text().strip()
 
 
+class WithoutWords(logging.Filter):
+    """Leaves the texts of exceptions out of the engine's log, which may quote what a customer sent.
+
+    vLLM logs the exception of a request that it refuses, such as the reference of a JSON schema that leads nowhere.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Replace the exception of a record by its class and the lines of code; keep the record."""
+        if record.exc_info and record.exc_info[0] is not None:
+            frames = traceback.extract_tb(record.exc_info[2])
+            lines = [f'  File "{each.filename}", line {each.lineno}, in {each.name}' for each in frames]
+            record.exc_text = "\n".join([*lines, f"{record.exc_info[0].__name__} (text left out)"])
+            record.exc_info = None
+        return True
+
+
 class EngineGuard:
     """Wraps the engine's application; one per server process."""
 
@@ -66,6 +84,8 @@ class EngineGuard:
         strict = os.environ.get(STRICT_VARIABLE, "")
         self._strict = f"Bearer {strict}".encode() if strict else b""
         self._asleep = False
+        for target in (logging.getLogger("uvicorn.error"), *logging.getLogger("vllm").handlers):
+            target.addFilter(WithoutWords())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with 403 or 503."""

@@ -198,6 +198,7 @@ class AdaptersPanel:
             try:
                 await check_place(self._console.database, self._tenant_id, *given, self._limits)
             except PenstockError as error:
+                await self._viewer.refused("add an adapter", error)
                 _refuse(place, error.message)
                 return False
             told = await progress.send(
@@ -245,6 +246,7 @@ class AdaptersPanel:
                         limits=limits,
                     )
             except PenstockError as error:
+                await self._viewer.refused("add an adapter", error)
                 _refuse(place, error.message)
                 return False
             await self._reload()

@@ -141,7 +141,7 @@ class _AddedModelForm:
             new = await _new_model(given)
             view = await self._add(new, unchecked=bool(self._unchecked.value), dry_run=True)
         except PenstockError as error:
-            self._show_refusal(error)
+            await self._refused(error)
             return
         self._checked = given, new
         self._result.clear()
@@ -170,7 +170,7 @@ class _AddedModelForm:
             # The parser has just taken this very entry.
             await self._add(new, unchecked=True, dry_run=False)
         except PenstockError as error:
-            self._show_refusal(error)
+            await self._refused(error)
             return False
         try:
             priced = price is not None and await save_price(
@@ -202,7 +202,8 @@ class _AddedModelForm:
         with self._result:
             Text("p", "Reading config.json and asking the engine's parser …", "muted")
 
-    def _show_refusal(self, error: PenstockError) -> None:
+    async def _refused(self, error: PenstockError) -> None:
+        await self._viewer.refused("add a model", error)
         self._result.clear()
         with self._result:
             notice("bad", "It cannot be added like this", sentence(error.message))

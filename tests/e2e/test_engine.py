@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import MODEL
 from tests.support.live_pool import PoolView, watching
+from tests.support.log_search import PROMPT
 from tests.support.stack import ROOT, Stack
 from tests.support.waiting import until
 from workers.engine_api import parse_metrics
@@ -51,7 +52,7 @@ async def _check_requests(client: aiohttp.ClientSession, pool: PoolView, replica
     assert cached[1] > 0
     body = {
         "model": MODEL,
-        "messages": [{"role": "user", "content": "hello"}],
+        "messages": [{"role": "user", "content": PROMPT}],
         "max_tokens": 9,
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.support.live_pool import watching
+from tests.support.log_search import PROMPT
 from tests.support.patience import patiently
 from tests.support.stack import Stack
 from tests.support.waiting import until
@@ -15,7 +16,7 @@ from workers.wire import ReplicaState
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-QUESTION = [{"role": "user", "content": "Tell me about the lake and the wheel."}]
+QUESTION = [{"role": "user", "content": f"Tell me about the lake and the wheel, {PROMPT}."}]
 
 
 async def test_an_interval_joins_the_tokens_of_the_real_engine(stacks: dict[str, Stack]) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.e2e.conftest import MODEL
+from tests.support.log_search import PROMPT
 from tests.support.stack import Stack
 from tests.support.waiting import until
 
@@ -29,12 +30,12 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
     (schema(type="array", items={"type": "string"}, uniqueItems=True), "invalid_schema", "response_format"),
     (requiring({"enum": []}), "invalid_schema", "response_format"),
     (requiring(False), "invalid_schema", "response_format"),
-    (schema(type="string", pattern="(["), "invalid_schema", "response_format"),
-    (schema(**{"$ref": "#/$defs/nope"}), "invalid_schema", "response_format"),
+    (schema(type="string", pattern=f"{PROMPT}(["), "invalid_schema", "response_format"),
+    (schema(**{"$ref": f"#/$defs/{PROMPT}"}), "invalid_schema", "response_format"),
     (schema(type="strin"), "invalid_schema", "response_format"),
     ({"logit_bias": {"999999": 5}}, "invalid_request", "logit_bias"),
     (
-        {"messages": [{"role": "user", "content": "hello there " * 40_000}]},
+        {"messages": [{"role": "user", "content": f"hello {PROMPT} there " * 20_000}]},
         "context_length_exceeded",
         "messages",
     ),
@@ -62,7 +63,7 @@ async def test_what_the_engine_refuses_is_the_customers_mistake(stacks: dict[str
 
         for fields, code, param in CHATS:
             for stream in (False, True):
-                chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "stream": stream}
+                chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "stream": stream}
                 await refuse("chat/completions", {**chat, **fields}, code, param)
         hello = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
         await refuse(

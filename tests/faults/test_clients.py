@@ -9,6 +9,7 @@ import pytest
 from core.money import pico_to_usd
 from tests.support import load
 from tests.support.invariants import money_is_sound, rows_by_request, settled_everything
+from tests.support.log_search import PROMPT
 from tests.support.stack import Stack
 from tests.support.waiting import until
 
@@ -34,7 +35,7 @@ async def test_two_hundred_requests_on_credit_for_ten(make_stack: Callable[..., 
         tasks = [
             asyncio.create_task(
                 load.patient_stream(
-                    session, stack.base_url, tenant.key, model, max_tokens=8, seen=one, prompt="hello"
+                    session, stack.base_url, tenant.key, model, max_tokens=8, seen=one, prompt=PROMPT
                 )
             )
             for one in seen

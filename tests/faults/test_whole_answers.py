@@ -14,6 +14,7 @@ from billing.metering.frames import parse
 from billing.metering.records import Checkpoint
 from tests.support import load
 from tests.support.invariants import money_is_sound, rows_by_request, settled_everything
+from tests.support.log_search import PROMPT
 from tests.support.stack import Stack, Tenant
 from tests.support.waiting import until
 
@@ -23,7 +24,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
 }
-QUESTION = "What runs from the lake to the wheel? " * 8
+QUESTION = f"What runs from the lake to the wheel, {PROMPT}? " * 8
 
 
 async def ask(

@@ -18,6 +18,7 @@ import httpx
 import psutil
 
 from tests.support.approving import approve_requests
+from tests.support.log_search import leaks
 from tests.support.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +68,10 @@ class Stack:
         return self
 
     def stop(self, timeout_s: float = 120.0) -> int:
-        """SIGTERM and wait; SIGKILL to the whole session as a last resort. Returns the exit status."""
+        """SIGTERM and wait; SIGKILL to the whole session as a last resort. Returns the exit status.
+
+        Fails when a log holds a prompt, an engine's own words or a secret.
+        """
         if self.process is None:
             return 0
         if self.process.poll() is None:
@@ -78,6 +82,7 @@ class Stack:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
                 raise
+        assert (found := leaks(self.data_dir, self.log)) == [], found
         return self.process.returncode
 
     @property

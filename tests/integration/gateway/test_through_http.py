@@ -529,7 +529,27 @@ async def test_wrong_methods_and_paths(api: Api) -> None:
             assert answer.headers["x-request-id"]
 
 
-async def test_the_only_replica_failing_is_said_at_once(api: Api) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+async def test_no_header_of_an_engine_reaches_the_customer(
+    api: Api, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 2, "stream": stream}
+    headers = {"Authorization": f"Bearer {api.organisation.key}"}
+    names = []
+    for name in ("x-penstock-simulated", "set-cookie", "location", "server", "x-request-id", "x-engine"):
+        monkeypatch.setattr(engine_server, "_MARK", (name.encode(), b"of-the-engine"))
+        async with api.session.post(
+            api.url + "/v1/chat/completions", json=body, headers=headers, allow_redirects=False
+        ) as answer:
+            await answer.read()
+            assert answer.status == 200
+            assert "of-the-engine" not in answer.headers.values()
+            names.append(set(map(str.lower, answer.headers)))
+    assert all(one == names[0] for one in names)
+    assert names[0].isdisjoint({"set-cookie", "location", "x-engine"})
+
+
+async def test_the_only_replica_failing_is_said_at_once(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     """There is nowhere else to go: the client hears of it without waiting for the queue's deadline."""
     api.engines[0].failpoints.error_next = 1
     start = asyncio.get_running_loop().time()
@@ -538,3 +558,5 @@ async def test_the_only_replica_failing_is_said_at_once(api: Api) -> None:
     assert asyncio.get_running_loop().time() - start < 15
     [row] = await api.usage_rows(1)
     assert (row.cost, row.outcome) == (0, "engine_failed")
+    assert "failed: The engine answered 500." in caplog.text
+    assert "failpoint" not in caplog.text  # the engine's own words, which might quote the prompt

@@ -329,13 +329,17 @@ async def test_second_failure_is_free_and_said(again: Exception | None) -> None:
         [],
     ],
 )
-async def test_failure_after_content_is_not_retried_and_free(end: list[object]) -> None:
+async def test_failure_after_content_is_not_retried_and_free(
+    end: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
     gateway = Gateway(FakeEngines([chunk("a", tokens=1), chunk("b", tokens=2), *end]))
     reply = FakeReply()
     with pytest.raises(EngineFailed):
         await gateway.director.handle(uuid7(), principal(), prepared(stream=True), reply)
     [record] = gateway.meter.settled
     assert (record.outcome, record.usage.output, record.cost) == (Outcome.ENGINE_FAILED, 2, 0)
+    assert " failed: " in caplog.text
+    assert "EngineCore died" not in caplog.text  # an engine's own words may quote the prompt
     assert gateway.engines.streams[0].aborted == 1
     gateway.assert_resolved()
 

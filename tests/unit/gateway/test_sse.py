@@ -362,3 +362,32 @@ def test_bytes_from_hell_fail_cleanly(data: bytes) -> None:
         out = codec.feed(b"data: " + data + b"\n\n")
         assert out == b"" or out.endswith(b"\n\n")
     assert not codec.content_started or codec.tracker.output > 0
+
+
+_HOSTILE = [
+    b'event: error\nid: 7\nretry: 1\n{"bare": true}\nSet-Cookie: a=b\ndata: %b\nLocation: http://x\n\n',
+    b": comment\ndata:%b\n\n",
+    b"data: %b\r\nX-Evil: 1\r\n\r\n",
+]
+"""Events with lines that are no data, around the data of one chunk."""
+
+
+@pytest.mark.parametrize("shell", _HOSTILE)
+@pytest.mark.parametrize("several_lines", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_what_a_client_gets_is_data_lines_alone(shell: bytes, several_lines: bool, size: int) -> None:
+    stream = b""
+    for event in (chunk("", role=True), chunk("one", tokens=1), chunk("two", tokens=2)):
+        data = event[6:-2]
+        if several_lines:
+            data = data.replace(b',"choices"', b',\ndata: "choices"').replace(
+                b'"content"', b'\ndata:"content"'
+            )
+        stream += shell % data
+    stream += DONE
+    _, out = relay(stream, list(range(0, len(stream), size)))
+    events = out.split(b"\n\n")
+    assert events.pop() == b""
+    assert len(events) == 3
+    assert all(event.startswith(b'data: {"') and b"\n" not in event for event in events)
+    assert texts(out) == "onetwo"

@@ -1,5 +1,7 @@
 """The guard in front of an engine: development endpoints are the agent's alone, and a sleeping engine takes no work."""
 
+import io
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +146,29 @@ async def test_an_engine_of_a_host_that_has_joined_answers_nothing_without_a_key
         assert await status(path, (b"authorization", b"Bearer wrong")) == 401
         assert await status(path, requests) == (200 if path == "/v1/chat/completions" else 403)
         assert await status(path, (KEY_HEADER.encode(), b"agent")) == 200
+
+
+def test_exceptions_in_the_engines_log_are_without_their_text() -> None:
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    log = logging.getLogger("vllm")
+    log.addHandler(handler)
+    try:
+        EngineGuard(Engine())
+        try:
+            try:
+                raise RuntimeError("cannot find #/$defs/of-the-customer")
+            except RuntimeError as cause:
+                raise ValueError("no grammar for of-the-customer") from cause
+        except ValueError:
+            logging.getLogger("vllm.entrypoints.serving").exception("a stream failed")
+        log.error("without an exception")
+    finally:
+        log.removeHandler(handler)
+    lines = out.getvalue().splitlines()
+    assert (lines[0], lines[2:]) == (
+        "a stream failed",
+        ["ValueError (text left out)", "without an exception"],
+    )
+    assert lines[1].startswith('  File "')
+    assert lines[1].endswith("without_their_text")
