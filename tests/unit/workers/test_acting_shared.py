@@ -36,7 +36,6 @@ def decided(
             intents=intents,
             places=PLACES,
             providers=frozenset({"digitalocean"}),
-            contracted=frozenset(),
             limits={name: each for name, each in (("a", a), ("b", b)) if each is not None},
             money=money,
             mode=Mode.ON,
