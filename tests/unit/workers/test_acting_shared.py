@@ -36,6 +36,7 @@ def decided(
             intents=intents,
             places=PLACES,
             providers=frozenset({"digitalocean"}),
+            own=frozenset(),
             limits={name: each for name, each in (("a", a), ("b", b)) if each is not None},
             money=money,
             mode=Mode.ON,
