@@ -48,7 +48,7 @@ from workers.kv_events_feed import KvFeed, KvOutbox
 from workers.machine import release
 from workers.model_entry import entry_path, wanted_entries
 from workers.plan import HostPlan, ReplicaPlan
-from workers.prepare import prepare
+from workers.prepare import prepare, stated_kind
 from workers.ranks import target_names
 from workers.replica import ReplicaRunner
 from workers.replica_view import Replica
@@ -136,7 +136,8 @@ class Agent:
         self._boot_id = incarnation("agent")
         self._account = HostAccount(clock.monotonic())
         self._plan: HostPlan | None = None
-        self._gate = HostGate(settings, clock)
+        self._host_kind = stated_kind(settings, catalog)
+        self._gate = HostGate(settings, catalog, clock)
         self._gpus = SharedGpus(list, 0.0, None)
         self._seq = 0
         self._closing = False
@@ -168,12 +169,16 @@ class Agent:
             now=clock.now,
         )
 
-    async def _prepare(self) -> HostPlan:
-        """The plan of this host, when it may serve and the entries of models that admins have added are known."""
+    async def _make_plan(self) -> HostPlan:
+        """The plan of this host, when the entries of models that admins have added are known."""
         if self._wants:
             entries = await wanted_entries(self._access.link, self._wants, self._settings.data_dir)
             self._catalog = with_added(self._catalog, entries)
-        self._plan = plan = await prepare(self._settings, self._catalog, self._host_id)
+        return await prepare(self._settings, self._catalog, self._host_id)
+
+    async def _prepare(self) -> HostPlan:
+        """The plan of this host, when it may serve."""
+        self._plan = plan = await self._gate.planned(self._make_plan)
         state = load_state(self._state_path)
         left = self._end_unplanned(
             state, {each.replica_id for each in plan.replicas} & self._last_state().engines.keys()
@@ -455,7 +460,7 @@ class Agent:
             boot_id=self._boot_id,
             seq=self._seq,
             region=self._settings.region,
-            host_kind=plan.host_kind if plan is not None else "local-cpu",
+            host_kind=plan.host_kind if plan is not None else self._host_kind or "local-cpu",
             gpus=plan.gpus if plan is not None else 0,
             replicas=[self._located(replica.status()) for replica in self.replicas],
             state_seconds=self._account.state_seconds,

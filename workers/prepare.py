@@ -37,9 +37,13 @@ async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPla
     simulated = settings.engine == "sim"
     memory_gb = host_memory_gb(catalog, settings.host_kind or plan.host_kind, simulated=simulated)
     check_tiers(plan.replicas, memory_gb or math.inf, math.inf if simulated else shared_memory_gb())
-    if settings.host_kind in catalog.hosts and settings.engine != "external":
-        return msgspec.structs.replace(plan, host_kind=settings.host_kind)
-    return plan
+    kind = stated_kind(settings, catalog)
+    return msgspec.structs.replace(plan, host_kind=kind) if kind else plan
+
+
+def stated_kind(settings: Settings, catalog: Catalog) -> str:
+    """The catalog's kind of host that the settings name; empty where they name none, or engines are not the host's."""
+    return settings.host_kind if settings.host_kind in catalog.hosts and settings.engine != "external" else ""
 
 
 async def _planned(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
@@ -65,6 +69,12 @@ async def _planned(settings: Settings, catalog: Catalog, host_id: str) -> HostPl
 
 async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
     gpus = await find_gpus()
+    stated = catalog.hosts.get(settings.host_kind)
+    if stated is not None and stated.gpus and not gpus.ids:
+        raise Unavailable(
+            f"a host of kind {settings.host_kind} has {stated.gpus} {stated.gpu} GPUs, and nvidia-smi lists none here: "
+            "repair the driver or replace the host. No model is served on its CPU"
+        )
     if engine_install.status(settings.engine_env).state != "installed":
         log.info("the engine is not installed; installing it into %s", settings.engine_env)
         await _run(sys.executable, "-m", "workers.engine_install", str(settings.engine_env))

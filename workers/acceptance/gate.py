@@ -4,10 +4,12 @@ import asyncio
 import logging
 import math
 import sys
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from core.clock import Clock
+from core.errors import PenstockError
 from core.process_identity import boot_id
 from core.settings import Settings
 from workers.acceptance import record
@@ -16,8 +18,9 @@ from workers.acceptance.commands import run_tool
 from workers.acceptance.readings import HostReading, SpeedReading
 from workers.acceptance.rules import SPEED_REFUSED, Finding, Verdict
 from workers.acceptance.speed import measured_capacity, probe
+from workers.catalog import Catalog
 from workers.engine_api import EngineApi
-from workers.machine import find_gpus
+from workers.machine import Gpus, find_gpus
 from workers.plan import HostPlan, ReplicaPlan
 from workers.replica_view import EngineRefused
 from workers.wire import AcceptanceFinding, AcceptanceReport, Capacity
@@ -36,10 +39,37 @@ _ORDER = ("refused", "degraded", "note")
 class HostGate:
     """The acceptance of this host; one that has no GPUs, or whose engines are not its own, needs none."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: Settings, catalog: Catalog, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
+        stated = catalog.hosts.get(settings.host_kind)
+        self._has_gpus = settings.engine in ("auto", "vllm") and stated is not None and stated.gpus > 0
+        """Whether the settings say that this is a host with GPUs, which serves with them or not at all."""
         self._acceptance: Acceptance | None = None
         self._one_probe = asyncio.Lock()
+
+    async def planned(self, make: Callable[[], Awaitable[HostPlan]]) -> HostPlan:
+        """The plan that `make` gives. Where the settings state a kind with GPUs, a host for which it raises a
+        PenstockError is refused, and it is tried again every AGAIN_S seconds; elsewhere the error is raised.
+        """
+        while True:
+            try:
+                return await make()
+            except PenstockError as error:
+                if not self._has_gpus:
+                    raise
+                self._acceptance = await self._unplanned(error.message)
+                log.error("%s; this host serves nothing, tried again in %.0f s", error.message, AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _unplanned(self, why: str) -> Acceptance:
+        """A refusal of a host that cannot be planned, with the state of the GPUs that it has."""
+        finding = Finding("refused", "plan", why)
+        gpus = await find_gpus()
+        if not gpus.ids:
+            return self._result("refused", finding)
+        found = await self._check(self._settings.host_kind, gpus, busy=True)
+        worse = (each for each in found.findings if each.severity != "note")
+        return msgspec.structs.replace(found, verdict="refused", findings=(finding, *worse))
 
     async def admit(self, plan: HostPlan, *, busy: bool) -> None:
         """Return when the host may start engines; a refused one is checked again every AGAIN_S seconds.
@@ -55,9 +85,15 @@ class HostGate:
             )
             return
         found = await asyncio.to_thread(record.load, self._settings.data_dir, boot_id())
+        if (
+            found is not None and self._acceptance is not None
+        ):  # it could not be planned: a stored result is too old
+            found = msgspec.structs.replace(found, verdict="refused")
         while found is None or found.verdict == "refused" or not (found.reading.loaded or busy):
             speeds = found.speeds if found is not None else ()
-            found = msgspec.structs.replace(await self._check(plan, busy=busy), speeds=speeds)
+            kind = self._settings.host_kind or plan.host_kind
+            found = await self._check(kind, await find_gpus(), busy=busy)
+            found = msgspec.structs.replace(found, speeds=speeds)
             if busy and found.verdict == "refused":  # it serves, so it is not
                 found = msgspec.structs.replace(found, verdict="degraded")
             await self._keep(found)
@@ -70,9 +106,8 @@ class HostGate:
             await asyncio.sleep(AGAIN_S)
         self._acceptance = found
 
-    async def _check(self, plan: HostPlan, *, busy: bool) -> Acceptance:
-        settings, gpus = self._settings, await find_gpus()
-        kind = settings.host_kind or plan.host_kind
+    async def _check(self, kind: str, gpus: Gpus, *, busy: bool) -> Acceptance:
+        settings = self._settings
         count = () if settings.host_kind else ("--count", str(len(gpus.ids)))
         log.info("checking this host as %s%s", kind, ", beside its engines" if busy else "")
         command = (

@@ -102,7 +102,10 @@ def decide_hosts(situation: Situation) -> Decision:
 
 def _serves(intent: Intent) -> bool:
     """Whether a host has joined, is fit to serve, and stays."""
-    return intent.joined_at is not None and intent.refused_since is None and intent.reclaim_at is None
+    shown = intent.fit_at is not None or intent.ran
+    return (
+        intent.joined_at is not None and shown and intent.refused_since is None and intent.reclaim_at is None
+    )
 
 
 class _Decider:

@@ -9,8 +9,8 @@ Its rules, and what each is against:
   destroyed: DESTROYED_AFTER) without a record it has ended when it was destroyed, or was first not shown. Where the
   provider refuses to show its records, REFUSED_AFTER takes the place of these times.
 * Every host of the fleet that no live intent wants is destroyed, whatever became of its intent.
-* A host whose agent sends no heartbeat, or whose checks refuse it, is replaced: one of a kind at a time, since a
-  mistake of ours looks like that on all of them.
+* A host whose agent sends no heartbeat, whose checks refuse it, or that comes to no replica is replaced: one of a kind
+  at a time, since a mistake of ours looks like that on all of them.
 * A host whose agent falls silent for long is drained and replaced, one of a model at a time.
 * A host that may run engines is drained before it is destroyed, whatever made it one too many.
 * A host that its provider takes back stays until others of its group have had the time to load the model.
@@ -62,7 +62,11 @@ JOIN_WITHIN = timedelta(minutes=30)
 FIT_WITHIN = timedelta(minutes=15)
 """A host whose checks have refused it for so long is replaced: they are repeated every five minutes."""
 UNCHECKED_AFTER = timedelta(minutes=35)
-"""A host without any result of checks may serve when its agent joined so long ago: they would have ended."""
+"""A host with replicas and without any result of checks may serve when its agent joined so long ago: they would have
+ended."""
+RUN_WITHIN = timedelta(minutes=45)
+"""A host without any result of checks whose agent joined so long ago and never reported a replica is replaced: longer
+than the engine's installation and the longest checks (20 minutes) take together."""
 SILENT_WITHIN = timedelta(minutes=30)
 """A host that runs, as its provider says, and whose agent has been silent for so long is drained and replaced: longer
 than a request takes, and than a restart of its agent or of the network should."""
@@ -304,15 +308,24 @@ def _unfit(intent: Intent, now: datetime) -> str:
         return ""
     if intent.refused_since is not None and now - intent.refused_since >= FIT_WITHIN:
         return f"its checks have refused it for {_minutes(FIT_WITHIN)}"
+    if intent.joined_at is not None and intent.refused_since is None and not _has_shown(intent):
+        if now - intent.joined_at >= RUN_WITHIN:
+            return f"its agent reported neither checks nor a replica within {_minutes(RUN_WITHIN)}"
+        return ""
     due = intent.must_join and intent.joined_at is None
     if due and intent.running_at is not None and now - intent.running_at >= JOIN_WITHIN:
         return f"its agent sent no heartbeat within {_minutes(JOIN_WITHIN)}"
     return ""
 
 
+def _has_shown(intent: Intent) -> bool:
+    """Whether a host was ever fit, or has reported a replica."""
+    return intent.fit_at is not None or intent.ran
+
+
 def _serves_since(intent: Intent, now: datetime) -> datetime | None:
     """Since when a host may serve: its checks say so, or they had the time to say otherwise. None = it may not yet."""
-    if intent.joined_at is None or intent.refused_since is not None:
+    if intent.joined_at is None or intent.refused_since is not None or not _has_shown(intent):
         return None
     if intent.fit_at is not None:
         return intent.fit_at

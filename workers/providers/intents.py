@@ -109,6 +109,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """When they first did."""
     refused_since: datetime | None = None
     """Since when its checks have refused it; None = they have not, or do not any more."""
+    ran: bool = False
+    """Whether its agent has ever reported a replica."""
     silent_since: datetime | None = None
     """Since when its agent, which had joined, has sent no heartbeat to a scheduler that serves; None = it is heard, or
     no scheduler serves."""

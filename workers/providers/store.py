@@ -40,6 +40,7 @@ _INTENTS = (
     "AND b.stored_at > a.stored_at)) AS refused_since, (SELECT max(a.stored_at) FROM host_acceptances a "
     "WHERE a.host_id = i.name AND a.verdict <> 'refused') AS fit_at, (SELECT min(a.stored_at) FROM host_acceptances a "
     "WHERE a.host_id = i.name AND a.verdict <> 'refused') AS first_fit_at, "
+    "EXISTS (SELECT FROM model_seconds m WHERE m.host_id IN (i.name, 'sim-' || i.name)) AS ran, "
     # Silent to a scheduler that serves: one that has just begun, or was away, has stored no heartbeat meanwhile.
     "(SELECT greatest(max(h.last_seen), l.serving_since) FROM hosts h, scheduler_lease l "
     "WHERE h.host_id IN (i.name, 'sim-' || i.name) AND l.renewed_at > clock_timestamp() - interval '10 seconds' "
@@ -428,7 +429,7 @@ def _values(intent: Intent) -> dict[str, Any]:
 def _intent(row: RowMapping) -> Intent:
     values: Mapping[str, Any] = {
         name: row[name]
-        for name in (*_COLUMNS, "joined_at", "fit_at", "first_fit_at", "refused_since", "silent_since")
+        for name in (*_COLUMNS, "joined_at", "fit_at", "first_fit_at", "refused_since", "ran", "silent_since")
     }
     price = row["usd_pico_per_hour"]
     return Intent(

@@ -57,7 +57,7 @@ class Machine:
     @asynccontextmanager
     async def agent(
         self, scheduler: SchedulerService, figures: str, end: int = signal.SIGTERM, **env: str
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
         """An agent that finds these figures of the driver's library."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "cli.main", "agent"),
@@ -70,7 +70,7 @@ class Machine:
             },
         )
         try:
-            yield
+            yield process
         finally:
             if process.returncode is None:
                 process.send_signal(end)
@@ -160,5 +160,39 @@ async def test_a_host_that_serves_is_not_refused_and_acceptance_can_be_switched_
             assert found is not None
             assert found.acceptance is not None
             assert found.acceptance.verdict == "degraded"
-            assert [each.check for each in found.acceptance.findings] == ["memory", "load"]
+            checks = [each.check for each in found.acceptance.findings]
+            assert checks == ["memory", "host memory", "load"], (
+                "the machine of a test has less memory than the kind"
+            )
             assert await until(pid, 60.0) == engine
+
+
+async def test_a_host_without_the_gpus_of_its_kind_is_refused_before_it_can_be_planned(
+    machine: Machine,
+) -> None:
+    """It must not look like a host that serves soon: a provider's host costs money until it is replaced."""
+    listing = machine.data_dir.parent / "tools" / "nvidia-smi.out"
+    seven = "".join(listing.read_text().splitlines(keepends=True)[:7])
+    stated = {"PENSTOCK_HOST_KIND": "gpu-h100x8-640gb", "PENSTOCK_REPLICAS": "4"}
+    async with service() as scheduler, client(scheduler.port) as pools:
+
+        async def refusal(text: str) -> AcceptanceReport | None:
+            """What is reported, once its first finding says `text`."""
+            for host in (await pools.fresh_snapshot()).hosts:
+                assert host.host_kind == "gpu-h100x8-640gb"
+                if host.acceptance is not None and text in host.acceptance.findings[0].text:
+                    return host.acceptance
+            return None
+
+        for gpus, env, text, others in (
+            (seven, stated, "4 replicas of llama-3.3-70b need 8 GPUs, this machine has 7", ["gpus"]),
+            ("", {**stated, "PENSTOCK_MODEL": ""}, "has 8 H100 GPUs, and nvidia-smi lists none here", []),
+        ):
+            listing.write_text(gpus)
+            async with machine.agent(scheduler, "gpus=7", signal.SIGTERM, **env) as agent:
+                refused = await until(lambda text=text: refusal(text), 40.0)  # type: ignore[misc]
+                assert refused.verdict == "refused"
+                assert [each.check for each in refused.findings] == ["plan", *others]
+                assert agent.returncode is None, "the agent ends"
+                assert (await pools.fresh_snapshot()).replicas == []
+    assert not machine.started.exists()

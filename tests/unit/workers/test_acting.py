@@ -393,6 +393,7 @@ def test_the_price_of_a_contract_stands_in_for_one_that_is_not_known() -> None:
     "other",
     [
         {"fit_at": None, "refused_since": NOW},
+        {"fit_at": None},  # its agent joined, and neither checks nor a replica were reported
         {"reclaim_at": NOW + timedelta(minutes=4)},
         {"joined_at": None, "fit_at": None, "status": "new"},
     ],

@@ -18,6 +18,7 @@ from workers.providers.decide import (
     JOIN_WITHIN,
     LONGEST_PAUSE,
     REFUSED_AFTER,
+    RUN_WITHIN,
     SILENT_WITHIN,
     START_WITHIN,
     UNCHECKED_AFTER,
@@ -71,6 +72,7 @@ def existing(number: int, **fields: object) -> Intent:
         "status_since": NOW - timedelta(minutes=50),
         "running_at": NOW - timedelta(minutes=50),
         "joined_at": NOW - timedelta(minutes=45),
+        "ran": True,
         "created_at": NOW - timedelta(minutes=55),
         "usd_pico_per_hour": PRICE,
         "billed": True,
@@ -275,6 +277,29 @@ def test_hosts_that_run_and_never_join_do_not_end_the_pause_of_their_kind() -> N
     assert acts(2, [*failed, fit, intent(5)], shown(4), soon) == [Create(UUID(int=5))]
     unchecked = NOW + FIRST_PAUSE + UNCHECKED_AFTER
     assert acts(2, [*failed, joined, intent(5)], shown(4), unchecked) == [Create(UUID(int=5))]
+    idle = msgspec.structs.replace(joined, ran=False)
+    assert acts(2, [*failed, idle, intent(5)], shown(4), unchecked) == []  # it comes to no replica
+
+
+def test_a_host_that_joined_and_comes_to_no_replica_is_replaced() -> None:
+    """As one whose agent ends and is started again for ever."""
+    idle = existing(1, joined_at=NOW - RUN_WITHIN, ran=False)
+    retire, add, destroy = acts(1, [idle], shown(1))
+    why = "its agent reported neither checks nor a replica within 45 minutes"
+    assert retire == Retire(UUID(int=1), why, failed=True, drained=True)
+    assert (add, destroy) == (Add(GROUP), Destroy(UUID(int=1)))
+    second = existing(2, joined_at=NOW - RUN_WITHIN, ran=False)
+    retired = [act for act in acts(2, [idle, second], shown(1, 2)) if isinstance(act, Retire)]
+    assert retired == [retire]
+    kept: list[dict[str, object]] = [
+        {"ran": True},
+        {"fit_at": NOW - RUN_WITHIN},
+        {"joined_at": NOW - RUN_WITHIN + timedelta(seconds=1)},
+        {"refused_since": NOW},  # its checks have their own time
+    ]
+    for facts in kept:
+        assert acts(1, [msgspec.structs.replace(idle, **facts)], shown(1)) == []
+    assert acts(1, [msgspec.structs.replace(idle, missing_since=NOW)], shown()) == []
 
 
 def test_unfit_hosts_of_a_kind_are_replaced_one_at_a_time() -> None:
