@@ -1,6 +1,5 @@
 """Hosts from providers: what is desired, what there is and costs, every call, and notices that one is taken back."""
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.host_costs import silent_until
+from admin.image_rollouts import check_image, require_no_rollout
 from admin.scaling import scaled_model
 from admin.transactions import now_of, read, write
 from core.db import Database
@@ -36,14 +36,13 @@ from workers.wire import SIMULATED_HOST
 
 PROVIDERS = ("digitalocean", "local")
 """Providers that create hosts."""
+MAX_TEXT = 100
 MAX_HOSTS = 1_024
 MAX_HOLD = timedelta(days=31)
 """How long a person's decision may hold that expires."""
 RECLAIM_WITHIN = timedelta(days=7)
 """How far ahead a notice may be."""
-MAX_TEXT = 100
 MAX_ROWS = 1_000
-_IMAGE = re.compile(rf"[A-Za-z0-9._-]{{0,{MAX_TEXT}}}")
 
 _FACTS = text("SELECT host_id, address, agent_version FROM hosts")
 _EVENTS = text(
@@ -298,7 +297,7 @@ async def set_image(
 
     With `surge` the new host comes first, which needs room for it. An empty `image` leaves new hosts to the provider's
     settings and replaces none. Raises InvalidRequest for a provider without images or a text that is no image,
-    NotFound for a group of which no hosts are desired.
+    NotFound for a group of which no hosts are desired, Conflict while a rollout changes their image.
     """
     require(actor, PLATFORM_ADMIN)
     why = clean_reason(reason)
@@ -307,14 +306,10 @@ async def set_image(
             f"hosts of {provider[:MAX_TEXT]!r} are made from no image; those of {digitalocean.NAME} are",
             param="provider",
         )
-    if not _IMAGE.fullmatch(image):
-        raise InvalidRequest(
-            f"image is {image[:MAX_TEXT]!r}, must be an id or slug of at most {MAX_TEXT} letters, digits, '.', '_' "
-            "and '-'; empty = the provider's settings say",
-            param="image",
-        )
+    check_image(image)
     group = HostGroup(provider, region, kind, model)
     async with write(database, actor) as connection:
+        await require_no_rollout(connection, group)
         before = _one(await _desired_views(connection), group)
         if not await store.set_image(connection, group, image, surge=surge):
             raise NotFound("no hosts of this group are desired; `penstock hosts desired` shows the groups")
@@ -478,7 +473,7 @@ def _desired(row: DesiredHosts, intents: Sequence[Intent]) -> DesiredView:
         owner=row.owner,
         expires_at=row.expires_at,
         image=row.image,
-        outdated=sum(is_outdated(one, row.image) for one in intents),
+        outdated=sum(is_outdated(one, row) for one in intents),
         surge=row.surge,
     )
 

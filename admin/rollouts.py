@@ -1,6 +1,6 @@
-"""Rollouts of new versions of a model's engines: begin, look, promote, abort. The scheduler carries them out.
+"""Rollouts of new versions of a model's engines, or of an image of its hosts: begin, look, promote, abort.
 
-docs/rollouts.md describes them.
+The scheduler carries them out. docs/rollouts.md describes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
+from admin.image_rollouts import image_change
 from admin.model_settings import record_change
 from admin.models import lock_models
 from admin.scaling import scaled_model
@@ -22,10 +23,11 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES
 from tenants.tables import tenants
-from workers.catalog import ArgValue
+from workers.catalog import ArgValue, CatalogModel
 from workers.engine_spec import EngineSpec, profile_of
 from workers.rollouts import (
     ENDED,
+    ImageChange,
     Rollout,
     RolloutState,
     Strategy,
@@ -41,6 +43,8 @@ BASE_NAME = "base"
 """Name of the version that hosts and catalog say."""
 ANSWER_BOUNDS = {"min_agreement": 0.25, "max_logprob_distance": 1.0}
 """Of a rollout whose answers are compared, where it gives no others."""
+IMAGE_DEADLINES = {"progress_deadline_s": 7_200.0}
+"""Of a rollout of an image, where it gives no other: a host takes that long to be made, checked and filled."""
 
 
 class RolloutView(msgspec.Struct, frozen=True):
@@ -57,6 +61,8 @@ class RolloutView(msgspec.Struct, frozen=True):
     old_spec: dict[str, Any]
     new_spec: dict[str, Any]
     """How each differs from what hosts and catalog say."""
+    image: ImageChange | None
+    """The image that is rolled out, and of which hosts; None = it is a version of the engines."""
     wanted: int | None
     """Replicas that were awake when it began; None = not known yet."""
     replicas: int
@@ -100,46 +106,83 @@ async def start_rollout(
     from_base: bool = False,
     same_answer: bool | None = None,
     strategy: Mapping[str, Any] | None = None,
+    image: str | None = None,
+    region: str | None = None,
+    host_kind: str | None = None,
 ) -> RolloutView:
     """Begin to replace the engines of a model's replicas. What is not given stays as in the version promoted last.
 
     With `from_base` it stays as hosts and catalog say. In `args` None takes an argument away. `strategy` has fields of
     Strategy. `same_answer`: whether new engines must give the stored greedy answer; by default they must, unless
-    profile or revision change. False means that any answer will do, where the strategy says nothing else. Raises
-    NotFound; Conflict for an alias, the model of an external engine, a model that is being rolled out, and a version
-    that it has; InvalidRequest for what no replica can run or is out of range.
+    profile or revision change. False means that any answer will do, where the strategy says nothing else.
+
+    With `image` the model's hosts are replaced by those of another image, with engines of the same version; `region`
+    and `host_kind` say which, where a model has several groups of hosts.
+
+    Raises NotFound; Conflict for an alias, the model of an external engine, a model that is being rolled out, and a
+    version or an image that it has; InvalidRequest for what no replica can run or is out of range.
     """
     require(actor, PLATFORM_ADMIN)
     why = clean_reason(reason)
+    changes = {
+        "profile": profile,
+        "engine_version": engine_version,
+        "revision": revision,
+        "args": args or None,
+    }
+    _check_combination(
+        image, {**changes, "from_base": from_base or None}, {"region": region, "host_kind": host_kind}
+    )
     async with write(database, actor) as connection:
         await lock_models(connection)
         known = await scaled_model(connection, model)
-        before = (await read_deployments(connection)).get(model, EngineSpec())
-        kept = EngineSpec() if from_base else before
-        after = EngineSpec(
-            kept.profile if profile is None else profile,
-            kept.engine_version if engine_version is None else engine_version,
-            kept.revision if revision is None else revision,
-            {**kept.args, **(args or {})},
-        )
-        profile_of(known, known.profile(after.profile), after)
-        if after == before:
-            raise Conflict(
-                f"the replicas of {model!r} are to have this version already; give what is to change",
-                param="model",
-            )
         if active := await read_rollouts(connection, model=model, active=True):
             raise Conflict(
                 f"{model!r} is being rolled out ({active[0].state}); wait until that has ended, or abort it",
                 param="model",
             )
+        before = (await read_deployments(connection)).get(model, EngineSpec())
+        after = before if image is not None else _changed(known, before, changes, from_base=from_base)
         agrees = after.keeps_weights(before) if same_answer is None else same_answer
-        bounds = {} if same_answer is False else ANSWER_BOUNDS
-        chosen = _strategy({**bounds, **(strategy or {}), "same_answer": agrees})
+        usual = ({} if same_answer is False else ANSWER_BOUNDS) | (IMAGE_DEADLINES if image else {})
+        chosen = _strategy({**usual, **(strategy or {}), "same_answer": agrees})
         await _check_tenants(connection, chosen.canary_tenants)
-        view = _view(await add_rollout(connection, model, before, after, chosen, why))
+        change = None
+        if image is not None:
+            change = await image_change(connection, model, image, region, host_kind, chosen)
+        view = _view(await add_rollout(connection, model, before, after, chosen, why, change))
         await record_change(connection, actor, model, "model.rollout_start", None, view, why)
     return view
+
+
+def _check_combination(
+    image: str | None, changes: Mapping[str, object], places: Mapping[str, object]
+) -> None:
+    """Raise InvalidRequest for an image beside another change, and for a choice of hosts without an image."""
+    odd = [name for name, value in (places if image is None else changes).items() if value is not None]
+    if odd and image is None:
+        raise InvalidRequest(f"{odd[0]} chooses the hosts of an image, and no image was given", param=odd[0])
+    if odd:
+        raise InvalidRequest(
+            f"a rollout of an image changes nothing else, and {odd[0]} was given; roll that out before or after",
+            param=odd[0],
+        )
+
+
+def _changed(
+    known: CatalogModel, before: EngineSpec, changes: Mapping[str, Any], *, from_base: bool
+) -> EngineSpec:
+    """The version with these changes. Raises InvalidRequest for one that no replica can run, Conflict for `before`."""
+    kept = EngineSpec() if from_base else before
+    given = {name: value for name, value in changes.items() if value is not None}
+    after = msgspec.structs.replace(kept, **{**given, "args": {**kept.args, **given.get("args", {})}})
+    profile_of(known, known.profile(after.profile), after)
+    if after == before:
+        raise Conflict(
+            f"the replicas of {known.name!r} are to have this version already; give what is to change",
+            param="model",
+        )
+    return after
 
 
 async def promote_rollout(database: Database, actor: Actor, *, model: str, reason: str) -> RolloutView:
@@ -223,16 +266,17 @@ async def _check_tenants(connection: AsyncConnection, ids: Sequence[str]) -> Non
 
 
 def _view(rollout: Rollout) -> RolloutView:
-    progress = rollout.progress
+    progress, (old_version, new_version) = rollout.progress, rollout.versions
     return RolloutView(
         rollout_id=rollout.rollout_id,
         model=rollout.model,
         state=rollout.state.value,
         reason=rollout.reason,
-        old_version=rollout.before.version or BASE_NAME,
-        new_version=rollout.after.version or BASE_NAME,
+        old_version=old_version or BASE_NAME,
+        new_version=new_version or BASE_NAME,
         old_spec=msgspec.to_builtins(rollout.before),
         new_spec=msgspec.to_builtins(rollout.after),
+        image=rollout.image,
         wanted=progress.wanted if progress.wanted >= 0 else None,
         replicas=progress.replicas,
         updated=progress.updated,

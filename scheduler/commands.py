@@ -17,6 +17,7 @@ ACTIONS = {
     "restart": ReplicaState.LOADING,
     "deploy": ReplicaState.LOADING,
     "kill": ReplicaState.FAILED,
+    "answers": None,
 }
 """Actions on a replica, and the state to assume until its next heartbeat; None = no assumption."""
 STARTING = frozenset({"wake", "resume", "restart", "deploy"})

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from core.db import Database
 from scheduler import metrics
+from scheduler.core.image_rollout import ImageHosts
+from scheduler.image_hosts import read_image_hosts
 from scheduler.store_loop import StoreLoop
 from workers.engine_spec import EngineSpec
 from workers.rollouts import Rollout, RolloutUpdate, read_deployments, read_rollouts, write_updates
@@ -24,6 +26,8 @@ class RolloutStore(StoreLoop):
         """By model."""
         self.deployed: Mapping[str, EngineSpec] = {}
         """By model, of those whose last rollout has ended."""
+        self.image_hosts: Mapping[str, ImageHosts] = {}
+        """By model: the hosts of the active rollouts of an image."""
 
     def put(self, rollout: Rollout, update: RolloutUpdate) -> None:
         """Take a decision, without waiting. One that changes the state is not replaced before it is stored."""
@@ -43,8 +47,9 @@ class RolloutStore(StoreLoop):
             await write_updates(connection, list(updates.values()), self._term)
             active = await read_rollouts(connection, active=True)
             deployed = await read_deployments(connection)
+            image_hosts = await read_image_hosts(connection, active)
         for model, update in updates.items():
             if self._updates.get(model) is update:
                 del self._updates[model]
         self.active = {each.model: each for each in active}
-        self.deployed = deployed
+        self.deployed, self.image_hosts = deployed, image_hosts

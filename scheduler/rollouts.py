@@ -1,14 +1,12 @@
 """Carries rollouts out: shows the pool to scheduler/core/rollout.py, sends its commands, stores its decisions."""
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
 from core.ids import uuid7
 from scheduler import metrics
-from scheduler.core.canary import Canary
 from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
 from scheduler.core.rollout import (
@@ -22,7 +20,10 @@ from scheduler.core.rollout import (
     steady_moves,
 )
 from scheduler.core.state import SchedulerState
+from scheduler.image_rollouts import ImageRollouts
 from scheduler.plan_executor import gpu_users
+from scheduler.rollout_canaries import canary_of, has_canary
+from scheduler.rollout_clock import RolloutClock
 from scheduler.rollout_store import RolloutStore
 from scheduler.version_figures import VersionComparison, verdict
 from workers.acting.plan import Mode, PoolAct
@@ -64,26 +65,6 @@ class _Open(msgspec.Struct, frozen=True):
     version: str
 
 
-class _Clock(msgspec.Struct):
-    """How long a rollout stands still, and in which state."""
-
-    state: RolloutState
-    state_since: float
-    since: float
-    done: int = 0
-    """The most replicas that were done in this state so far."""
-    left: float = math.inf
-    """The fewest that were not."""
-
-    def note(self, situation: Situation, now: float) -> None:
-        """Start anew with each progress. A replica that comes and goes makes none."""
-        done = situation.done
-        left = len(situation.members) - done
-        if situation.is_settled or done > self.done or left < self.left:
-            self.since = now
-        self.done, self.left = max(done, self.done), min(left, self.left)
-
-
 class RolloutRunner:
     """The rollouts of one scheduler incarnation. What replicas report says how far each is, so little is kept here."""
 
@@ -100,6 +81,7 @@ class RolloutRunner:
         """`record` takes acts for the timeline; `now` returns monotonic seconds."""
         self._store, self._record, self._now = store, record, now
         self.comparison = VersionComparison()
+        self._images = ImageRollouts(self.comparison, now)
         self._settle_s = settle_s
         self._begins_at = now() + settle_s
         self._forward: Callable[[ReplicaCommand], None] = lambda command: None
@@ -111,29 +93,33 @@ class RolloutRunner:
         """By replica."""
         self._surged: set[str] = set()
         self._logged: set[str] = set()
-        self._clocks: dict[str, _Clock] = {}
+        self._clocks: dict[str, RolloutClock] = {}
         self._wanted: dict[str, int] = {}
         self._gpu_users: dict[tuple[str, str], set[str]] | None = None
         """The replicas on each GPU in this look, once they are asked for."""
 
     def connect(
-        self, forward: Callable[["RolloutRunner", ReplicaCommand], None], condemned: Callable[[str], bool]
+        self,
+        forward: Callable[["RolloutRunner", ReplicaCommand], None],
+        condemned: Callable[[str], bool],
+        host_of: Callable[[str], str],
     ) -> None:
         """Send commands by `forward`, which takes this object for their results.
 
-        `condemned` tells whether the host of an agent may be destroyed at any moment.
+        `condemned` tells whether the host of an agent may be destroyed at any moment, `host_of` returns its id.
         """
         self._forward = lambda command: forward(self, command)
-        self._condemned = condemned
+        self._condemned, self._images.host_of = condemned, host_of
 
     def is_rolling(self, model: str) -> bool:
         """Whether a model's replicas are being replaced, so that the autoscaler moves none of them."""
         return model in self._store.active
 
     def is_canary(self, model: str) -> bool:
-        """Whether a model's replicas are left as they are until a canary is promoted, so that more may wake."""
+        """Whether a model's replicas are left as they are, so that more may wake: until a canary is promoted, or while
+        its hosts are replaced."""
         rollout = self._store.active.get(model)
-        return rollout is not None and rollout.state is RolloutState.CANARY
+        return rollout is not None and (rollout.state is RolloutState.CANARY or rollout.image is not None)
 
     def is_replacing(self, replica_id: str) -> bool:
         """Whether a command to a replica is under way."""
@@ -143,11 +129,14 @@ class RolloutRunner:
         """Look at the models that are rolled out, or have a promoted version, and move what has to move."""
         now, active = self._now(), self._store.active
         self._gpu_users = None
-        self.comparison.watch(
-            {name: (each.before.version, each.after.version) for name, each in active.items()}
-        )
+        by_host = self._images.look(active, self._store.image_hosts)
+        self.comparison.watch({name: each.versions for name, each in active.items()}, by_host)
         self._forget(active)
-        canaries = {name: _canary(each) for name, each in active.items() if _has_canary(each)}
+        canaries = {
+            name: canary_of(each, self._images.agents(each, state))
+            for name, each in active.items()
+            if has_canary(each)
+        }
         state.set_canaries(canaries, now)
         if now < self._begins_at:
             return
@@ -156,7 +145,8 @@ class RolloutRunner:
             if not self._store.is_deciding(model):
                 self._step_alone(rollout, state, now)
         for model, spec in sorted(self._store.deployed.items()):
-            if model in active or all(
+            replaced = model in active and active[model].image is None
+            if replaced or all(
                 replica.engine.version == spec.version for replica in state.fleet.replicas_of(model)
             ):
                 continue
@@ -167,7 +157,10 @@ class RolloutRunner:
         """Decide on one rollout. A mistake in that stops neither other rollouts nor the scheduler, which would fail on
         the same row again after its restart; it is counted each time and logged the first time."""
         try:
-            self._step(rollout, self._members(rollout.model, state, now, to_start=True), now)
+            if rollout.image is not None:
+                self._step_image(rollout, state, now)
+            else:
+                self._step(rollout, self._members(rollout.model, state, now, to_start=True), now)
         except Exception as error:
             metrics.ROLLOUT_FAILURES.labels(rollout.model).inc()
             if (key := f"{rollout.rollout_id} {type(error).__name__}") not in self._logged:
@@ -206,16 +199,31 @@ class RolloutRunner:
             known=known,
             requests=new.requests,
         )
-        clock.note(situation, now)
+        done = situation.done
+        clock.note(done, len(members) - done, now, settled=situation.is_settled)
         found = decide(msgspec.structs.replace(situation, stalled_s=now - clock.since))
+        self._keep(rollout, found, progress)
+        compared = {each.name for each in members if each.version == before}
+        self._move(rollout.model, rollout.target, found.moves, rollout.strategy, now, compared)
+
+    def _step_image(self, rollout: Rollout, state: SchedulerState, now: float) -> None:
+        """Decide on one rollout of an image, whose hosts `jobs` replaces."""
+        if not self._images.is_read(rollout.model):
+            return
+        for command in self._images.questions(rollout, state):
+            self._forward(command)
+        members, clock = self._members(rollout.model, state, now), self._clocks[str(rollout.rollout_id)]
+        found, progress = self._images.decide(rollout, members, state, clock, now)
+        self._keep(rollout, found, progress)
+
+    def _keep(self, rollout: Rollout, found: Decision, progress: Progress) -> None:
+        """Store a decision that changes something, and say so where it changes the state."""
         reason = _reason(rollout, found)
         if (found.state, reason, progress) != (rollout.state, rollout.reason, rollout.progress):
             update = RolloutUpdate(rollout.rollout_id, rollout.state, found.state, reason, progress)
             self._store.put(rollout, update)
         if found.state is not rollout.state:
             self._say(rollout, found)
-        compared = {each.name for each in members if each.version == before}
-        self._move(rollout.model, rollout.target, found.moves, rollout.strategy, now, compared)
 
     def _wanted_of(self, rollout: Rollout, members: Sequence[Member]) -> int:
         """The most replicas that were awake before the rollout left its canary, beside those that it has started.
@@ -234,7 +242,7 @@ class RolloutRunner:
         if clock is None:
             self._surged.update(rollout.progress.surged)  # by the scheduler of before
         if clock is None or clock.state is not rollout.state:
-            self._clocks[str(rollout.rollout_id)] = _Clock(rollout.state, now, now)
+            self._clocks[str(rollout.rollout_id)] = RolloutClock(rollout.state, now, now)
             for replica in state.fleet.replicas_of(rollout.model):
                 self._refused.pop(replica.engine.replica_id, None)
 
@@ -242,11 +250,11 @@ class RolloutRunner:
         """Write a change of state to the timeline."""
         failed = found.state in (RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK)
         reason = _reason(rollout, found)
-        version = rollout.after.version or "base"
+        version = rollout.versions[1]
         self._record(
             PoolAct(
                 rollout.model,
-                f"version {version}",
+                version if rollout.image is not None else f"version {version or 'base'}",
                 found.state.value,
                 reason,
                 Mode.ON,
@@ -335,10 +343,9 @@ class RolloutRunner:
 
     def send(self, message: msgspec.Struct) -> None:
         """Take the result of a command."""
-        if (
-            not isinstance(message, CommandResult)
-            or (known := self._open.pop(message.command_id, None)) is None
-        ):
+        if not isinstance(message, CommandResult) or self._images.take(message):
+            return
+        if (known := self._open.pop(message.command_id, None)) is None:
             return
         move, why = known.move, "" if message.ok else message.message
         if self._changing.get(move.name) == message.command_id:
@@ -371,26 +378,6 @@ class RolloutRunner:
         self._wanted = {key: wanted for key, wanted in self._wanted.items() if key in keys}
         if not active:
             self._surged.clear()
-
-
-def _has_canary(rollout: Rollout) -> bool:
-    """Whether the new version serves its share alone: a canary, or what a roll-back has left of one."""
-    if rollout.state is not RolloutState.ROLLING_BACK:
-        return rollout.state is RolloutState.CANARY
-    share = math.ceil(rollout.progress.wanted * rollout.strategy.canary_percent / 100)
-    return rollout.strategy.has_canary and rollout.progress.updated <= max(1, share)
-
-
-def _canary(rollout: Rollout) -> Canary:
-    """Which requests use the new version."""
-    strategy = rollout.strategy
-    return Canary(
-        rollout.after.version,
-        strategy.canary_percent,
-        frozenset(strategy.canary_tenants),
-        strategy.canary_by == "request",
-        str(rollout.rollout_id),
-    )
 
 
 def _reason(rollout: Rollout, found: Decision) -> str:

@@ -121,7 +121,9 @@ class SchedulerService:
             actor.connect(self._command)
         self._rollouts = rollouts
         if rollouts is not None:
-            rollouts.connect(self._command, lambda agent_id: not self._may_stay(agent_id))
+            rollouts.connect(
+                self._command, lambda agent_id: not self._may_stay(agent_id), self._hosts.host_of
+            )
         planners = (planner,) if planner is not None else ()
         comparisons = (rollouts.comparison,) if rollouts is not None else ()
         self._activity = ModelActivity()

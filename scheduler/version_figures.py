@@ -78,33 +78,51 @@ class VersionComparison(Listener):
 
     def __init__(self) -> None:
         self._models: dict[str, dict[str, _Version]] = {}
-        self._version_of: dict[str, str] = {}
-        """By incarnation of an engine."""
+        self._version_of: dict[tuple[str, str], str] = {}
+        """By model and incarnation of an engine."""
         self._before_after: dict[str, tuple[str, str]] = {}
         """By model."""
+        self._of_hosts: Mapping[str, Mapping[str, str]] = {}
 
-    def watch(self, models: Mapping[str, tuple[str, str]]) -> None:
-        """Keep the requests of these models alone, for the versions before and after."""
+    def watch(
+        self, models: Mapping[str, tuple[str, str]], of_hosts: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
+        """Keep the requests of these models alone, for the versions before and after.
+
+        `of_hosts`, by model and id of a host: the version of all engines there, where it is not theirs but that of the
+        image of their host. Engines on other hosts count for none.
+        """
+        self._of_hosts = of_hosts or {}
         self._models = {
             model: {version: self._models.get(model, {}).get(version) or _Version() for version in versions}
             for model, versions in models.items()
         }
-        self._before_after = dict(models)
-        if not models:
-            self._version_of = {}
+        if models != self._before_after:
+            kept = {model for model, versions in self._before_after.items() if models.get(model) == versions}
+            self._version_of = {key: each for key, each in self._version_of.items() if key[0] in kept}
+            self._before_after = dict(models)
 
     def on_heartbeat(self, beat: Heartbeat, open_placements: Callable[[str], int], at: float) -> None:
         """Learn which engine is of which version."""
         for status in beat.replicas:
             if (versions := self._models.get(status.model)) is not None:
+                hosts = self._of_hosts.get(status.model)
+                says = status.version if hosts is None else hosts.get(beat.host_id)
+                if says is None:
+                    continue
                 # Between the end of an engine and its successor, the new version comes with the old incarnation.
-                known = self._version_of.setdefault(status.boot_id, status.version)
+                known = self._version_of.setdefault((status.model, status.boot_id), says)
                 if (version := versions.get(known)) is not None:
                     version.counters[status.boot_id] = status.counters
                     quality = status.quality
                     # A replica may have come from another version, of which the rollout says nothing.
                     if quality is not None and (quality.beside, known) == self._before_after[status.model]:
                         version.quality[status.boot_id] = quality
+
+    def on_answers(self, model: str, boot_id: str, quality: AnswerQuality) -> None:
+        """Keep how the greedy answers of an engine on a new image compare with those of one on the old."""
+        if (version := self._of(model, boot_id)) is not None:
+            version.quality[boot_id] = quality
 
     def on_place(self, client: str, placement: Placement, tier: str, at: float) -> None:
         """Note since when, and until when, a version serves."""
@@ -157,8 +175,8 @@ class VersionComparison(Listener):
         )
 
     def _of(self, model: str, boot_id: str) -> _Version | None:
-        versions = self._models.get(model)
-        return versions.get(self._version_of.get(boot_id, "")) if versions is not None else None
+        versions, known = self._models.get(model), self._version_of.get((model, boot_id), "")
+        return versions.get(known) if versions is not None else None
 
 
 def verdict(strategy: Strategy, old: VersionFigures, new: VersionFigures) -> Verdict:

@@ -498,6 +498,8 @@ class Agent:
         try:
             if isinstance(replica, ReplicaRunner):
                 self._gpus.check(replica, command.action, command.level)
+            if command.action == "answers" and isinstance(replica, ReplicaRunner):
+                return CommandResult(command.command_id, True, replica.answers())
             if command.action == "deploy" and isinstance(replica, ReplicaRunner):
                 await self._deploy(replica, command)
             else:

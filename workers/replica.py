@@ -379,6 +379,10 @@ class ReplicaRunner(HeldEngine):
             case _:
                 raise InvalidRequest(f"unknown action {action!r}", param="action")
 
+    def answers(self) -> str:
+        """The greedy answers that its engine gave when it was loaded, as JSON; none of one that has given none."""
+        return msgspec.json.encode(self._proofs).decode()
+
     async def deploy(self, spec: EngineSpec, *, rule: AnswerRule, deadline_s: float) -> None:
         """Run the version `spec` from now on.
 

@@ -1,8 +1,10 @@
 """Rollouts of new versions of a model's engines: rows of PostgreSQL that admins begin and the scheduler drives.
 
-docs/rollouts.md describes them, scheduler/core/rollout.py decides.
+docs/rollouts.md describes them, scheduler/core/rollout.py decides, and scheduler/core/image_rollout.py where the image
+of the hosts is rolled out.
 """
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -10,15 +12,29 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Row, select, text
+from sqlalchemy import Row, null, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.errors import InvalidRequest
 from workers.engine_spec import EngineSpec
+from workers.providers.interface import HostGroup, ImageRollout
 from workers.tables import model_deployments, rollouts
 from workers.wire import ANY_DISTANCE
 
 MAX_CANARY_TENANTS = 1_000
+ALL_HOSTS = 1_024
+"""Hosts that a group has at most."""
+
+
+class ImageChange(msgspec.Struct, frozen=True):
+    """The image that a rollout changes, of one group of the model's hosts."""
+
+    provider: str
+    region: str
+    kind: str
+    before: str
+    """Image of the group's new hosts before; empty = the provider's settings say."""
+    after: str
 
 
 class RolloutState(StrEnum):
@@ -190,12 +206,48 @@ class Rollout(msgspec.Struct, frozen=True):
     progress: Progress
     state_age_s: float = 0.0
     """Seconds since its state last changed, when it was read."""
+    image: ImageChange | None = None
+    """The image that is rolled out; None = it is a version of the engines. Both specs are alike then."""
+
+    @property
+    def group(self) -> HostGroup | None:
+        """The hosts whose image is rolled out."""
+        image = self.image
+        return None if image is None else HostGroup(image.provider, image.region, image.kind, self.model)
+
+    @property
+    def versions(self) -> tuple[str, str]:
+        """Names of the versions before and after: of engines, or of the images of their hosts."""
+        if self.image is None:
+            return self.before.version, self.after.version
+        return image_version(self.image.before), image_version(self.image.after)
+
+    def canary_hosts(self, count: int) -> int:
+        """Hosts of the new image while it is a canary, where `count` are desired: at least one."""
+        return max(1, min(math.ceil(count * self.strategy.canary_percent / 100), count - 1))
+
+    def of_image(self, count: int) -> ImageRollout | None:
+        """What the passes over providers carry out now, where `count` hosts are desired."""
+        if self.image is None:
+            return None
+        most = {RolloutState.CANARY: self.canary_hosts(count), RolloutState.PROGRESSING: ALL_HOSTS}
+        return ImageRollout(
+            self.image.after,
+            most.get(self.state, 0),
+            self.strategy.max_surge > 0,
+            self.strategy.max_unavailable > 0,
+        )
 
     @property
     def target(self) -> EngineSpec:
         """What its replicas are to have."""
         back = self.state in (RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK)
         return self.before if back else self.after
+
+
+def image_version(image: str) -> str:
+    """Name of the version of hosts that are made from an image; empty = the image of the provider's settings."""
+    return f"image {image or 'of the settings'}"
 
 
 class RolloutUpdate(msgspec.Struct, frozen=True):
@@ -219,7 +271,14 @@ _UPDATE = text(
         ended_at = CASE WHEN :ended THEN clock_timestamp() END
     WHERE rollout_id = :rollout_id AND state = :was
         AND NOT EXISTS (SELECT FROM scheduler_lease WHERE term > :term)
-    RETURNING model, CASE WHEN state = 'promoted' THEN after ELSE before END::text AS spec
+    RETURNING model, CASE WHEN state = 'promoted' THEN after ELSE before END::text AS spec,
+        image::text AS image
+    """
+)
+_KEEP_IMAGE = text(
+    """
+    UPDATE desired_hosts SET image = :after, image_before = :before, image_at = clock_timestamp()
+    WHERE (provider, region, kind, model) = (:provider, :region, :kind, :model)
     """
 )
 _DEPLOY = text(
@@ -255,6 +314,7 @@ async def add_rollout(
     after: EngineSpec,
     strategy: Strategy,
     reason: str,
+    image: ImageChange | None = None,
 ) -> Rollout:
     """Begin a rollout. The caller has made sure that the model has none."""
     state = RolloutState.CANARY if strategy.has_canary else RolloutState.PROGRESSING
@@ -268,6 +328,7 @@ async def add_rollout(
             state=state.value,
             reason=reason,
             progress=msgspec.to_builtins(Progress()),
+            image=null() if image is None else msgspec.to_builtins(image),
         )
         .returning(rollouts)
     )
@@ -292,8 +353,14 @@ async def write_updates(connection: AsyncConnection, updates: Sequence[RolloutUp
                 },
             )
         ).one_or_none()
-        if written is not None and update.state in ENDED:
+        if written is None or update.state not in ENDED:
+            continue
+        if written.image is None:
             await connection.execute(_DEPLOY, {"model": written.model, "spec": written.spec})
+        elif update.state is RolloutState.PROMOTED:
+            await connection.execute(
+                _KEEP_IMAGE, {**msgspec.json.decode(written.image), "model": written.model}
+            )
 
 
 def _of(row: Row[Any]) -> Rollout:
@@ -306,5 +373,6 @@ def _of(row: Row[Any]) -> Rollout:
             "strategy": msgspec.convert(row.strategy, Strategy),
             "progress": msgspec.convert(row.progress, Progress),
             "state": RolloutState(row.state),
+            "image": None if row.image is None else msgspec.convert(row.image, ImageChange),
         }
     )

@@ -151,6 +151,7 @@ rollouts = Table(
     Column("model", Text, ForeignKey("models.name"), nullable=False),
     Column("before", JSONB, nullable=False),
     Column("after", JSONB, nullable=False),
+    Column("image", JSONB),
     Column("strategy", JSONB, nullable=False),
     string("state"),
     string("reason"),
@@ -165,7 +166,8 @@ rollouts = Table(
     Index("uq_rollouts_active", "model", unique=True, postgresql_where=text("ended_at IS NULL")),
     Index("ix_rollouts_started_at", "started_at"),
 )
-"""Rollouts of new versions of models' engines (workers/rollouts.py); a model has one at a time."""
+"""Rollouts of new versions of models' engines, or of an image of hosts (workers/rollouts.py); a model has one at a
+time."""
 
 model_deployments = Table(
     "model_deployments",

@@ -454,7 +454,8 @@ class ReplicaCommand(msgspec.Struct, tag="replica_command"):
     command_id: str
     replica_id: str
     action: str
-    """drain | resume | sleep | wake | stop | restart | deploy | kill."""
+    """drain | resume | sleep | wake | stop | restart | deploy | kill | answers: the result's message has the greedy
+    answers of its engine, as JSON."""
     deadline_s: float = 120.0
     level: int = 1
     """Of sleep: 1 = weights in host memory, 2 = weights dropped. An older agent knows level 1 alone."""

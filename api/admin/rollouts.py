@@ -1,4 +1,4 @@
-"""Admin API: rollouts of new versions of models' engines."""
+"""Admin API: rollouts of new versions of models' engines, and of images of their hosts."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -65,6 +65,16 @@ class StrategyOut(ResponseModel):
     max_logprob_distance: float | None = Field(description="In nats; null = any.")
 
 
+class ImageChangeOut(ResponseModel):
+    """An image that is rolled out, and of which hosts."""
+
+    provider: str
+    region: str
+    kind: str = Field(description="Of the hosts.")
+    before: str = Field(description="Image of new hosts before; empty = the provider's settings say.")
+    after: str
+
+
 class RolloutOut(ResponseModel):
     """A rollout."""
 
@@ -73,9 +83,12 @@ class RolloutOut(ResponseModel):
     state: str = Field(description="canary, progressing, rolling_back, promoted or rolled_back")
     reason: str
     old_version: str
-    new_version: str = Field(description="Name of its content; base = as hosts and catalog say.")
+    new_version: str = Field(
+        description="Name of its content; base = as hosts and catalog say; `image ID` of an image."
+    )
     old_spec: dict[str, Any]
     new_spec: dict[str, Any]
+    image: ImageChangeOut | None = Field(description="null = a version of the engines is rolled out.")
     wanted: int | None = Field(description="Replicas that were awake when it began; null = not known yet.")
     replicas: int
     updated: int = Field(description="Replicas of the new version.")
@@ -89,7 +102,7 @@ class RolloutOut(ResponseModel):
 
 
 class RolloutStart(RequestBody):
-    """A version to roll out; what is absent stays as in the version that was promoted last."""
+    """A version to roll out, or an image of the hosts; what is absent stays as in the version promoted last."""
 
     model: str = Field(description=_NAME, examples=["llama-3.3-70b"])
     profile: str | None = Field(default=None, max_length=200, description="With the same GPUs and ranks.")
@@ -108,6 +121,16 @@ class RolloutStart(RequestBody):
         description="Whether new engines must give the stored greedy answer; "
         "default: unless profile or revision change.",
     )
+    image: str | None = Field(
+        default=None,
+        max_length=100,
+        description="Of the model's hosts, and of nothing else.",
+        examples=["183456789"],
+    )
+    region: str | None = Field(
+        default=None, max_length=100, description="Of the hosts, where the model has several groups."
+    )
+    host_kind: str | None = Field(default=None, max_length=100, description="Likewise.")
     strategy: dict[str, Any] = Field(
         default={},
         description="Fields of the strategy.",
@@ -140,7 +163,7 @@ def router(deps: AdminDeps) -> APIRouter:
 
     @routes.post("/models/rollouts", status_code=201)
     async def start_rollout(body: RolloutStart, actor: Annotated[Actor, auth]) -> RolloutOut:
-        """Begin to replace the engines of a model's replicas. The scheduler follows within seconds."""
+        """Begin to replace the engines of a model's replicas, or its hosts. The scheduler follows within seconds."""
         given = body.model_dump()
         try:
             given["args"] = msgspec.convert(body.args, dict[str, ArgValue | None])

@@ -48,7 +48,8 @@ class RolloutsPanel:
         self._rollouts: list[RolloutView] = []
         with card(
             "Rollouts",
-            "New versions of engines, replica by replica. Figures: the new version, and below it the old.",
+            "New versions of engines, replica by replica, or images of hosts, host by host. Figures: what is new, and "
+            "below it what was before.",
             flush=True,
         ) as actions:
             if viewer.is_admin:
@@ -77,9 +78,7 @@ class RolloutsPanel:
         reason = await confirm(
             self._viewer,
             f"{'Promote' if promotes else 'Abort'} the rollout of {found.model}?",
-            "All other replicas get the new version."
-            if promotes
-            else "All replicas get the version of before, one after the other.",
+            _consequence(found, promotes),
             "Promote" if promotes else "Abort",
             danger=not promotes,
             facts=_facts(found),
@@ -104,6 +103,9 @@ class RolloutsPanel:
                 revision=_text(revision),
                 args=parse_changes((arguments.value or "").split()),
                 strategy=_strategy(percent_, surge, unavailable),
+                image=_text(image),
+                region=_text(region),
+                host_kind=_text(kind),
             )
             toast_ok(f"{model.value} is rolled out.")
             await self.reload()
@@ -125,6 +127,10 @@ class RolloutsPanel:
                 hint="NAME=VALUE, separated by blanks, such as max-num-seqs=512; NAME=none takes one away.",
             )
             with ui.row().classes("w-full no-wrap"):
+                image = text_input("Image of hosts", hint="In place of the fields above: id of a snapshot.")
+                region = text_input("Their region", hint="Where there are several groups.")
+                kind = text_input("Their kind")
+            with ui.row().classes("w-full no-wrap"):
                 percent_ = text_input("Canary, % of organisations", "0", kind="number")
                 surge = text_input("Max surge", "1", kind="number")
                 unavailable = text_input("Max unavailable", "1", kind="number")
@@ -140,6 +146,21 @@ def _strategy(percent_: ui.input, surge: ui.input, unavailable: ui.input) -> dic
     fields = {"canary_percent": percent_, "max_surge": surge, "max_unavailable": unavailable}
     given = {name: _text(field) for name, field in fields.items()}
     return {name: int(text) if text.isdigit() else text for name, text in given.items() if text is not None}
+
+
+def _consequence(rollout: RolloutView, promotes: bool) -> str:
+    """What follows when a rollout is promoted or aborted."""
+    if rollout.image is not None:
+        return (
+            "All other hosts are replaced by those of the new image, one after the other."
+            if promotes
+            else "The hosts of the new image are drained and destroyed, and new ones have the image of before."
+        )
+    return (
+        "All other replicas get the new version."
+        if promotes
+        else "All replicas get the version of before, one after the other."
+    )
 
 
 def _facts(rollout: RolloutView) -> list[tuple[str, str]]:

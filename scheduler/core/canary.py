@@ -20,6 +20,8 @@ class Canary:
     """Whether the share is of requests instead. Those of an organisation then use both versions."""
     salt: str
     """Of the hash: the rollout's id, so that it is not always the same organisations that come first."""
+    agents: frozenset[str] | None = None
+    """Those of the hosts of a new image, whose replicas have it; None = the version of each replica says that."""
 
     def track_of(self, tenant_id: str, request_id: str) -> str:
         """The track of an organisation's request."""
@@ -29,6 +31,7 @@ class Canary:
         digest = hashlib.blake2b(f"{self.salt}/{unit}".encode(), digest_size=8).digest()
         return CANARY if int.from_bytes(digest, "big") % 10_000 < self.percent * 100 else STABLE
 
-    def track_of_version(self, version: str) -> str:
-        """The track of a replica."""
-        return CANARY if version == self.version else STABLE
+    def track_of_replica(self, version: str, agent_id: str) -> str:
+        """The track of a replica of a version, on the host of an agent."""
+        new = version == self.version if self.agents is None else agent_id in self.agents
+        return CANARY if new else STABLE

@@ -485,7 +485,7 @@ class Fleet:
 
 def _place(pool: Pool, replica: Replica) -> Place:
     engine, steering = replica.engine, pool.steering
-    track = steering.track_of_version(engine.version) if steering is not None else ""
+    track = steering.track_of_replica(engine.version, replica.agent_id) if steering is not None else ""
     return engine.region.lower(), engine.gpu.lower(), track, engine.max_adapters > 0
 
 

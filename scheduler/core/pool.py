@@ -150,7 +150,7 @@ class Pool:
             serving: set[str] = set()
             self._rows_off_track = {CANARY: [], STABLE: []}
             for each in self:
-                track = canary.track_of_version(each.engine.version)
+                track = canary.track_of_replica(each.engine.version, each.agent_id)
                 self._rows_off_track[STABLE if track == CANARY else CANARY].append(each.row)
                 heard = self._steered_at - each.last_seen_at <= self.config.heartbeat_stale_s
                 if heard and each.state is ReplicaState.READY:

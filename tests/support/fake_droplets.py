@@ -15,8 +15,16 @@ from referencing.jsonschema import DRAFT4
 from sim.digitalocean.cloud import FakeCloud, Request, Response
 from sim.digitalocean.faults import Cut
 from workers.providers.droplet_api import ApiReply, NoAnswer
+from workers.providers.images import next_image
 from workers.providers.intents import Act, Intent, IntentState, Overtaken
-from workers.providers.interface import CallResult, DesiredHosts, EngineStart, HostGroup, ObservedHost
+from workers.providers.interface import (
+    CallResult,
+    DesiredHosts,
+    EngineStart,
+    HostGroup,
+    ImageRollout,
+    ObservedHost,
+)
 from workers.providers.ownership import Claim, Owner
 from workers.providers.reconciler import Pace
 
@@ -196,7 +204,8 @@ class MemoryStore:
         return EngineStart()
 
     async def image(self, group: HostGroup) -> str:
-        return next((row.image for row in self.wanted if row.group == group), "")
+        of_group = [one for one in self.intents.values() if one.group == group]
+        return next((next_image(row, of_group) for row in self.wanted if row.group == group), "")
 
     def set_image(self, group: HostGroup, image: str, *, surge: bool = True) -> None:
         """What an admin does."""
@@ -207,6 +216,12 @@ class MemoryStore:
                 self.wanted[number] = msgspec.structs.replace(
                     row, image=image, image_at=self._time.now(), surge=surge
                 )
+
+    def roll_image(self, group: HostGroup, rollout: ImageRollout | None) -> None:
+        """What an admin and the scheduler decide of a rollout; None = it has ended."""
+        for number, row in enumerate(self.wanted):
+            if row.group == group:
+                self.wanted[number] = msgspec.structs.replace(row, rollout=rollout)
 
     async def give_up_image(self, group: HostGroup, image: str) -> bool:
         self._crashes.step()

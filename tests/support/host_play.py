@@ -28,7 +28,7 @@ from workers.providers.ceilings import Ceilings
 from workers.providers.costs import host_cost_pico
 from workers.providers.digitalocean import NAME, DigitalOceanHosts, DropletOptions
 from workers.providers.intents import Intent, IntentState, Retire
-from workers.providers.interface import DesiredHosts, HostGroup
+from workers.providers.interface import DesiredHosts, HostGroup, ImageRollout
 from workers.providers.reconciler import PassReport, Reconciler
 
 FLEET = "test"
@@ -202,6 +202,8 @@ class Play:
 
     def calm(self) -> None:
         """No more faults, and the time in which everything settles."""
+        for group in GROUPS:
+            self.store.roll_image(group, None)
         self.cloud.faults.clear()
         self.crashes.left, self.crashes.after_create, self.crashes.before_other = None, False, None
         self.cloud.create_s, self.cloud.destroy_s, self.cloud.tag_gpus_s = 40, 0, 0
@@ -269,7 +271,10 @@ class Play:
         for group in GROUPS:
             row = desired.get(group, DesiredHosts(group, 0))
             more = (0, 1) if row.surge else (-1, 0)
-            allowed = {row.count + extra for extra in (more if row.image and row.count else (0,))}
+            if row.rollout is not None:
+                more = (-int(not row.rollout.surge), int(row.rollout.surge))
+            moves = row.count and (row.image or row.rollout is not None)
+            allowed = {row.count, *(row.count + extra for extra in more if moves)}
             assert held[group] in allowed, (held[group], row)
 
     def check_settled(self) -> None:
@@ -321,6 +326,10 @@ class Play:
                 self.time.at += rng.randrange(30, 3000)
             case "desire":
                 self.desire(rng.choice(GROUPS), rng.randrange(4))
+            case "rollout":
+                most, surge = rng.choice([0, 1, 1024]), rng.random() < 0.5
+                rolled = ImageRollout(rng.choice(["one", "two"]), most, surge, rng.random() < 0.5)
+                self.store.roll_image(rng.choice(GROUPS), rng.choice([rolled, None]))
             case "image":
                 self.store.set_image(
                     rng.choice(GROUPS), rng.choice(["", "one", "two"]), surge=rng.random() < 0.5
@@ -365,7 +374,7 @@ class Play:
 STEPS = (
     *["pass"] * 12, *["minutes"] * 4, "asleep", *["desire"] * 6, "slow", "price", "told", "missed", "blink", "silence",
     "died", "died", "brief", "brief", "night", "overlap", "overlap", "overlap", "overlap",
-    *["crash"] * 4, "foreign", "stray", "stray", "overlap", "image", "image",
+    *["crash"] * 4, "foreign", "stray", "stray", "overlap", "image", "image", "rollout", "rollout",
     *(fault.value for fault in Fault), *(fault.value for fault in Fault),
 )  # fmt: skip
 """Steps by weight."""

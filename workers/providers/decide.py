@@ -72,6 +72,8 @@ SILENT_WITHIN = timedelta(minutes=30)
 than a request takes, and than a restart of its agent or of the network should."""
 LOAD_WITHIN = timedelta(minutes=30)
 """A host that was fit for so long has loaded its model, and takes the place of one that its provider takes back."""
+ROOM_WITHIN = timedelta(minutes=5)
+"""A host that could be created and was not for so long has no room, by the ceilings."""
 ORPHAN_AFTER = timedelta(minutes=10)
 """From the discovery of a host without intent to its destruction: time for a person to stop a wrong one."""
 FIRST_PAUSE = timedelta(seconds=30)
@@ -223,7 +225,7 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
     for kind, found in unfit.items():
         _replace_one(plan, kind, found)
     wanted = {row.group: row.count for row in desired}
-    images = {row.group: row.image for row in desired}
+    rows = {row.group: row for row in desired}
     for row in desired:
         wanted[row.group] += _move_to_image(plan, row)
     held: dict[HostGroup, list[Intent]] = defaultdict(list)
@@ -233,15 +235,15 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
             held[intent.group].append(intent)
         elif intent.wanted and intent.reclaim_at is not None:
             taken[intent.group].append((intent.reclaim_at, intent))
-    for group, rows in taken.items():
+    for group, reclaimed in taken.items():
         loaded = sum(_has_loaded(one, plan.now) for one in held[group])
         stay = max(wanted.get(group, 0) - loaded, 0)
-        rows.sort(key=lambda row: row[0], reverse=True)
-        for _, intent in rows[stay:]:
+        reclaimed.sort(key=lambda row: row[0], reverse=True)
+        for _, intent in reclaimed[stay:]:
             plan.note(Retire(intent.intent_id, "its provider takes it back, and it is not needed until then"))
     for group in {**wanted, **held}:
         surplus = len(held[group]) - wanted.get(group, 0)
-        given_up = sorted(held[group], key=lambda one: _worth(one, images.get(group, "")))
+        given_up = sorted(held[group], key=lambda one: _worth(one, rows.get(group)))
         for intent in given_up[: max(surplus, 0)]:
             plan.note(Retire(intent.intent_id, "not desired any more"))
         plan.acts += [Add(group)] * max(-surplus, 0)
@@ -250,12 +252,31 @@ def _count(plan: _Plan, desired: Sequence[DesiredHosts]) -> None:
 def _move_to_image(plan: _Plan, row: DesiredHosts) -> int:
     """Carry out the next step towards the group's image; returns how many hosts more are wanted for it."""
     of_group = [one for one in plan.intents.values() if one.group == row.group]
-    move = next_move(row, of_group, lambda one: _has_loaded(one, plan.now))
+    alike = [
+        one for one in plan.intents.values() if (one.region, one.kind) == (row.group.region, row.group.kind)
+    ]
+    fails = failures_of(alike, plan.now) is not None
+    move = next_move(
+        row,
+        of_group,
+        lambda one: _has_loaded(one, plan.now),
+        lambda one: not fails and one.calls == 0 and plan.now - one.requested_at >= ROOM_WITHIN,
+    )
     if move.give_up:
         plan.acts.append(GiveUpImage(row.group, row.image))
     if move.retire is not None:
-        plan.note(Retire(move.retire.intent_id, f"its image is not {row.image}"))
+        plan.note(Retire(move.retire.intent_id, _why_replaced(row)))
     return move.extra
+
+
+def _why_replaced(row: DesiredHosts) -> str:
+    """Why a host of the group is replaced for its image."""
+    if row.rollout is None:
+        return f"its image is not {row.image}"
+    rolled = row.rollout
+    return (
+        f"its image is not {rolled.image}" if rolled.most else f"the rollout of {rolled.image} is rolled back"
+    )
 
 
 def _replace_one(plan: _Plan, kind: tuple[str, str], unfit: Sequence[tuple[Intent, str]]) -> None:
@@ -345,12 +366,15 @@ def _minutes(time: timedelta) -> str:
 _ORDER = {IntentState.WRITTEN: 0, IntentState.CALLED: 1, IntentState.EXISTS: 2}
 
 
-def _worth(intent: Intent, image: str) -> tuple[int, bool, bool, bool, bool, float]:
-    """Order in which hosts are given up: those that are not there yet first, then those of another image than the
-    group's `image`, then unfit ones, then the newest."""
+def _worth(intent: Intent, row: DesiredHosts | None) -> tuple[bool, int, bool, bool, bool, bool, float]:
+    """Order in which hosts of the group `row` are given up: those of an image that is rolled back first, then those
+    that are not there yet, then those of another image than the group is to have, then unfit ones, then the newest."""
+    outdated = row is not None and is_outdated(intent, row)
+    back = row is not None and row.rollout is not None and row.rollout.most == 0
     return (
+        not (back and outdated),
         _ORDER[intent.state],
-        not is_outdated(intent, image),
+        not outdated,
         intent.running_at is not None,
         intent.refused_since is None,
         intent.joined_at is not None,

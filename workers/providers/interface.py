@@ -35,6 +35,18 @@ def models_of(group: str) -> tuple[str, ...]:
     return tuple(filter(None, (part.partition("[")[0].strip() for part in group.split(","))))
 
 
+class ImageRollout(msgspec.Struct, frozen=True):
+    """A rollout of an image for a group's hosts, as far as the passes carry it out (docs/rollouts.md)."""
+
+    image: str
+    most: int
+    """Hosts that may be made from it now; 0 = those that were are replaced."""
+    surge: bool
+    """Whether a new host comes before the one that it replaces is given up."""
+    gives_room: bool
+    """Whether an old host may leave first where there is no room for one more."""
+
+
 class DesiredHosts(msgspec.Struct, frozen=True):
     """How many hosts of a group there should be, and who says so."""
 
@@ -51,6 +63,8 @@ class DesiredHosts(msgspec.Struct, frozen=True):
     """When that was set."""
     surge: bool = True
     """Whether a host of the image comes before one of another is given up."""
+    rollout: ImageRollout | None = None
+    """The rollout of another image that is under way; it decides in place of `image` then."""
 
     def is_persons(self, now: datetime) -> bool:
         """Whether a person decides on the group."""

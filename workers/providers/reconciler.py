@@ -104,7 +104,7 @@ class IntentStore(Protocol):
         """How a new host of a kind begins to serve a model."""
 
     async def image(self, group: HostGroup) -> str:
-        """The image from which a group's hosts are made; empty = the provider's settings say."""
+        """The image of a group's next host; empty = the provider's settings say."""
 
     async def give_up_image(self, group: HostGroup, image: str) -> bool:
         """Put the image of before in place of a group's `image`; False when it has another one by now."""

@@ -13,6 +13,7 @@ from core.db import Database
 from workers.added_models import read_catalog
 from workers.host_credentials import revoke
 from workers.host_fit import profile_on, replicas_on
+from workers.providers.images import next_image
 from workers.providers.intents import Act, Add, Adopt, Create, Destroy, Intent, IntentState, Overtaken
 from workers.providers.interface import (
     CallResult,
@@ -25,6 +26,7 @@ from workers.providers.interface import (
 from workers.providers.ownership import Claim, Owner
 from workers.providers.reconciler import Pace
 from workers.providers.tables import desired_hosts, host_events, host_intents, host_providers
+from workers.rollouts import read_rollouts
 
 DRY_RUN = "dry_run"
 """In place of the outcome of a call that a dry run has not made."""
@@ -57,9 +59,6 @@ _ALL = text(
     "ORDER BY i.requested_at DESC, i.intent_id DESC LIMIT :limit"
 )
 _PROFILE = text("SELECT profile FROM model_scaling WHERE model = :model")
-_IMAGE = text(
-    "SELECT image FROM desired_hosts WHERE (provider, region, kind, model) = (:provider, :region, :kind, :model)"
-)
 _SET_IMAGE = text(
     """
     UPDATE desired_hosts SET image = :image, surge = :surge, image_at = clock_timestamp(),
@@ -205,10 +204,11 @@ class DatabaseIntents:
         return EngineStart(named, replicas_on(catalog, kind, profile))
 
     async def image(self, group: HostGroup) -> str:
-        """The image from which a group's hosts are made; empty = the provider's settings say."""
+        """The image of a group's next host; empty = the provider's settings say."""
         async with self._database.read() as connection:
-            found: str | None = await connection.scalar(_IMAGE, msgspec.structs.asdict(group))
-            return found or ""
+            rows = [row for row in await read_desired(connection, group.provider) if row.group == group]
+            intents = await read_open(connection, group.provider) if rows and rows[0].rollout else []
+        return next_image(rows[0], [one for one in intents if one.group == group]) if rows else ""
 
     async def give_up_image(self, group: HostGroup, image: str) -> bool:
         """Put the image of before in place of a group's `image`; False when it has another one by now."""
@@ -299,18 +299,24 @@ async def read_desired(connection: AsyncConnection, provider: str | None = None)
     query = select(desired_hosts).order_by(*desired_hosts.primary_key.columns)
     if provider is not None:
         query = query.where(desired_hosts.c.provider == provider)
-    return [
-        DesiredHosts(
-            HostGroup(row["provider"], row["region"], row["kind"], row["model"]),
-            row["count"],
-            row["owner"],
-            row["expires_at"],
-            row["image"],
-            row["image_at"],
-            row["surge"],
+    rolled = {each.group: each for each in await read_rollouts(connection, active=True) if each.image}
+    found = []
+    for row in (await connection.execute(query)).mappings():
+        group = HostGroup(row["provider"], row["region"], row["kind"], row["model"])
+        rollout = rolled.get(group)
+        found.append(
+            DesiredHosts(
+                group,
+                row["count"],
+                row["owner"],
+                row["expires_at"],
+                row["image"],
+                row["image_at"],
+                row["surge"],
+                None if rollout is None else rollout.of_image(row["count"]),
+            )
         )
-        for row in (await connection.execute(query)).mappings()
-    ]
+    return found
 
 
 async def set_desired(

@@ -18,6 +18,7 @@ from core.log_files import MAX_BYTES
 from tests.support.ports import free_port
 from tests.support.processes import gone
 from tests.support.waiting import until
+from workers.engine_sleep import PROOF_PROMPTS, Proof
 from workers.wire import (
     AgentHello,
     Claim,
@@ -273,6 +274,8 @@ async def test_sleep_wake_stop_restart_kill(begin: Begin) -> None:
     _, scheduler = await begin()
     replica = (await scheduler.ready())[0]
     name = replica.replica_id
+    asked = await scheduler.command(name, "answers")
+    assert (asked.ok, len(msgspec.json.decode(asked.message, type=list[Proof]))) == (True, len(PROOF_PROMPTS))
     assert (await scheduler.command(name, "sleep")).ok
     await until(lambda: scheduler.states() == [ReplicaState.ASLEEP])
     refused = await scheduler.command(name, "drain")

@@ -48,7 +48,9 @@ class World:
         self.state = SchedulerState("epoch", 0.0)
         self.runner = RolloutRunner(self.store, self.acts.append, self.clock.monotonic)
         self.runner.connect(
-            lambda runner, command: self.commands.append(command), self.condemned.__contains__
+            lambda runner, command: self.commands.append(command),
+            self.condemned.__contains__,
+            lambda agent_id: f"host-of-{agent_id}",
         )
         quick: dict[str, Any] = {"min_ready_s": 0.0, "bake_s": 0.0, **ANSWER_BOUNDS} | strategy
         self.rollout = Rollout(

@@ -21,6 +21,9 @@ class World:
     def __init__(self) -> None:
         self.comparison = VersionComparison()
         self.comparison.watch({MODEL: (OLD, NEW)})
+        self.beat()
+
+    def beat(self) -> None:
         self.comparison.on_heartbeat(
             beat(
                 replica("a", boot_id=BOOTS[OLD]),
@@ -86,9 +89,27 @@ def test_requests_of_other_models_and_engines_do_not_count() -> None:
     world.comparison.watch({"other": (OLD, NEW)})
     world.serve(NEW, 1.0)
     world.comparison.watch({MODEL: (OLD, NEW)})
-    assert world.figures(2.0)[1].requests == 0
+    world.serve(NEW, 1.0)
+    assert world.figures(2.0)[1].requests == 0, "its engines are not known before their next heartbeat"
+    world.beat()
     world.serve(NEW, 1.0)
     assert world.figures(2.0)[1].requests == 1
+
+
+def test_in_a_rollout_of_an_image_an_engine_is_of_the_image_of_its_host() -> None:
+    world = World()
+    old, new = "image 1", "image 2"
+    hosts = {MODEL: {"host-of-agent-1": old, "host-of-agent-2": new}}
+    world.comparison.watch({MODEL: (old, new), "other": (OLD, NEW)}, hosts)
+    for agent, boot in (("agent-1", BOOTS[OLD]), ("agent-2", BOOTS[NEW]), ("agent-3", "boot-c")):
+        world.comparison.on_heartbeat(beat(replica(agent, boot_id=boot), agent=agent), lambda name: 0, 0.0)
+    for version in (OLD, NEW, NEW):
+        world.serve(version, 1.0)
+    assert [each.requests for each in world.comparison.compare(MODEL, old, new, 2.0)] == [1, 2]
+    world.comparison.watch({MODEL: (OLD, NEW), "other": (OLD, NEW)})
+    world.beat()
+    world.serve(NEW, 3.0)
+    assert [each.requests for each in world.figures(4.0)] == [0, 1]
 
 
 GOOD = VersionFigures(

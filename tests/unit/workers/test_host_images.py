@@ -1,10 +1,14 @@
-"""Hosts of another image than their group's are replaced one at a time; an image that fails is given up."""
+"""Hosts of another image than their group's are replaced one at a time, as far as a rollout allows; an image that fails
+is given up."""
 
 import msgspec
 import pytest
 
-from tests.support.host_play import GROUPS, Play
+from core.money import usd_to_pico
+from tests.support.host_play import FLEET, GROUPS, Play
+from workers.providers.ceilings import Ceilings
 from workers.providers.intents import Intent, IntentState
+from workers.providers.interface import ImageRollout
 
 GROUP = GROUPS[0]
 COUNT = 3
@@ -40,6 +44,10 @@ class ImagePlay(Play):
     @property
     def serving(self) -> list[Intent]:
         return [one for one in self.store.intents.values() if one.wanted and one.joined_at]
+
+    def roll(self, most: int, *, surge: bool = True, gives_room: bool = False) -> None:
+        """At most `most` hosts are made from the image `new` from now on; 0 = it is rolled back."""
+        self.store.roll_image(GROUP, ImageRollout("new", most, surge, gives_room))
 
     def watch(self, hosts: int) -> None:
         """The time that `hosts` replacements take, looking after each pass."""
@@ -120,3 +128,97 @@ def test_a_host_whose_image_is_not_known_is_one_of_another_image() -> None:
         play.store.intents[intent.intent_id] = msgspec.structs.replace(intent, image="")
     play.run(1)
     assert {one.image for one in play.store.intents.values()} == {"gpu-h100x1-base"}, "its provider tells"
+
+
+ALL = 1024
+OLD = "gpu-h100x1-base"
+
+
+@pytest.mark.parametrize(
+    ("surge", "canary", "most", "fewest"),
+    [
+        (True, ["new", *[OLD] * COUNT], COUNT + 1, COUNT),
+        (False, ["new", *[OLD] * (COUNT - 1)], COUNT, COUNT - 1),
+    ],
+)
+def test_a_canary_stays_as_small_as_it_is_and_a_promoted_image_replaces_the_rest(
+    surge: bool, canary: list[str], most: int, fewest: int
+) -> None:
+    play = ImagePlay()
+    play.roll(1, surge=surge)
+    play.watch(4)
+    assert sorted(play.images) == sorted(canary)
+    assert (play.most, play.fewest) == (most, fewest)
+    play.roll(ALL, surge=surge)
+    play.watch(COUNT + 1)
+    assert play.images == ["new"] * COUNT
+    assert play.fewest >= fewest
+    play.store.roll_image(GROUP, None)
+    play.store.set_image(GROUP, "new")
+    play.watch(1)
+    assert play.images == ["new"] * COUNT
+
+
+@pytest.mark.parametrize(
+    ("surge", "most", "fewest"), [(True, 1, COUNT), (False, 1, COUNT - 1), (True, 2, COUNT)]
+)
+def test_a_roll_back_destroys_the_hosts_of_the_image_alone(surge: bool, most: int, fewest: int) -> None:
+    play = ImagePlay()
+    play.roll(most, surge=surge)
+    play.watch(most + 2)
+    assert play.images.count("new") == most
+    old = {one.droplet_id for one in play.cloud.alive() if one.image == OLD}
+    play.roll(0, surge=surge)
+    if surge and most == 1:
+        play.run(1, EVERY_S)
+        [leaving] = [one for one in play.store.intents.values() if one.image == "new"]
+        assert not leaving.wanted, "the host beside the usual number goes at once"
+    play.watch(most + 1)
+    assert play.images == [OLD] * COUNT
+    assert old <= {one.droplet_id for one in play.cloud.alive()}
+    assert play.fewest >= fewest
+    play.store.roll_image(GROUP, None)
+    play.watch(1)
+    assert play.images == [OLD] * COUNT
+
+
+def test_hosts_that_the_plan_adds_during_a_canary_get_the_image_of_before() -> None:
+    play = ImagePlay()
+    play.roll(1)
+    play.watch(2)
+    play.desire(GROUP, COUNT + 2)
+    play.watch(1)
+    assert sorted(play.images) == sorted(["new", *[OLD] * (COUNT + 1)])
+    play.desire(GROUP, 1)
+    play.watch(1)
+    assert sorted(play.images) == [OLD, "new"], "both stay to be compared"
+    play.desire(GROUP, 0)
+    play.run(30, EVERY_S)
+    assert play.images == []
+
+
+def test_on_a_full_pool_a_host_leaves_first_where_one_may_be_missing() -> None:
+    play = ImagePlay()
+    play.ceilings = Ceilings(COUNT, usd_to_pico("10000"))
+    play.use_fleet(FLEET)
+    play.roll(1)
+    play.watch(1)
+    assert play.images == [OLD] * COUNT, "none may be missing"
+    play.roll(1, gives_room=True)
+    play.watch(2)
+    assert sorted(play.images) == sorted(["new", *[OLD] * (COUNT - 1)])
+    assert (play.most, play.fewest) == (COUNT, COUNT - 1)
+    play.roll(ALL, gives_room=True)
+    play.watch(COUNT + 1)
+    assert play.images == ["new"] * COUNT
+    assert (play.most, play.fewest) == (COUNT, COUNT - 1)
+
+
+def test_a_canary_that_fails_is_tried_again_and_takes_no_other_host() -> None:
+    play = ImagePlay()
+    play.store.roll_image(GROUP, ImageRollout("bad", 1, True, True))
+    play.watch(4)
+    assert play.images.count(OLD) == COUNT
+    assert play.fewest == COUNT
+    assert play.counts["GiveUpImage"] == 0, "the scheduler decides that"
+    assert len([one for one in play.store.intents.values() if one.image == "bad" and one.failures]) >= 2

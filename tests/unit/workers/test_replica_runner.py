@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from workers.answer_quality import ANY_ANSWER, AnswerRule
 from workers.catalog import load_catalog
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
+from workers.engine_sleep import Proof
 from workers.engine_spec import EngineSpec
 from workers.held_engine import EngineAccess
 from workers.plan import ReplicaPlan, plan_sim
@@ -420,6 +422,8 @@ def test_a_version_with_other_weights_serves_where_its_answers_are_close_enough(
         running = asyncio.create_task(host.runner.run())
         await asyncio.sleep(5.0)
         assert host.runner.status().quality is None
+        answers = msgspec.json.decode(host.runner.answers(), type=list[Proof])
+        assert answers[0].tokens
         close = AnswerRule(same=False, min_agreement=0.9)
         await host.runner.deploy(EngineSpec(revision="b"), rule=close, deadline_s=60.0)
         await asyncio.sleep(5.0)
@@ -429,6 +433,7 @@ def test_a_version_with_other_weights_serves_where_its_answers_are_close_enough(
         saved = host.runner.saved()
         assert saved is not None
         assert saved.quality == quality
+        assert answers == list(saved.proofs)
         host.garbles = True
         await host.runner.deploy(EngineSpec(revision="c"), rule=close, deadline_s=60.0)
         await asyncio.sleep(5.0)
