@@ -370,6 +370,10 @@ async def test_a_silent_host_is_replaced_when_a_scheduler_has_listened_for_long(
                 f"('{droplet.name}', 'k', 'r', 1, now() - interval '2 hours', now() - interval '{last_seen}') "
                 "ON CONFLICT (host_id) DO UPDATE SET last_seen = excluded.last_seen"
             )
+            await connection.exec_driver_sql(  # it has served: one that never does is replaced for that
+                "INSERT INTO model_seconds (host_id, boot_id, hour, model, state, seconds) VALUES "
+                f"('{droplet.name}', 'b', date_trunc('hour', now()), 'm', 'READY', 60) ON CONFLICT DO NOTHING"
+            )
             await connection.exec_driver_sql(
                 f"UPDATE scheduler_lease SET owner = 'a', renewed_at = {renewed_at}, "
                 f"serving_since = now() - interval '{serving_since}'"
