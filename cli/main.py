@@ -30,7 +30,7 @@ _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "sign-in", "prices", "credits", "budgets", "starter-credit",
     "usage", "models", "adapters", "pools", "hosts", "host", "engine", "audit", "contracts", "adjustments", "approvals",
     "ledger", "alerts", "statements", "sla", "exports", "invoices", "periods", "corrections", "economics", "reconcile",
-    "payments", "config", "sim",
+    "payments", "maintenance", "config", "sim",
 )  # fmt: skip
 
 

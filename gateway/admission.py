@@ -61,12 +61,14 @@ class Admission(Generic[GrantT]):
     def resolve_model(self, principal: Principal, prepared: PreparedRequest) -> Model:
         """Return the model that the request names.
 
-        Raises ModelNotFound, Unavailable when the list of models is too old, PermissionDenied when the key may not use
+        Raises ModelNotFound, Unavailable when the platform is in maintenance or the list of models is too old,
+        PermissionDenied when the key may not use
         the model, the regions or the GPUs, RequestTooLarge when the body is longer than the model's context can be or
         the answer cannot be held, InvalidRequest when max_tokens does not fit into the context, UnsupportedField when
         the model is not able to do what is asked for, and Refused when no replica will serve the model within the
         deadline.
         """
+        self._models.check_serving()
         model = permitted_model(self._models, principal, prepared)
         if prepared.max_tokens >= model.context_len and prepared.limit_yields:
             prepared.max_tokens = model.context_len  # the hold needs to cover no more

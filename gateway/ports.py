@@ -156,6 +156,9 @@ class Model(Protocol):
 class Models(Protocol):
     """The catalog of models that are offered."""
 
+    def check_serving(self) -> None:
+        """Raise Unavailable while no request may begin."""
+
     def resolve_for(self, name: str, tenant_id: UUID, allowed: Collection[str] | None = None) -> Model:
         """Return the model with this name or alias, or that of an organisation's adapter with this name.
 

@@ -22,6 +22,7 @@ from core.polled_snapshot import PolledSnapshot
 from workers.adapters import NamedAdapter, model_of, read_names
 from workers.added_models import AddedModels, with_added
 from workers.catalog import Catalog, CatalogModel, load_catalog
+from workers.maintenance import Maintenance, read_maintenance, refusal
 from workers.model_life import Deprecation, ModelLife, deprecation_of, next_retirement, served_by
 from workers.tables import models
 
@@ -162,6 +163,7 @@ class ModelDirectory(PolledSnapshot):
         self._rows: list[ModelRow] = []
         self._built = _Names({}, [], {}, None)
         self._adapters: dict[str, NamedAdapter] = {}
+        self._maintenance: Maintenance | None = None
 
     async def start(self) -> None:
         """Read the models, then poll. Raises what `refresh` raises."""
@@ -172,6 +174,7 @@ class ModelDirectory(PolledSnapshot):
         rows = await read_models(connection)
         self.catalog = with_added(self._packaged, await self._added.read(connection))
         self._adapters = await read_names(connection)
+        self._maintenance = await read_maintenance(connection)
         self._rows, self._built = rows, _build(rows, self.catalog, self._today())
 
     def _names(self) -> _Names:
@@ -180,6 +183,11 @@ class ModelDirectory(PolledSnapshot):
         if until is not None and (now := self._today()) >= until:
             self._built = _build(self._rows, self.catalog, now)
         return self._built
+
+    def check_serving(self) -> None:
+        """Raise Unavailable while the platform is in maintenance."""
+        if self._maintenance is not None:
+            raise refusal(self._maintenance, self._today())
 
     def resolve(self, name: str, allowed: Collection[str] | None = None) -> ModelInfo:
         """A model by name or alias, or the one that replaces a retired model.

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Interval,
     LargeBinary,
     PrimaryKeyConstraint,
+    SmallInteger,
     Table,
     Text,
     Uuid,
@@ -314,3 +315,14 @@ engine_cuts = Table(
     count("generation_tokens"),
 )
 """Consistent cuts: instants at which an engine was idle with nothing placed on it, with its counters."""
+
+maintenance = Table(
+    "maintenance",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, autoincrement=False, server_default="1"),
+    string("notice"),
+    clock_instant("began_at"),
+    instant("expected_end", nullable=True),
+    CheckConstraint("id = 1", name="one_row"),
+)
+"""The platform's maintenance. At most one row; none = requests are served."""

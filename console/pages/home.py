@@ -8,9 +8,10 @@ from nicegui import ui
 
 from admin import accounts as admin_accounts
 from admin import keys as admin_keys
+from admin import maintenance as admin_maintenance
 from admin import model_life as admin_life
 from admin import tenants as admin_tenants
-from console.components.base import Text, box, card, code, icon, page_head
+from console.components.base import Text, box, card, code, icon, notice, page_head
 from console.deps import Console
 from console.format import money
 from console.panels.keys import keys_panel
@@ -40,12 +41,13 @@ print(answer.choices[0].message.content)"""
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
     """Draw the checklist of the viewer's organisation."""
     tenant_id = viewer.tenant_id
-    tenant, keys, account, called, endings = await asyncio.gather(
+    tenant, keys, account, called, endings, halt = await asyncio.gather(
         admin_tenants.get_tenant(console.database, viewer.actor, tenant_id=tenant_id),
         admin_keys.list_keys(console.database, viewer.actor, tenant_id=tenant_id),
         admin_accounts.get_account(console.database, viewer.actor, tenant_id=tenant_id),
         has_requests(console.database, tenant_id),
         admin_life.endings_of(console.database, viewer.actor, tenant_id=tenant_id),
+        admin_maintenance.get_maintenance(console.database, viewer.actor),
     )
     has_key = any(key.status == "active" for key in keys)
     has_money = account.available_usd is None or Decimal(account.available_usd) > 0
@@ -53,6 +55,8 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         tenant.name, "Four steps to your first answer." if not called else "Your keys and how to call."
     ):
         pass
+    if halt is not None:
+        notice("warn", "In maintenance: requests that begin are refused", halt.notice)
     show_endings(console, endings)
     with card("First call"), box("ol", "checklist"):
         _step(

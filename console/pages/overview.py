@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from fastapi import Request
 from nicegui import ui
 
+from admin import maintenance as admin_maintenance
 from admin import models as admin_models
 from admin import prices as admin_prices
 from billing.reports.activity import Activity, activity
@@ -19,9 +20,11 @@ from console.panels.money_today import REFRESH_S as MONEY_REFRESH_S
 from console.panels.money_today import Incident, MoneyToday
 from console.time_series import Point, resample
 from console.viewer import Viewer
+from workers.maintenance import Maintenance
 from workers.wire import ReplicaState
 
 REFRESH_S = 5.0
+MAINTENANCE = "In maintenance: requests that begin are refused"
 WINDOWS = {1: "Last hour", 6: "Last 6 hours", 24: "Last 24 hours"}
 STEP_MINUTES = {1: 1, 6: 5, 24: 20}
 """Hours of the window -> minutes per chart point."""
@@ -85,10 +88,14 @@ class _Overview:
         """Read all figures and show them."""
         now = self.console.clock.now()
         since = now - timedelta(hours=int(self.window.value))
-        seen, missing = await asyncio.gather(self._activity(since), self._unpriced())
+        seen, missing, halt = await asyncio.gather(
+            self._activity(since),
+            self._unpriced(),
+            admin_maintenance.get_maintenance(self.console.database, self.viewer.actor),
+        )
         self._show_numbers(seen)
         self._show_charts(resample(seen.minutes, since, now, STEP_MINUTES[int(self.window.value)]))
-        self._show_pool(missing)
+        self._show_pool(missing, halt)
 
     async def _activity(self, since: datetime) -> Activity:
         async with self.console.database.read() as connection:
@@ -126,9 +133,10 @@ class _Overview:
         )
         self.spend_chart.set(times, [float(point.cost) for point in points])
 
-    def _show_pool(self, missing: list[str]) -> None:
+    def _show_pool(self, missing: list[str], halt: Maintenance | None) -> None:
         snapshot = self.console.scheduler.snapshot()
-        found = [(*one, "/pools") for one in problems(snapshot, self.console.scheduler.connected)]
+        found = [(MAINTENANCE, halt.notice, "/audit")] if halt is not None else []
+        found += [(*one, "/pools") for one in problems(snapshot, self.console.scheduler.connected)]
         found += [
             (f"{name} has no list price", "Its requests are refused until one is in force.", "/models")
             for name in missing

@@ -77,6 +77,9 @@ class FakeModels:
     def __init__(self, model: FakeModel) -> None:
         self.model = model
 
+    def check_serving(self) -> None:
+        return
+
     def resolve_for(self, name: str, tenant_id: UUID, allowed: Collection[str] | None = None) -> FakeModel:
         if name != self.model.name:
             raise ModelNotFound(f"no model {name}", param="model")
