@@ -93,6 +93,8 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/sessions/{session_id}/revoke", None, 204, "session.revoke"),
     ("DELETE", "/users/{user_id}/sessions", None, 204, "session.end_all"),
     ("PUT", "/sign-in", {"rule": "password"}, 200, "sign_in.set_rule"),
+    ("PUT", "/maintenance", {"notice": "Upgrade."}, 200, "maintenance.begin"),
+    ("POST", "/maintenance/end", {"reason": "done"}, 200, "maintenance.end"),
     ("PUT", "/tenants/{tenant_id}/sign-in", {"rule": "second_factor"}, 200, "sign_in.set_rule"),
     ("PUT", "/identity-provider", {**PROVIDER, "mail_domains": ["a.example"]}, 200, "sign_in.set_provider"),
     ("DELETE", "/identity-provider", None, 204, "sign_in.remove_provider"),

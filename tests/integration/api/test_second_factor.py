@@ -60,6 +60,7 @@ async def test_a_member_enrols_and_signs_in_over_rest(
         "user.use_backup_code",
         "user.use_backup_code",
         "user.enrol_second_factor",
+        "user.wrong_second_factor",
     ]
 
 
