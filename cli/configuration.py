@@ -4,6 +4,7 @@ The entry point merges them into the environment once. Every command, role and c
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, MutableMapping
 from enum import StrEnum
@@ -22,6 +23,9 @@ _PREFIX = "PENSTOCK_"
 _FILE = "_FILE"
 _MAX_BYTES = 1 << 20
 """Largest configuration file or secret file that is read."""
+
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?$")
+"""Names of the variables that Kubernetes makes for each service of a namespace, where pods do not switch them off."""
 
 _OTHER_NAMES = frozenset(
     {
@@ -92,14 +96,18 @@ def secret_variables() -> frozenset[str]:
     }
 
 
-def read_configuration(environ: Mapping[str, str], config: Path | None = None) -> Configuration:
+def read_configuration(
+    environ: Mapping[str, str], config: Path | None = None, *, strict: bool = True
+) -> Configuration:
     """Values for all settings that `environ` leaves out, from its `..._FILE` variables and from the TOML file `config`,
     or that of PENSTOCK_CONFIG.
 
     An empty variable counts as left out: compose files pass those through. Raises InvalidRequest for names that are no
-    settings, files that cannot be read, and a secret that is given twice.
+    settings (of variables only when `strict`), files that cannot be read, and a secret that is given twice.
     """
-    _refuse_unknown(environ)
+    unknown = unknown_names(environ)
+    if unknown and strict:
+        raise InvalidRequest(unknown[0])
     secrets, consumed = _secret_files(environ)
     given = {name for name, value in environ.items() if value}
     path = config or (Path(environ[CONFIG]) if environ.get(CONFIG) else None)
@@ -112,13 +120,22 @@ def read_configuration(environ: Mapping[str, str], config: Path | None = None) -
     return Configuration(values | secrets, tuple(consumed), sources)
 
 
-def _refuse_unknown(environ: Mapping[str, str]) -> None:
-    """Raise InvalidRequest for a variable with our prefix that nothing reads, most often a typing error."""
+def unknown_names(environ: Mapping[str, str]) -> list[str]:
+    """What is to be said of each variable with our prefix that nothing reads, most often a typing error."""
     settings = set(variables().values()) | {name + _FILE for name in secret_variables()}
+    found = []
     for name in sorted(environ):
-        if name.startswith(_PREFIX) and name not in settings and name not in _OTHER_NAMES:
+        if not name.startswith(_PREFIX) or _is_service_link(name, environ[name]):
+            continue
+        if name not in settings and name not in _OTHER_NAMES:
             near = _nearest(name, settings)
-            raise InvalidRequest(f"{name} is not a setting{near} (`penstock config list` lists all)")
+            found.append(f"{name} is not a setting{near} (`penstock config list` lists all)")
+    return found
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes set the variable in a pod, for a service whose name begins with `penstock`."""
+    return bool(_SERVICE_LINK.search(name)) or ("_PORT" in name and value.startswith(("tcp://", "udp://")))
 
 
 def _nearest(name: str, known: set[str]) -> str:

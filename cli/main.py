@@ -92,7 +92,8 @@ def _root(
     if "--help" not in sys.argv:
         from cli.configuration import read_configuration  # pydantic: too slow for --help
 
-        ctx.obj = read_configuration(os.environ, config)
+        # A host of an older image is told settings of newer platforms, which its agent does not know.
+        ctx.obj = read_configuration(os.environ, config, strict=ctx.invoked_subcommand != "agent")
         ctx.obj.apply(os.environ)
 
 

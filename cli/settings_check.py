@@ -11,6 +11,7 @@ from core.client_address import ClientAddresses
 from core.errors import InvalidRequest, PenstockError
 from core.public_addresses import parse_hosts
 from core.settings import Settings
+from core.syslog import parse_receiver
 from workers.acting.places import ANY, parse_places
 from workers.catalog import load_catalog
 from workers.engine_models import engine_urls
@@ -35,6 +36,10 @@ def problems(settings: Settings, role: Role | None) -> list[str]:
         ("webhook_allow_hosts", lambda: parse_hosts(settings.webhook_allow_hosts)),
         ("oidc_allow_hosts", lambda: parse_hosts(settings.oidc_allow_hosts)),
         ("smtp_url", lambda: parse_smtp(settings.smtp_url.get_secret_value(), settings.smtp_from)),
+        (
+            "audit_syslog_url",
+            lambda: not settings.audit_syslog_url or parse_receiver(settings.audit_syslog_url),
+        ),
         ("engine_url", lambda: settings.engine != "external" or engine_urls(settings.engine_url)),
         ("database_url", lambda: not settings.database_url or database_url(settings.database_url)),
         ("redis_url", lambda: not settings.redis_url or redis_url(settings.redis_url)),

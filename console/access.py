@@ -68,12 +68,17 @@ class AccessRules:
     def __init__(self, rules: Sequence[tuple[str, frozenset[str]]]) -> None:
         self._rules = sorted(rules, key=lambda rule: -len(rule[0]))
 
-    def roles(self, path: str) -> frozenset[str] | None:
-        """The roles that may open `path`; None when it has no rule."""
+    def rule(self, path: str) -> tuple[str, frozenset[str]] | None:
+        """The prefix of the rule for `path`, and the roles that may open it; None when it has no rule."""
         for prefix, roles in self._rules:
             if path == prefix or path.startswith(prefix + "/"):
-                return roles
+                return prefix, roles
         return None
+
+    def roles(self, path: str) -> frozenset[str] | None:
+        """The roles that may open `path`; None when it has no rule."""
+        found = self.rule(path)
+        return None if found is None else found[1]
 
 
 def cookie_name(secure: bool) -> str:
@@ -145,11 +150,13 @@ class AccessMiddleware:
         connection.scope.setdefault("state", {})["viewer"] = viewer
         if path in ANY_ROLE:
             return None
-        roles = self._access.roles(path)
-        if roles is None:
+        found = self._access.rule(path)
+        if found is None:
             return message_page(404, "Page not found", "There is nothing at this address.")
+        prefix, roles = found
         if viewer.role not in roles:
-            await viewer.refused(path, PermissionDenied(f"the role {viewer.role} may not open {path}"))
+            # The audit log names the rule: the rest of a path is what a client, or a link of somewhere else, says.
+            await viewer.refused(prefix, PermissionDenied(f"the role {viewer.role} may not open {prefix}"))
             return message_page(
                 403,
                 "Not for your role",

@@ -38,7 +38,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     """The error as a message page."""
     if isinstance(error, PenstockError):
         viewer: Viewer = request.state.viewer
-        await viewer.refused(request.url.path, error)
+        await viewer.refused(request.scope["route"].path, error)
     if isinstance(error, NotFound):
         return message_page(404, "Not found", error.message)
     if isinstance(error, PermissionDenied):

@@ -30,6 +30,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from core import child
 from core.errors import Unavailable
 from core.log_files import rotate
+from core.settings import without_credentials
 from core.whole_file import replace_file
 
 _START_TIMEOUT_S = 60.0
@@ -124,7 +125,12 @@ class _EmbeddedServer(ABC):
         command = self._command()
         with self._open_log() as log:
             self._process = child.spawn(
-                command, log=log, death_signal=self.death_signal, account=self._account, cwd=self._home
+                command,
+                log=log,
+                death_signal=self.death_signal,
+                account=self._account,
+                cwd=self._home,
+                env=without_credentials(os.environ, "PENSTOCK_"),
             )
         self.url = self._make_url()
         deadline, done = time.monotonic() + _START_TIMEOUT_S, 0.0
@@ -254,7 +260,13 @@ class EmbeddedPostgres(_EmbeddedServer):
             "--auth", "scram-sha-256", "--pwfile", str(password_file),
         ]  # fmt: skip
         with self._open_log() as log:
-            process = child.spawn(command, log=log, account=self._account, cwd=self._home)
+            process = child.spawn(
+                command,
+                log=log,
+                account=self._account,
+                cwd=self._home,
+                env=without_credentials(os.environ, "PENSTOCK_"),
+            )
             done = await child.exited(process, _START_TIMEOUT_S)
         password_file.unlink()
         if not done or process.returncode != 0:

@@ -24,7 +24,7 @@ class Settings(BaseSettings):
     """All settings of a role. Variables have the prefix PENSTOCK_, except names that are established elsewhere."""
 
     model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_", env_file=None, extra="ignore", populate_by_name=True
+        env_prefix="PENSTOCK_", env_file=None, env_ignore_empty=True, extra="ignore", populate_by_name=True
     )
 
     database_url: str = Field(default="", validation_alias="DATABASE_URL")

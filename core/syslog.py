@@ -92,10 +92,12 @@ async def _send_stream(receiver: Receiver, messages: Sequence[bytes]) -> None:
             writer.write_eof()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(reader.read(), CLOSE_S)  # raises when the connection was reset
-    finally:
+    except BaseException:
         writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+        raise
+    writer.close()
+    with contextlib.suppress(ssl.SSLError):  # a receiver that sends no close of TLS
+        await writer.wait_closed()  # what was buffered is sent; raises when the connection was reset
 
 
 async def _send_datagrams(receiver: Receiver, messages: Sequence[bytes]) -> None:

@@ -22,6 +22,8 @@ from tenants.tables import audit_cursors
 
 BATCH = 500
 """Rows of one connection to the receiver, and of one move of the cursor."""
+MAX_BATCHES = 50
+"""Batches of a run; the next one begins seconds later."""
 MAX_BYTES = 8_192
 """Bytes of a message, which receivers should take (RFC 5425); of a longer one the states are left out."""
 _RECEIVER = "syslog"
@@ -37,18 +39,21 @@ _ROWS = """
 
 
 async def send_audit(database: Database, settings: Settings) -> int:
-    """Send the sealed rows after the cursor; returns how many. Nothing is done without a receiver.
+    """Send the sealed rows after the cursor, at most MAX_BATCHES batches; returns how many. Nothing is done without a
+    receiver.
 
     Raises Unavailable when the receiver does not take them, InvalidRequest for an address that is none.
     """
     if not settings.audit_syslog_url:
         return 0
     receiver = syslog.parse_receiver(settings.audit_syslog_url)
-    total, sent = 0, BATCH
-    while sent == BATCH:
+    total = 0
+    for _ in range(MAX_BATCHES):
         async with database.system() as connection:
             sent = await _send_batch(connection, receiver)
         total += sent
+        if sent < BATCH:
+            break
     return total
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
 import msgspec
 from sqlalchemy import text
@@ -51,15 +52,26 @@ class Job(msgspec.Struct, frozen=True):
         return max(OVERDUE_S, 3 * self.every_s)
 
 
+AUDIT_BATCHES = 20
+"""Batches of the audit log that a run seals at most."""
+
+
 async def seal(database: Database, settings: Settings) -> int:
-    """Add new ledger transfers and rows of the audit log to the chain, a batch per transaction, until none are left."""
+    """Add new ledger transfers and rows of the audit log to the chain, a batch per transaction.
+
+    All transfers that wait; of the audit log at most AUDIT_BATCHES batches, so that a long one holds up no transfers.
+    """
     total = 0
-    for add, batch in ((transfers.seal, transfers.SEAL_BATCH), (audit_chain.seal, audit_chain.SEAL_BATCH)):
-        sealed = batch
-        while sealed >= batch:
+    for add, batch, most in (
+        (transfers.seal, transfers.SEAL_BATCH, None),
+        (audit_chain.seal, audit_chain.SEAL_BATCH, AUDIT_BATCHES),
+    ):
+        for _ in count() if most is None else range(most):
             async with database.system() as connection:
                 sealed = await add(connection)
             total += sealed
+            if sealed < batch:
+                break
     return total
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from core.addresses import Address
 from core.errors import InvalidRequest
+from core.settings import without_credentials
 
 _HUB_PROBE = "import sys; from huggingface_hub import hf_hub_download as get; get(sys.argv[1], 'config.json')"
 HUB_TIMEOUT_S = 6.0
@@ -78,7 +79,11 @@ async def hub_has(python: Path, hub_id: str, timeout_s: float = HUB_TIMEOUT_S) -
         hub_id,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, "HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "3"},
+        env={
+            **without_credentials(os.environ, "PENSTOCK_"),
+            "HF_HUB_ETAG_TIMEOUT": "3",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "3",
+        },
     )
     try:
         async with asyncio.timeout(timeout_s):

@@ -17,6 +17,7 @@ from core.child import die_with_parent
 from core.db import Database
 from core.embedded import postgres_program
 from core.errors import InvalidRequest, Unavailable
+from core.settings import without_credentials
 
 STOP_GRACE_S = 10.0
 """Seconds that an interrupted pg_basebackup has to remove what it has written."""
@@ -84,7 +85,7 @@ async def base_backup(url: str, target: Path, on_progress: Callable[[int, int], 
         "--username", unquote(address.username or "penstock"),
     ]  # fmt: skip
     password = unquote(address.password or "")
-    env = {**os.environ, "PGPASSWORD": password, "LC_ALL": "C"}
+    env = {**without_credentials(os.environ, "PENSTOCK_"), "PGPASSWORD": password, "LC_ALL": "C"}
     if mode := dict(parse_qsl(address.query)).get("sslmode"):
         env["PGSSLMODE"] = mode
     process = await asyncio.create_subprocess_exec(

@@ -54,7 +54,7 @@ def add_export_download(app: FastAPI, console: Console) -> None:
         except (ValueError, NotFound) as error:
             return message_page(404, "Not found", str(error))
         except PenstockError as error:
-            await viewer.refused(request.url.path, error)
+            await viewer.refused(request.scope["route"].path, error)
             return message_page(409, "No file", error.message)
         return Response(
             found.content,

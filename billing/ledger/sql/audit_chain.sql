@@ -39,8 +39,9 @@ BEGIN
     SELECT c.seq, c.hash INTO v_seq, v_hash FROM audit_chain c ORDER BY c.seq DESC LIMIT 1;
     v_seq := coalesce(v_seq, 0);
     v_hash := coalesce(v_hash, '\x');
-    FOR v_row IN SELECT a.* FROM audit_unsealed u JOIN audit_log a ON a.id = u.entry_id
-            ORDER BY a.at, a.id LIMIT p_limit LOOP
+    -- Ids grow with time (UUIDv7): by them a batch is read from the primary keys, however many rows wait.
+    FOR v_row IN SELECT a.* FROM (SELECT entry_id FROM audit_unsealed ORDER BY entry_id LIMIT p_limit) u
+            JOIN audit_log a ON a.id = u.entry_id ORDER BY a.id LOOP
         v_seq := v_seq + 1;
         v_hash := sha256(v_hash || convert_to(penstock_audit_text(v_seq, v_row), 'UTF8'));
         INSERT INTO audit_chain (seq, entry_id, hash) VALUES (v_seq, v_row.id, v_hash);

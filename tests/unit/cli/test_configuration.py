@@ -87,6 +87,27 @@ def test_what_cannot_be_used_is_refused(
     assert "\n" not in refused.value.message
 
 
+def test_variables_of_kubernetes_services_and_settings_of_newer_platforms_stop_no_agent() -> None:
+    links = {
+        "PENSTOCK_API_SERVICE_HOST": "10.0.0.7",
+        "PENSTOCK_API_SERVICE_PORT_HTTP": "8000",
+        "PENSTOCK_API_PORT": "tcp://10.0.0.7:8000",
+        "PENSTOCK_API_PORT_8000_TCP_ADDR": "10.0.0.7",
+    }
+    assert read_configuration(links).values == {}
+    newer = {"PENSTOCK_OF_TOMORROW": "1"}
+    assert read_configuration(newer, strict=False).values == {}
+    with pytest.raises(InvalidRequest):
+        read_configuration(newer)
+
+
+def test_an_empty_variable_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PENSTOCK_LOG_LEVEL", "PENSTOCK_ENGINE", "PENSTOCK_METRICS_PORT", "PENSTOCK_SCHEDULER_TLS"):
+        monkeypatch.setenv(name, "")
+    settings, wrong = read_settings()
+    assert (wrong, settings) == ([], Settings())
+
+
 def test_every_invalid_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_PORT", "many")
     monkeypatch.setenv("PENSTOCK_ENGINE", "steam")
