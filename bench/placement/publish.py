@@ -157,7 +157,8 @@ def page_text(studies: Sequence[Shown]) -> str:
         head(present),
         "Without refusals above the knee (shed zero at 1.2) a queue that serves timely requests before late ones "
         "sheds the late ones by starvation. Read goodput there together with the TTFT, and compare policies "
-        "where all shed the same share (equal).",
+        "where all shed the same share (equal). In the equal rows a request of ours waits at most as long as the "
+        "target of its first token (2 s); live it waits `PENSTOCK_QUEUE_DEADLINE_S`, 30 s by default.",
         image("comparison", "../"),
         "## Tuned workloads",
         summary([each for each in present if not each.study.held_out]),
