@@ -42,8 +42,10 @@ mkdir -p "$PENSTOCK_ROOT/etc/penstock"
 cat > "$PENSTOCK_ROOT/etc/penstock/local.env" <<END
 PENSTOCK_ENGINE={ENGINE}
 PENSTOCK_ENGINE_ENV={ENGINE_ENV}
+PENSTOCK_HOST_KIND=
 END
 """
+"""The machine of the test has no GPU: of a stated kind with GPUs it would be refused."""
 START_S = 300.0
 
 
